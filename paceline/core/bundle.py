@@ -23,7 +23,7 @@ class Bundle(Value):
     run: str
     """Folder of the run inside the archive."""
     created: str
-    """Start time of the run, ISO 8601, UTC."""
+    """Creation time of the run, ISO 8601, UTC."""
     status: Status
     paceline_version: str
     """Version of Paceline that measured the run."""

@@ -1,6 +1,6 @@
-"""Metrics: one function each, registered by name with its unit and meaning.
+"""Metrics: one function each, registered with name, unit and meaning.
 
-A metric looks at one `TimedRun` and returns a value, or None with the reason why there is none.
+A metric reads one `TimedRun`. It returns a value, or None with the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.core.timed_run import TimedRun, first_value, mean_value
 from paceline.core.units import count
 
 FLOPS_SETTINGS = ("model", "seq_len", "global_batch", "num_devices", "flops_convention")
-"""Settings without which FLOP/s cannot be told."""
+"""Settings that are required to compute FLOP/s."""
 
 BOOTSTRAP_INTERVAL = "within-run 95%, moving-block bootstrap of the median"
 ORDER_STATISTIC_INTERVAL = "within-run 95%, order statistics of the median"
@@ -27,14 +27,14 @@ ROUNDING_SUFFIX = ", and half a printed digit"
 
 @dataclass(frozen=True)
 class MetricClass:
-    """How a metric compares: which way it improves, and whether it is a speed."""
+    """Comparison of a metric: direction of improvement, and whether it is a speed."""
 
     better: Literal["lower", "higher"] | None
-    """None where neither way is an improvement."""
+    """Direction of improvement; None if neither direction is an improvement."""
     is_speed: bool = False
-    """Whether a change is called slower and faster, not worse and better."""
+    """True if a change is described as slower or faster instead of worse or better."""
     follows: str | None = None
-    """The metric that this one expresses in another unit, None when it stands for itself."""
+    """Metric that this one expresses in another unit; None for an independent metric."""
 
 
 TIME = MetricClass("lower", is_speed=True)
@@ -42,7 +42,7 @@ MEAN_TIME = MetricClass("lower", is_speed=True, follows="step_time_mean_s")
 RATE = MetricClass("higher", is_speed=True, follows="step_time_s")
 MEAN_RATE = MetricClass("higher", is_speed=True, follows="step_time_mean_s")
 OVERHEAD = MetricClass("lower")
-"""A share of the step, which varies from run to run as the step does."""
+"""Share of the step. It varies from run to run as the step time does."""
 USAGE = MetricClass("lower")
 """Memory and energy."""
 NEUTRAL = MetricClass(None)
@@ -50,7 +50,7 @@ NEUTRAL = MetricClass(None)
 
 @dataclass(frozen=True)
 class MetricKind:
-    """One metric: all that is declared of it, and the function that computes it."""
+    """Declaration of one metric, and the function that computes it."""
 
     name: str
     title: str
@@ -58,33 +58,34 @@ class MetricKind:
     compares: MetricClass
     compute: Callable[[TimedRun], Metric]
     needs: Literal["any figure", "steps", "many steps"] = "any figure"
-    """What a log has to print: `steps` where a printed rate is not enough, `many steps` where a
-    figure for the whole run is not."""
+    """What a log must contain. `steps` requires step times instead of a printed rate, `many steps`
+    more than one figure for the whole run."""
     in_window: bool = True
-    """Whether it is taken from the steady window, not from the whole run or the machine."""
+    """True if the metric is taken from the steady window, False if from the whole run or the
+    machine."""
 
 
 METRICS: dict[str, MetricKind] = {}
 ENERGY_PER_TOKEN = "energy_per_token_j"
-"""Measured beside the steps, by runs whose devices report their power."""
+"""Metric of runs whose devices report their power. It is measured by telemetry, not from steps."""
 
 
 def metric_class(name: str) -> MetricClass:
-    """Return how the metric called `name` compares; unknown names are neutral."""
+    """Return the class of metric `name`; unknown metrics are neutral."""
     if name in METRICS:
         return METRICS[name].compares
     return USAGE if name == ENERGY_PER_TOKEN or name.startswith("memory_") else NEUTRAL
 
 
 def measure(run: TimedRun) -> dict[str, Metric]:
-    """Every registered metric of one run, by name."""
+    """Return all registered metrics of one run, by name."""
     return {name: kind.compute(run) for name, kind in METRICS.items()}
 
 
 def _metric(
     name: str, title: str, describes: str, compares: MetricClass, **options: Any
 ) -> Callable[[Callable[[TimedRun], Metric]], Callable[[TimedRun], Metric]]:
-    """Register the decorated function as the metric called `name`."""
+    """Register the decorated function as metric `name`."""
 
     def register(compute: Callable[[TimedRun], Metric]) -> Callable[[TimedRun], Metric]:
         METRICS[name] = MetricKind(name, title, describes, compares, compute, **options)
@@ -214,7 +215,7 @@ def _real_token_fraction(run: TimedRun) -> Metric:
     NEUTRAL,
 )
 def _attended_share(run: TimedRun) -> Metric:
-    """Sum of l^2 over documents of l tokens / seq_len^2: what the FLOPs of this run count."""
+    """Return sum l^2 / seq_len^2 over documents of l tokens, as the FLOPs of the run count it."""
     share = run.attended_share
     if share is None:
         return Metric(value=None, unit="fraction", note="no document masking was told of")
@@ -235,7 +236,7 @@ def _samples_per_s(run: TimedRun) -> Metric:
     MEAN_RATE,
 )
 def _samples_per_s_mean(run: TimedRun) -> Metric:
-    """per_device_batch x world x timed steps / their seconds, as Lambda's benchmark prints it."""
+    """Return per_device_batch x world x timed steps / their seconds, as in Lambda's benchmark."""
     batch, unit = run.global_batch, "samples/s"
     if not batch:
         return Metric(value=None, unit=unit, note=run.facts.unknown("global_batch"))
@@ -424,7 +425,7 @@ def _flops_rate(run: TimedRun, value: float | None, convention: str | None, *nee
 
 
 def _rate(run: TimedRun, value: float | None, unit: str, *needs: str) -> Metric:
-    """A rate at the typical step, with the step time's interval turned round."""
+    """Return a rate at the typical step, with an interval from the interval of the step time."""
     step_s = run.typical_step_s
     low_s, high_s = run.interval_s or (None, None)
     if value is None:
@@ -451,7 +452,7 @@ def _share(
     source: str | None,
     missing: str | None = None,
 ) -> Metric:
-    """rate / limit, with the reason when there is no limit."""
+    """Return rate / limit, or the reason why there is no limit."""
     facts, note = run.facts, None
     if limit is None:
         peak = f"no data-sheet peak for {facts.device} in {facts.dtype}"
@@ -499,10 +500,11 @@ def _real_tokens_per_s(run: TimedRun) -> float | None:
 
 
 def _real_tokens(run: TimedRun) -> float | None:
-    """Unpadded tokens of a step: those that the ranks count, where a count says anything.
+    """Return the unpadded tokens per step.
 
-    Synthetic samples have no padding, so what the recipe says of those that they stand for comes
-    first. A foreign log that counts no tokens is taken to be without padding unless it is known.
+    Synthetic samples have no padding, so the recipe's figure for the data that they represent takes
+    precedence. Otherwise the count of the ranks is used. An imported log without token counts is
+    assumed to have no padding, unless it is known to be padded.
     """
     tokens_per_sample, batch, seq_len = (
         run.facts.real_tokens_per_sample,
@@ -522,10 +524,10 @@ def _real_tokens(run: TimedRun) -> float | None:
 
 
 def _tokens_trained_on(run: TimedRun) -> float | None:
-    """Tokens of a step by which a training is as long as it is.
+    """Return the tokens per step that count toward the length of the training.
 
-    A foreign log of masked samples counts the targets of its loss, which are a part of the text:
-    then it is every position.
+    An imported log of masked samples counts the targets of the loss, which are only a part of the
+    text. In that case every position counts.
     """
     facts, batch, seq_len = run.facts, run.global_batch, run.seq_len
     masked = facts.loss_on == "text" and facts.real_tokens_per_sample is None

@@ -1,8 +1,8 @@
-"""The shape of a multimodal diffusion transformer (Flux): exact parameters and FLOPs.
+"""Shape of a multimodal diffusion transformer (Flux): exact parameters and FLOPs.
 
-Two streams of tokens, text and image patches, pass through blocks that share only attention (double
-blocks), then as one stream through blocks whose attention and MLP run side by side (single blocks).
-Every block is modulated by a vector made of the time and the pooled text. Attention has no mask.
+Text tokens and image patches form two streams. In the double blocks, the streams share only
+attention. They are then joined into one stream for the single blocks, which run attention and MLP
+in parallel. A vector of the time and the pooled text modulates every block. Attention has no mask.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from pydantic import Field, PositiveFloat, model_validator
 from paceline.core.value import BlockCount, PositiveInt, Value
 
 TIME_WIDTH = 256
-"""Sines and cosines that the time becomes before its first layer."""
+"""Number of sines and cosines that encode the time before its first layer."""
 DOUBLE_CHUNKS, SINGLE_CHUNKS, FINAL_CHUNKS = 6, 3, 2
-"""Vectors that modulate a stream of a double block, a single block, and the last layer."""
+"""Number of vectors that modulate one stream of a double block, a single block, and the last layer.
+"""
 
 
 class MMDiTShape(Value):
-    """A Flux transformer without guidance: sizes of its blocks, of its latents and of its text."""
+    """A Flux transformer without guidance: sizes of the blocks, the latents and the text."""
 
     kind: Literal["mmdit"]
     """Kind of model."""
@@ -77,85 +78,85 @@ class MMDiTShape(Value):
 
     @property
     def in_channels(self) -> int:
-        """Width of an image token before the first layer and behind the last one."""
+        """Width of an image token before the first layer and after the last one."""
         return self.latent_channels * self.patch_size**2
 
     @property
     def image_tokens(self) -> int:
-        """Patches of one sample."""
+        """Number of patches per sample."""
         return (self.latent_size // self.patch_size) ** 2
 
     @property
     def seq_len(self) -> int:
-        """Tokens of one sample, text and image."""
+        """Number of tokens per sample, text and image."""
         return self.text_len + self.image_tokens
 
     @property
     def num_layers(self) -> int:
-        """Blocks of both kinds, which run a token through equally many weights."""
+        """Number of blocks of both kinds. Each applies equally many weights to a token."""
         return self.num_double_blocks + self.num_single_blocks
 
     @property
     def ffn_size(self) -> int:
-        """Width inside the MLP."""
+        """Inner width of the MLP."""
         return self.mlp_ratio * self.hidden_size
 
     @property
     def attention_size(self) -> int:
-        """num_heads x head_dim."""
+        """Width of the attention output, num_heads x head_dim."""
         return self.hidden_size
 
     @property
     def kv_size(self) -> int:
-        """Width of keys and of values: no heads share any."""
+        """Width of keys and of values. Every head has its own."""
         return self.hidden_size
 
     @property
     def kv_heads(self) -> int:
-        """Key/value heads."""
+        """Number of key/value heads."""
         return self.num_heads
 
     @property
     def saved_head_size(self) -> int:
-        """Width of what attention keeps of a token: queries, keys, values, output."""
+        """Width of the tensors that attention saves per token: queries, keys, values, output."""
         return 2 * self.attention_size + 2 * self.kv_size
 
     @property
     def saved_ffn_tensors(self) -> int:
-        """Tensors of the MLP's width that its backward pass needs."""
+        """Number of tensors of the MLP's width that the backward pass needs."""
         return 2
 
     @property
     def saved_stream_tensors(self) -> float:
-        """Tensors of the stream's width that a block's norms keep, on average over the blocks."""
+        """Number of stream-width tensors that the norms of a block save, averaged over blocks."""
         return (4 * self.num_double_blocks + 2 * self.num_single_blocks) / self.num_layers
 
     @property
     def tied_embeddings(self) -> bool:
-        """Nothing is shared between the first layers and the last one."""
+        """False, because the first layers and the last layer share no weights."""
         return False
 
     @property
     def causal(self) -> bool:
-        """Every token sees every other one."""
+        """False, because every token attends to all tokens."""
         return False
 
     @property
     def conventions(self) -> tuple[str, ...]:
-        """The FLOPs conventions that say something true of it."""
+        """FLOPs conventions that apply to the model."""
         return ("full-attention",)
 
     @property
     def loss_unit(self) -> str:
-        """Of the mean loss: squared error of the velocity, per element of the latents."""
+        """Unit of the mean loss: squared error of the velocity, per element of the latents."""
         return "squared error"
 
     def padded_vocab(self, tp: int = 1) -> int:
-        """There is no vocabulary."""
+        """Return 0, because the model has no vocabulary."""
         return 0
 
     def parameter_parts(self, tp: int = 1) -> dict[str, int]:
-        """Parameters by part: the layers before the blocks, the blocks, and the last layer."""
+        """Return the parameters by part: layers before the blocks, blocks, last layer."""
         h = self.hidden_size
         before = [
             (self.in_channels, h),
@@ -177,22 +178,30 @@ class MMDiTShape(Value):
         }
 
     def _double_block(self) -> int:
-        """Two streams: modulation, queries, keys, values, output, MLP, and the norms of q and k."""
+        """Return the parameters of a double block.
+
+        Each of the two streams has modulation, queries, keys, values, output, MLP, and the norms of
+        q and k.
+        """
         h, f = self.hidden_size, self.ffn_size
         stream = [(h, DOUBLE_CHUNKS * h), (h, 3 * h), (h, h), (h, f), (f, h)]
         return 2 * (_linears(stream) + 2 * self.head_dim)
 
     def _single_block(self) -> int:
-        """One stream: modulation, q, k, v and MLP from one layer, both outputs through another."""
+        """Return the parameters of a single block.
+
+        One layer computes q, k, v and the MLP input, and another one combines both outputs.
+        """
         h, f = self.hidden_size, self.ffn_size
         return _linears([(h, SINGLE_CHUNKS * h), (h, 3 * h + f), (h + f, h)]) + 2 * self.head_dim
 
     @property
     def block_forward_flops(self) -> int:
-        """FLOPs of one sample's forward pass through the weights of all blocks, attention left out.
+        """FLOPs of one sample's forward pass through the weights of all blocks, without attention.
 
-        2 (4 + 2 r) h^2 S L of the tokens (24 h^2 S L for r = 4) and 2 (12 D + 3 s) h^2 of the
-        modulation, which is computed once a sample; D double blocks, s single ones, L both.
+        The tokens take 2 (4 + 2 r) h^2 S L (24 h^2 S L for r = 4). The modulation takes 2 (12 D + 3
+        s) h^2 and is computed once per sample. D is the number of double blocks, s of single blocks
+        and L of both.
         """
         tokens = (4 + 2 * self.mlp_ratio) * self.seq_len * self.num_layers
         chunks = 2 * DOUBLE_CHUNKS * self.num_double_blocks + SINGLE_CHUNKS * self.num_single_blocks
@@ -202,7 +211,7 @@ class MMDiTShape(Value):
     def linear_flops(self) -> int:
         """Training FLOPs of one sample in all weights: 6 per weight and use.
 
-        4 in the four layers that read the data, which has no gradient.
+        The four layers that read the data take 4, because their input needs no gradient.
         """
         h, image, text = self.hidden_size, self.image_tokens, self.text_len
         readers = image * self.in_channels + text * self.text_width + TIME_WIDTH + self.pooled_width
@@ -211,5 +220,5 @@ class MMDiTShape(Value):
 
 
 def _linears(sizes: list[tuple[int, int]]) -> int:
-    """Weights and biases of layers with these (in, out) features."""
+    """Return the number of weights and biases of layers with these (in, out) features."""
     return sum(rows * columns + columns for rows, columns in sizes)

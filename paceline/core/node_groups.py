@@ -1,4 +1,4 @@
-"""Throughput of groups of nodes as it was measured, and which of it belongs together."""
+"""Measured throughput of groups of nodes, by series and size."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from dataclasses import dataclass
 from typing import Literal
 
 Purpose = Literal["plan", "second pass", "bisection"]
-"""Why a group is trained: a size of the plan, or a suspicion followed up."""
+"""Reason for training a group: a size of the plan, or a follow-up of a suspicion."""
 ScalingKind = Literal["weak", "strong"]
-"""What stays the same as nodes are added: the batch of each node (weak), or of all (strong)."""
+"""Fixed quantity as nodes are added: batch per node (weak) or global batch (strong)."""
 
 
 @dataclass(frozen=True)
 class GroupThroughput:
-    """One training of one group of nodes."""
+    """One training run of one group of nodes."""
 
     hosts: tuple[str, ...]
     samples_per_s: float | None
-    """Of the whole group; None when it failed."""
+    """Throughput of the whole group; None if the run failed."""
     series: str = ""
-    """The hostfile group: values of different series are not held against each other."""
+    """Group of the hostfile. Values of different series are not compared with each other."""
     purpose: Purpose = "plan"
-    """What was measured to follow a suspicion up is no fair sample of its size."""
+    """Reason for the run. Follow-ups of a suspicion are not an unbiased sample of their size."""
 
     @property
     def nodes(self) -> int:
-        """Size of the group."""
+        """Number of nodes in the group."""
         return len(self.hosts)
 
 
 def main_series(
     measured: Sequence[GroupThroughput],
 ) -> tuple[list[GroupThroughput], list[GroupThroughput]]:
-    """The values of the series with the most hosts, and what was measured apart from it."""
+    """Return the values of the series with the most hosts, and all other values."""
     hosts: dict[str, set[str]] = {}
     for group in measured:
         hosts.setdefault(group.series, set()).update(group.hosts)
@@ -45,7 +45,10 @@ def main_series(
 def by_size(
     measured: Iterable[GroupThroughput], planned: bool = True
 ) -> dict[int, list[GroupThroughput]]:
-    """Successful groups by their number of nodes, rising; `planned` leaves out follow-ups."""
+    """Return successful groups by number of nodes, ascending.
+
+    With `planned`, follow-up runs are excluded.
+    """
     sizes: dict[int, list[GroupThroughput]] = {}
     for group in measured:
         if group.samples_per_s is not None and (group.purpose == "plan" or not planned):

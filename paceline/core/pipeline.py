@@ -1,9 +1,9 @@
-"""Pipelines: layers of each stage, what a rank keeps, and the share of a step in which it waits.
+"""Pipeline parallelism: layers per stage, activations in flight, and the pipeline bubble.
 
-A micro-batch's work on a stage is a forward pass F, the gradient of the stage's input B, and the
-gradients of its weights W; all but the zero-bubble schedules do B and W in one. The closed forms
-hold for equal stages with F = B = W and exchanges that take no time; `idle_fraction` follows any
-order of passes with any durations.
+The work of a micro-batch on a stage consists of a forward pass F, the gradient of the stage's input
+B and the gradients of its weights W. All schedules except zero-bubble compute B and W together. The
+closed forms hold for equal stages with F = B = W and communication that takes no time.
+`idle_fraction` simulates any order of passes with any durations.
 """
 
 from __future__ import annotations
@@ -17,32 +17,35 @@ from paceline.core.shape import Shape
 from paceline.core.units import counted
 
 PASSES = 3
-"""F, B and W of one micro-batch, each as long as the others."""
+"""Number of passes per micro-batch (F, B and W), which take equal time."""
 IDLE_PASSES: dict[Schedule, int] = {"gpipe": 3, "1f1b": 3, "interleaved": 3, "zero-bubble": 1}
-"""What each stage after the first adds to the bubble: F + B + W, or F + B - W with zero-bubble."""
+"""Contribution of each stage after the first to the bubble: F + B + W, or F + B - W with
+zero-bubble."""
 
 
 def counts_to_divide(num_layers: int, mtp_layers: int = 0) -> list[int]:
-    """What stages may share equally: the layers, these with embedding and head counted as one each,
-    and these with the layers that predict further tokens, which lie before the head.
+    """Return the counts of layers that stages may divide equally.
 
-    Megatron counts 126 + 2 for Llama 3.1 405B, 61 + 1 + 2 for DeepSeek V3.
+    These are the layers, the layers with embedding and head as one each, and the latter with the
+    multi-token prediction layers, which come before the head. Megatron counts 126 + 2 for Llama 3.1
+    405B and 61 + 1 + 2 for DeepSeek V3.
     """
     return sorted({num_layers, num_layers + 2, num_layers + mtp_layers + 2})
 
 
 def layers_per_stage(shape: Shape, layout: Layout) -> list[int]:
-    """`stage_sizes` of a model in a layout."""
+    """Return `stage_sizes` of a model in a layout."""
     further = shape.mtp_layers if shape.kind == "decoder" else 0
     return stage_sizes(shape.num_layers, layout.pp, layout.vp, further)
 
 
 def stage_sizes(num_layers: int, pp: int, vp: int, mtp_layers: int = 0) -> list[int]:
-    """Layers of each of the pp x vp stages, the first stage's first; stage i lies on rank i mod pp.
+    """Return the number of layers of each of the pp x vp stages, in order.
 
-    All equal, or the ends hold less, by the first of `counts_to_divide` that comes out even; layers
-    for further tokens, all of the last stage, are not among the result. Raises ValueError when none
-    does, or the last stage has no room for them.
+    Stage i is on rank i mod pp. All stages are equal, or the first and the last one hold fewer
+    layers, by the first of `counts_to_divide` that divides evenly. Multi-token prediction layers
+    are on the last stage and not included. Raises ValueError if no count divides evenly or if they
+    do not fit on the last stage.
     """
     stages = pp * vp
     if num_layers % stages == 0:
@@ -57,12 +60,14 @@ def stage_sizes(num_layers: int, pp: int, vp: int, mtp_layers: int = 0) -> list[
 def layers_in_flight(
     sizes: Sequence[int], pp: int, rank: int, schedule: Schedule, num_microbatches: int
 ) -> int:
-    """Layers x micro-batches whose activations a rank holds when its first backward pass begins.
+    """Return layers x micro-batches that a rank holds when its first backward pass starts.
 
-    `sizes` as from `stage_sizes`. Of m micro-batches gpipe keeps all. The others run ahead by one
-    for each rank behind, interleaved by two, and by whole rounds of all but one of v chunks:
-    min(m, p - r) for v = 1, p + (p - 1) / v on the first rank of interleaved (Korthikanti et al.,
-    arXiv:2205.05198, section 4.2.3). Rounds as in PyTorch: m // (m // p) micro-batches.
+    It is the number of layers whose activations are held, counted once per micro-batch. `sizes`
+    come from `stage_sizes`. GPipe keeps all of the m micro-batches. In the other schedules, a rank
+    runs ahead by one micro-batch for each later rank. With interleaving it is two, plus whole
+    rounds of all but one of v chunks. The result is min(m, p - r) for v = 1 and p + (p - 1) / v on
+    the first rank of interleaved (Korthikanti et al., arXiv:2205.05198, section 4.2.3). As in
+    PyTorch, a round has m // (m // p) micro-batches.
     """
     chunks = sizes[rank::pp]
     if schedule == "gpipe":
@@ -74,13 +79,14 @@ def layers_in_flight(
 
 
 def bubble_fraction(schedule: Schedule, pp: int, vp: int, num_microbatches: int) -> float:
-    """Idle share of a rank's step, 0-1: I (p-1) / (3 v m + I (p-1)), I as in IDLE_PASSES.
+    """Return the idle share of a rank's step, 0-1.
 
-    gpipe, 1f1b and interleaved: (p-1) / (v m + p-1). Huang et al., arXiv:1811.06965, section 2.3
-    for gpipe; Narayanan et al., arXiv:2104.04473, sections 2.2.1 and 2.2.2, who divide by the ideal
-    step and not by the whole one; gpipe over v stages a rank as Lamy-Poirier, arXiv:2211.05953.
-    zero-bubble: ZB-H1 of Qi et al., arXiv:2401.10241, table 1, a third of 1f1b's idle time; over
-    v stages a rank their ZB-1P, taken as a v-th of that.
+    The formula is I (p-1) / (3 v m + I (p-1)), with I from IDLE_PASSES. For gpipe, 1f1b and
+    interleaved it is (p-1) / (v m + p-1). Sources: Huang et al., arXiv:1811.06965, section 2.3 for
+    gpipe; Narayanan et al., arXiv:2104.04473, sections 2.2.1 and 2.2.2, who divide by the ideal
+    step instead of the whole one; Lamy-Poirier, arXiv:2211.05953 for gpipe with v stages per rank.
+    For zero-bubble it is ZB-H1 of Qi et al., arXiv:2401.10241, table 1, a third of the idle time of
+    1f1b. With v stages per rank it is their ZB-1P, taken as 1/v of that.
     """
     idle = IDLE_PASSES[schedule] * (pp - 1)
     return idle / (PASSES * vp * num_microbatches + idle)
@@ -88,7 +94,7 @@ def bubble_fraction(schedule: Schedule, pp: int, vp: int, num_microbatches: int)
 
 @dataclass(frozen=True)
 class Pass:
-    """One stretch of a stage's work for a micro-batch; BW is a whole backward pass."""
+    """One pass of a stage for a micro-batch. BW is a full backward pass."""
 
     kind: Literal["F", "B", "W", "BW"]
     stage: int
@@ -96,10 +102,10 @@ class Pass:
 
 
 def idle_fraction(orders: Sequence[Sequence[Pass]], duration: Callable[[Pass], float]) -> float:
-    """Mean idle share of the ranks, 0-1, when each does its passes in the given order.
+    """Return the mean idle share of the ranks, 0-1, if each runs its passes in the given order.
 
-    F waits for F of the stage before, B for B of the stage behind; exchanges take no time. Raises
-    ValueError when the orders wait for each other in a circle.
+    F waits for F of the previous stage, and B waits for B of the next stage. Communication takes no
+    time. Raises ValueError if the orders form a deadlock.
     """
     rank_of = {p: rank for rank, order in enumerate(orders) for p in order}
     ends: dict[Pass, float] = {}
@@ -118,7 +124,7 @@ def idle_fraction(orders: Sequence[Sequence[Pass]], duration: Callable[[Pass], f
 
 
 def _needs(work: Pass) -> list[Pass]:
-    """What must be done before a pass, as far as it is done at all."""
+    """Return the passes that a pass waits for; some of them may not be scheduled."""
     if work.kind == "W":
         return [Pass("B", work.stage, work.microbatch)]
     if work.kind == "F":

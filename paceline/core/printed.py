@@ -1,7 +1,7 @@
-"""Printed numbers: the values that a cell's digits leave possible.
+"""Printed numbers: the interval of values that the digits of a cell allow.
 
-A table prints a few digits of a number that its author had in full. `14.8` stands for anything
-from 14.75 to 14.85 when the author rounded, and up to 14.9 when the author cut.
+A table prints a few digits of an exact number. `14.8` stands for 14.75 to 14.85 if the author
+rounded, and for up to 14.9 if the author truncated.
 """
 
 from __future__ import annotations
@@ -19,66 +19,66 @@ _NUMBER = re.compile(
 _AT_LEAST = re.compile(r"(?:over|above|more than|at least|>=?|≥)\s*$", re.IGNORECASE)
 _AT_MOST = re.compile(r"(?:under|below|less than|at most|up to|<=?|≤)\s*$", re.IGNORECASE)
 _SLACK = 1e-12
-"""Room for binary rounding where an edge of an interval is met exactly."""
+"""Tolerance for binary rounding when a value is exactly at the edge of an interval."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Values from `low` to `high`, both included."""
+    """Closed interval from `low` to `high`."""
 
     low: float
     high: float
 
     @property
     def middle(self) -> float:
-        """The mean of both ends, or the finite end of a one-sided interval."""
+        """Mean of both ends, or the finite end of a one-sided interval."""
         if not isfinite(self.high):
             return self.low
         return (self.low + self.high) / 2
 
     @property
     def relative_width(self) -> float:
-        """(high - low) / middle: 0 for a single value."""
+        """Width over middle, (high - low) / middle; 0 for a single value."""
         return (self.high - self.low) / self.middle if self.middle else inf
 
     def meets(self, other: Interval) -> bool:
-        """True when some value lies in both."""
+        """Return True if both intervals share a value."""
         slack = _SLACK * max(abs(self.low), abs(other.low))
         return self.low <= other.high + slack and other.low <= self.high + slack
 
     def common(self, other: Interval) -> Interval | None:
-        """The values in both, or None."""
+        """Return the intersection of both intervals; None if it is empty."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         if self.meets(other):
             return Interval(min(low, high), max(low, high))
         return None
 
     def times(self, factor: float) -> Interval:
-        """Every value multiplied by a positive factor."""
+        """Return the interval multiplied by a positive factor."""
         return Interval(self.low * factor, self.high * factor)
 
 
 def exactly(value: float) -> Interval:
-    """The interval of one value."""
+    """Return the interval that contains only `value`."""
     return Interval(value, value)
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A number as it stands in print."""
+    """A number as printed."""
 
     text: str
-    """The whole cell."""
+    """Text of the whole cell."""
     digits: str
-    """The number alone, as printed."""
+    """Digits of the number, as printed."""
     value: float
     step: float
-    """What one more in the last printed digit adds."""
+    """Value of one unit in the last printed digit."""
     bound: str = ""
-    """`at least` or `at most` where the cell says `over 98%` or the like."""
+    """`at least` or `at most` if the cell says `over 98%` or the like; otherwise empty."""
 
     def rounded(self) -> Interval:
-        """The values that round to these digits."""
+        """Return the values that round to these digits."""
         if self.bound:
             return (
                 Interval(self.value, inf) if self.bound == "at least" else Interval(0, self.value)
@@ -86,27 +86,28 @@ class Printed:
         return Interval(self.value - self.step / 2, self.value + self.step / 2)
 
     def cut(self) -> Interval:
-        """The values whose further digits, if dropped, leave these."""
+        """Return the values that truncate to these digits."""
         return self.rounded() if self.bound else Interval(self.value, self.value + self.step)
 
     @property
     def resolution(self) -> float:
-        """One last digit over the value: the relative change that this print can show."""
+        """One unit of the last digit over the value: the smallest visible relative change."""
         return self.step / abs(self.value) if self.value else inf
 
 
 def read_printed(text: str, step: float | None = None) -> Printed | None:
-    """The first number of a cell, or None without one; `step` overrules the last printed digit.
+    """Return the first number of a cell; None if there is none.
 
-    `51.20%`, `3.94E+15`, `136,902`, `over 98%` and `16GB borderline` are understood; words around
-    the number are not. A step larger than the last digit is for figures known to be multiples.
+    Formats such as `51.20%`, `3.94E+15`, `136,902`, `over 98%` and `16GB borderline` are supported.
+    Words around the number are not interpreted. `step` overrides the resolution of the last printed
+    digit, for figures that are known to be multiples of a larger number.
     """
     match = _NUMBER.search(text)
     if match is None:
         return None
     try:
         number = Decimal(match[0].replace(",", ""))
-    except InvalidOperation:  # an exponent of more than eighteen digits
+    except InvalidOperation:  # Exponents of more than 18 digits fail.
         return None
     if not isfinite(float(number)):
         return None
@@ -117,7 +118,7 @@ def read_printed(text: str, step: float | None = None) -> Printed | None:
 
 
 def like(value: float, pattern: Printed) -> str:
-    """`value` with as many decimals and the thousands separators of a printed number."""
+    """Format `value` with the decimals and thousands separators of a printed number."""
     mantissa = pattern.digits.lower().partition("e")[0]
     decimals = len(mantissa.partition(".")[2])
     if "e" in pattern.digits.lower():
@@ -126,9 +127,9 @@ def like(value: float, pattern: Printed) -> str:
 
 
 def misprints(printed: Printed) -> Iterator[tuple[str, Printed]]:
-    """Numbers that one slip of the typesetter turns into this one: (what happened, the number).
+    """Yield (typographical error, correct number) pairs that could have led to this number.
 
-    Two neighbouring digits swapped come before one digit replaced: a swap is the rarer coincidence.
+    Transposed digits come before replaced digits, because a transposition is the rarer coincidence.
     """
     digits = printed.digits
     places = [at for at, sign in enumerate(digits.lower().partition("e")[0]) if sign.isdigit()]

@@ -1,4 +1,4 @@
-"""What a check of pydantic found, in words of ours: what is wrong, and what is allowed."""
+"""Plain descriptions of pydantic validation errors: what is wrong and what is allowed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from paceline.core.secrets import redact
 from paceline.core.units import LARGEST_INT, counted
 
 LONGEST_SHOWN = 60
-"""Characters of a value in a sentence about it."""
+"""Maximum number of characters of a value in a message."""
 LONGEST_MESSAGE = 300
-"""Characters of what a check says."""
+"""Maximum number of characters of another check's message."""
 _KINDS = {
     "int": ("no whole number", "a whole number"),
     "float": ("no number", "a number"),
@@ -30,7 +30,7 @@ _KINDS = {
     **dict.fromkeys(("list", "tuple", "set"), ("no list", "a list, as [a, b]")),
     **dict.fromkeys(("dict", "model"), ("no group of fields", "fields, as {name: value}")),
 }
-"""By the first word of an error's type: what the value is not, and what is allowed."""
+"""Description of the required kind and allowed values, by the first word of the error type."""
 _WRONG_KIND = ("type", "parsing", "number", "from_float", "inexact")
 _BOUNDS = {
     "greater_than": ("is too small", "gt", "a number above {}"),
@@ -45,7 +45,7 @@ _SENTENCES = {
 
 
 class Problem(NamedTuple):
-    """What is wrong with a value, and what is allowed in its place where that is not said yet."""
+    """Description of a wrong value, and the allowed values unless the description has them."""
 
     what: str
     allowed: str | None = None
@@ -55,7 +55,7 @@ class Problem(NamedTuple):
 
 
 def problem_of(error: ErrorDetails, hidden: bool = False) -> Problem:
-    """One error in a sentence; the value is not repeated where it is to stay `hidden`."""
+    """Describe one error in a sentence; `hidden` leaves the value out."""
     kind, value, facts = error["type"], error["input"], error.get("ctx", {})
     first, _, rest = kind.partition("_")
     if kind in _SENTENCES:
@@ -65,7 +65,7 @@ def problem_of(error: ErrorDetails, hidden: bool = False) -> Problem:
         return Problem(_of(value, "is not one of the choices", hidden), choices)
     if kind in _BOUNDS:
         what, key, allowed = _BOUNDS[kind]
-        # What an option was given is still a text.
+        # Values from options are still text at this point.
         shown = "" if hidden else f"{_shown(value, str)} "
         return Problem(f"{shown}{what}", allowed.format(_bound(facts[key])))
     if kind == "int_parsing_size":
@@ -77,7 +77,10 @@ def problem_of(error: ErrorDetails, hidden: bool = False) -> Problem:
 
 
 def problem_of_union(errors: Sequence[ErrorDetails], hidden: bool = False) -> Problem:
-    """Of a value that is none of several kinds, one error each: all that is allowed."""
+    """Describe a value that fits none of several kinds, with all allowed values.
+
+    `errors` has one error per kind.
+    """
     if len(errors) == 1:
         return problem_of(errors[0], hidden)
     allowed = filter(None, (problem_of(error).allowed for error in errors))
@@ -86,9 +89,9 @@ def problem_of_union(errors: Sequence[ErrorDetails], hidden: bool = False) -> Pr
 
 
 def refusal(where: str, error: ValidationError) -> UserError:
-    """The refusal of a document or row by the first field that is wrong.
+    """Return the error for a document or row, based on its first invalid field.
 
-    What stands under `env` is not repeated: it may be any secret.
+    Values under `env` are not shown, because any of them may be a secret.
     """
     first = error.errors()[0]
     problem = problem_of(first, hidden="env" in first["loc"])
@@ -99,20 +102,20 @@ def refusal(where: str, error: ValidationError) -> UserError:
 
 
 def _of(value: object, what: str, hidden: bool) -> str:
-    """What is wrong, behind the value that it is said of."""
+    """Return `what` after the value that it describes."""
     if value is None:
         return "is empty"
     return what if hidden else f"{_shown(value)} {what}"
 
 
 def _bound(bound: float) -> str:
-    """A bound in full, a year without a comma."""
+    """Format a bound with all digits. Years have no thousands separator."""
     number = Decimal(str(bound)).normalize()
     return f"{number:,f}" if abs(number) >= 10_000 else f"{number:f}"
 
 
 def _size_problem(error: ErrorDetails, hidden: bool) -> Problem | None:
-    """Of texts and lists that are too short, too long or of another form."""
+    """Describe texts and lists that are too short, too long or in the wrong format."""
     kind, value, facts = error["type"], error["input"], error.get("ctx", {})
     if kind == "string_pattern_mismatch":
         form = f"text that matches {facts['pattern']}"
@@ -128,7 +131,7 @@ def _size_problem(error: ErrorDetails, hidden: bool) -> Problem | None:
 
 
 def _told(error: ErrorDetails, hidden: bool) -> str:
-    """What another check says, with the value where it is a single one."""
+    """Return the message of another check, with the value if there is only one."""
     message = redact(error["msg"], os.environ)
     message = message.removeprefix("Value error, ").replace("Invalid JSON: ", "is no JSON: ")
     message = _shortened(f"{message[:1].lower()}{message[1:]}")
@@ -139,26 +142,29 @@ def _told(error: ErrorDetails, hidden: bool) -> str:
 
 
 def _is_single(error: ErrorDetails) -> bool:
-    """Whether an error is about one value; of what is no JSON it has the whole text."""
+    """Return whether an error concerns a single value.
+
+    The input of a JSON syntax error is the whole text, which does not count as one.
+    """
     several = isinstance(error["input"], dict | list | tuple | BaseModel)
     return not several and error["type"] != "json_invalid"
 
 
 def _shortened(message: str) -> str:
-    """The first words of a long message."""
+    """Truncate a long message at a word boundary."""
     if len(message) <= LONGEST_MESSAGE:
         return message
     return f"{message[: LONGEST_MESSAGE - 4].rsplit(' ', 1)[0]} ..."
 
 
 def _shown(value: object, form: Callable[[object], str] = repr) -> str:
-    """The beginning of a value, as `form` writes it; a secret is taken out while it is whole."""
+    """Format a value, truncated. Secrets are redacted before the value is truncated."""
     if isinstance(value, dict):
         return "a group of fields"
     if isinstance(value, list | tuple):
         return "a list"
     if isinstance(value, str):
-        # Escapes would hide where it begins and ends.
+        # Redact first: after escaping, the start and end of a secret would no longer be found.
         text = form(redact(value, os.environ))
     else:
         text = redact(_written(value, form), os.environ)
@@ -170,5 +176,5 @@ def _written(value: object, form: Callable[[object], str]) -> str:
         return str(value).lower()
     try:
         return form(value)
-    except ValueError:  # Python writes out no larger ones.
+    except ValueError:  # Python refuses to format larger integers.
         return f"a number of more than {sys.get_int_max_str_digits():,} digits"

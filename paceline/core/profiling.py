@@ -1,4 +1,4 @@
-"""What a profile run is asked for; such a run is no measure of speed."""
+"""Settings of a profiling run. Such a run is not a speed measurement."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 ToolName = Literal["torch", "nsys", "nccl", "memory"]
 PROFILES_FOLDER = "profiles"
-"""In the run folder: what the tools leave, one file or more a rank."""
+"""Subfolder of the run folder for the output of the tools, one or more files per rank."""
 
 
 class Profiling(Value):
-    """One tool, attached to some ranks for some steps."""
+    """One profiling tool, attached to some ranks for some steps."""
 
     tool: ToolName
     ranks: tuple[NonNegativeInt, ...] = Field(min_length=1)
     first_step: PositiveInt = 20
     last_step: PositiveInt = 30
-    """The last one that is profiled."""
+    """Last profiled step (inclusive)."""
     gpu_metrics: bool = False
-    """nsys samples the devices' counters as well."""
+    """Sample GPU performance counters with nsys."""
     cpu_samples: bool = False
-    """nsys samples what the CPU does as well."""
+    """Sample CPU activity with nsys."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -34,5 +34,5 @@ class Profiling(Value):
 
     @property
     def num_steps(self) -> int:
-        """Steps that are profiled."""
+        """Number of profiled steps."""
         return self.last_step - self.first_step + 1

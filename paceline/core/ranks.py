@@ -1,7 +1,7 @@
-"""Ranks of one run: merged into one step series, the one that the others wait for, their memory.
+"""Ranks of one run: merged step series, straggler detection and memory.
 
-Collectives make all ranks take the same time, so the slow rank is not the one with the longest
-step but the one that waits least: the largest busy time among ranks of equal work.
+Collectives synchronize all ranks, so their step times are equal. The slow rank is the one that
+waits least. It has the largest busy time among ranks with equal work.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from paceline.core.stats import group_medians
 from paceline.core.steps import FLOATS, FloatColumn, IntColumn, Steps
 
 NAMED_EXCESS = 0.01
-"""A rank less than 1 % busier than the median is not worth a name."""
+"""Minimum excess of busy time over the median to report a rank (1%)."""
 
 NAMED_CHANCE = 0.01
-"""Probability below which being busiest so often is no chance among equal ranks."""
+"""Probability below which a rank is not the busiest this often by chance among equal ranks."""
 
 BLOCK_STEPS = 5
-"""Neighbouring steps are correlated, so blocks of them and not single steps are counted."""
+"""Steps per block. Neighboring steps are correlated, so blocks are counted instead of single steps.
+"""
 
 ONE_STAGE: Mapping[int, int] = {}
-"""No rank is known to be of another pipeline stage than the first."""
+"""Default stages: all ranks are on the first pipeline stage."""
 
 
 def merge_ranks(ranks: Mapping[int, Steps]) -> Steps:
-    """One series over the steps that every rank finished.
+    """Merge ranks into one series over the steps that every rank finished.
 
-    Times and memory are the largest over ranks, waiting for collectives is the median rank's.
-    Tokens and samples are the sum: where tensor, pipeline or context ranks work on the same tokens,
-    each reports its share of them. The loss is weighted by samples: every rank relates what it sums
-    to the mean count of targets, so ranks with the same samples count them once together, and
-    padding that one rank has more of shifts nothing. Tokens stand in for samples that are unknown.
-    What documents leave of attention is weighted alike.
+    Times and memory are the maximum over ranks. The wait in collectives is that of the median rank.
+    Tokens and samples are summed: tensor-, pipeline- and context-parallel ranks that work on the
+    same tokens each report their share. The loss is averaged with samples as weights, or tokens if
+    samples are unknown. Every rank divides its sum by the mean count of targets, so ranks with the
+    same samples count them once together, and unequal padding does not bias the loss. The attended
+    share of documents is weighted in the same way.
     """
     if not ranks:
         return Steps.of([])
@@ -67,7 +68,10 @@ def rank_summaries(
     stages: Mapping[int, int] = ONE_STAGE,
     places: Sequence[Place] = (),
 ) -> tuple[RankSummary, ...]:
-    """Medians of each rank over the steps numbered in `window`; `stages` has its pipeline stage."""
+    """Return per-rank medians over the steps in `window`.
+
+    `stages` maps ranks to pipeline stages.
+    """
     cores = {place.rank: place for place in places if place.cores is not None}
     summaries: list[RankSummary] = []
     for rank, steps in sorted(ranks.items()):
@@ -100,13 +104,14 @@ def find_straggler(
     window: IntColumn,
     stages: Mapping[int, int] = ONE_STAGE,
 ) -> Straggler | None:
-    """The rank with the largest median busy time beside the others of its pipeline stage.
+    """Return the rank with the largest median busy time relative to its pipeline stage.
 
-    Stages do different work, so a rank is judged by its own stage only, and a rank that is alone
-    there by nobody; None when all are, or without busy times. It is named only when it exceeds the
-    median of those others by more than 1 % and is the busiest in more blocks of five steps than
-    chance allows among equal ranks (one-sided binomial test, times the number of ranks judged,
-    because the busiest was picked from all). Of several, the one with the largest excess.
+    Stages do different work, so a rank is compared only with ranks of its own stage. Returns None
+    if no stage has two ranks or if there are no busy times. The rank is reported as a straggler
+    only if it exceeds the median of the others by more than 1% and is the busiest in more blocks of
+    five steps than chance allows among equal ranks (one-sided binomial test, Bonferroni-corrected
+    for the number of ranks because the busiest one was selected). Of several stages, ranks that
+    qualify come first, then the largest excess decides.
     """
     if not ranks or len(window) == 0:
         return None
@@ -128,7 +133,7 @@ def find_straggler(
 def _busiest(
     stage: int, ranks: Mapping[int, FloatColumn], hosts: Mapping[int, str], num_groups: int
 ) -> Straggler:
-    """The busiest of two or more ranks of one stage, which is one of `num_groups` judged."""
+    """Return the busiest of two or more ranks of one stage. `num_groups` stages are compared."""
     order, busy = list(ranks), np.stack(list(ranks.values()))
     medians = np.median(busy, axis=1)
     slowest = int(np.argmax(medians))
@@ -148,7 +153,7 @@ def _busiest(
 
 
 def binomial_tail(wins: int, trials: int, chance: float) -> float:
-    """P(at least `wins` of `trials`) when each has probability `chance`, 0 < chance < 1."""
+    """Return P(at least `wins` of `trials`) for probability `chance` each, 0 < chance < 1."""
 
     def log_p(k: int) -> float:
         log_combinations = lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1)
@@ -165,7 +170,7 @@ def _common_steps(ranks: Mapping[int, Steps]) -> IntColumn:
 
 
 def _at(steps: Steps, index: IntColumn) -> Steps:
-    """The rows with the step numbers `index`, which all exist; the last wins when one repeats."""
+    """Return the rows with step numbers `index`; of duplicates the last one is used."""
     order = np.argsort(steps.index, kind="stable")
     last = np.searchsorted(steps.index[order], index, side="right") - 1
     return steps.select(order[last])
@@ -178,9 +183,9 @@ def _largest(values: npt.NDArray[np.float64]) -> FloatColumn:
 def _weighted_mean(
     values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]
 ) -> FloatColumn:
-    """Mean over ranks by weight; one unknown loss makes the step's loss unknown."""
+    """Return the weighted mean over ranks. A missing loss makes the mean of its step NaN."""
     total = weights.sum(axis=0)
-    with np.errstate(over="ignore", invalid="ignore"):  # a loss without bounds stays one
+    with np.errstate(over="ignore", invalid="ignore"):  # An infinite loss stays infinite.
         weighted = (values * weights).sum(axis=0)
     return np.divide(weighted, total, out=np.full_like(total, np.nan), where=total > 0)
 
@@ -198,7 +203,10 @@ def memory_by_part(
     context_bytes: float,
     step_time_s: float | None,
 ) -> MemoryByPart | None:
-    """All ranks in order, None without any; `context_bytes` is the catalog's for the bound."""
+    """Return the memory of all ranks in order; None without ranks.
+
+    `context_bytes` is the catalog's value, used in the static lower bound.
+    """
     by_rank = tuple(sorted(ranks, key=lambda rank: rank.rank))
     if not by_rank:
         return None
@@ -220,9 +228,10 @@ def memory_by_part(
 
 
 def _bound(spec: RunSpec, context_bytes: float) -> dict[str, float]:
-    """The static lower bound by the names that measured parts have."""
+    """Return the static lower bound, with the names of measured parts."""
     need: Memory = memory_per_device(spec.parallel, context_bytes)
-    # Without sharding, 16-bit copies are made by the operations that use them, as activations are.
+    # Without sharding, the operations that use 16-bit copies create them, so they count as
+    # activations.
     sharded = spec.layout.zero_stage >= 2 and spec.parallel.data_ranks > 1
     gathered = need.copies_bytes if sharded else 0.0
     made = need.activations_bytes + need.logits_bytes + need.copies_bytes - gathered

@@ -1,20 +1,22 @@
-"""Recomputation by a memory budget: which part of which block is computed anew.
+"""Recomputation by a memory budget: the recomputed part of each block.
 
-A block is at one of four levels, each of which keeps more than the one before it and, for every
-byte of that, saves less work:
+A block is at one of four levels. Each level keeps more than the previous one. Per additional byte,
+it saves less work than the previous one:
 
-    full         its input alone; everything is computed anew
-    ffn          attention with all around it; norm, products and activation of the ffn are anew
-    activation   also the outputs of the ffn's first products; only the activation is anew
-    none         everything
+    full         keeps only the input; everything is recomputed
+    ffn          keeps attention and everything around it; norm, GEMMs and activation of the MLP
+                 are recomputed
+    activation   also keeps the outputs of the MLP's first GEMMs; only the activation is recomputed
+    none         keeps everything
 
-The budget is the share, 0 to 1, that may be kept of what lies between full recomputation and none.
-It is filled level by level: first all blocks keep their attention, then the ffn's products, then
-the rest, until the next block would exceed it. Attention comes first because nothing else costs as
-many FLOPs a byte, so none is computed twice where all of it fits. The last blocks of a pipeline
-stage go first, because their backward pass begins while all else is still kept (as Megatron's
-`--recompute-method block` recomputes the first layers). The levels follow from shape and layout
-alone: memory, FLOPs and estimates count what the trainer, which gets them with its settings, does.
+The budget is a share, 0 to 1, of the memory between full recomputation and none. It is spent level
+by level until the next block would exceed it: first all blocks keep their attention, then the MLP's
+GEMMs, then the rest. Attention comes first because it costs the most FLOPs per byte, so attention
+is never recomputed if all of it fits. The last blocks of a pipeline stage come first, because their
+backward pass starts while everything else is still kept. (For the same reason Megatron's
+`--recompute-method block` recomputes the first layers.) The levels depend only on shape and layout.
+Memory, FLOPs and estimates therefore match the trainer, which receives the levels with its
+settings.
 """
 
 from __future__ import annotations
@@ -38,29 +40,30 @@ from paceline.core.shape import (
 
 RecomputeLevel = Literal["full", "ffn", "activation", "none"]
 RECOMPUTE_LEVELS: tuple[RecomputeLevel, ...] = ("full", "ffn", "activation", "none")
-"""In the order in which a budget is spent."""
+"""Levels in the order in which a budget is spent."""
 SHARE_TOLERANCE = 1e-9
-"""By which a sum of shares may miss a budget that it meets."""
+"""Tolerance for a sum of shares that equals the budget."""
 
 
 def saved_activations_per_token(
     shape: Shape, layout: Layout, level: RecomputeLevel = "none"
 ) -> float:
-    """Numbers that one block saves for the backward pass on one rank, per token.
+    """Return the count of numbers that one block saves per token for the backward pass on one rank.
 
-    none        4 h + (2 a d + 2 g d + n f) / tp
-    activation  without n - m of the n f
-    ffn         without n f, and the h of a norm ahead of it
-    full        h
+        none        4 h + (2 a d + 2 g d + n f) / tp
+        activation  without n - m of the n f
+        ffn         without n f, and without the h of a norm before the MLP
+        full        h
 
-    h is the hidden size, a query heads and g key/value heads have width d, f is the ffn's size:
-    inputs and outputs of both norms, q, k, v and attention's output, and n tensors of the ffn: 3
-    with a gate, 2 without, 1 with ReLU, whose gradient needs only its output; m of them are outputs
-    of products (an MMDiT's single blocks have one norm). Norms behind attention and ffn keep 2 h
-    more, norms of queries and keys a d + g d; latent attention keeps its narrow vectors too, and
-    the ffn's width is the mean over layers. Sequence parallelism divides the stream's tensors as
-    well. For GPT this is h (4 + 12/tp): Korthikanti et al., arXiv:2205.05198, equation 2 in 16 bit,
-    without dropout masks and with attention that recomputes its scores.
+    Symbols: hidden size h, a query heads and g key/value heads of width d, MLP size f. The block
+    saves the inputs and outputs of both norms, q, k, v, the output of attention, and n tensors of
+    the MLP. n is 3 with a gate, 2 without, and 1 with ReLU, whose gradient needs only its output. m
+    of them are outputs of GEMMs. (The single blocks of an MMDiT have one norm.) Norms after
+    attention and MLP add 2 h, norms of queries and keys add a d + g d. Latent attention also saves
+    its compressed vectors. The MLP's width is averaged over layers. Sequence parallelism also
+    divides the tensors of the stream. For GPT the result is h (4 + 12/tp): Korthikanti et al.,
+    arXiv:2205.05198, equation 2 in 16 bit, without dropout masks and with attention that recomputes
+    its scores.
     """
     stream = shape.hidden_size / (layout.tp if layout.sequence_parallel else 1)
     if level == "full":
@@ -81,10 +84,10 @@ def saved_activations_per_token(
 
 
 def block_levels(shape: Shape, layout: Layout) -> tuple[RecomputeLevel, ...]:
-    """The level of every block, the first layer's first; of other recomputation full or none.
+    """Return the level of every block, in order.
 
-    Each pipeline stage fills the budget with its own layers; a layout that its stages do not split
-    counts as one stage.
+    Without `recompute: budget`, all levels are full or none. Each pipeline stage fills the budget
+    with its own layers. A layout whose stages do not divide the layers counts as one stage.
     """
     if layout.recompute != "budget":
         return ("full" if layout.recompute == "full" else "none",) * shape.num_layers
@@ -100,14 +103,20 @@ def block_levels(shape: Shape, layout: Layout) -> tuple[RecomputeLevel, ...]:
 
 
 def stage_levels(shape: Shape, layout: Layout, stages: Iterable[int]) -> tuple[RecomputeLevel, ...]:
-    """The levels of the blocks of some pipeline stages; raises what `layers_per_stage` raises."""
+    """Return the levels of the blocks of some pipeline stages.
+
+    Raises the errors of `layers_per_stage`.
+    """
     sizes, levels = layers_per_stage(shape, layout), block_levels(shape, layout)
     starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
     return tuple(level for stage in stages for level in levels[starts[stage] :][: sizes[stage]])
 
 
 def _stage_levels(size: int, budget: float, shares: list[float]) -> list[RecomputeLevel]:
-    """Of `size` blocks, of which the k-th level keeps `shares[k]` of what lies between."""
+    """Return the levels of `size` blocks.
+
+    `shares[k]` is the share of the memory between full recomputation and none that level k keeps.
+    """
     allowed = budget * size * (1 + SHARE_TOLERANCE) + SHARE_TOLERANCE
     level = 0
     while level < len(RECOMPUTE_LEVELS) - 1 and size * shares[level + 1] <= allowed:
@@ -121,12 +130,12 @@ def _stage_levels(size: int, budget: float, shares: list[float]) -> list[Recompu
 
 
 def level_shares(levels: tuple[RecomputeLevel, ...]) -> dict[RecomputeLevel, float]:
-    """Share of the blocks that are at each level, 0-1."""
+    """Return the share of blocks at each level, 0-1."""
     return {level: levels.count(level) / len(levels) for level in RECOMPUTE_LEVELS}
 
 
 def recomputed_layers(level: RecomputeLevel) -> frozenset[LoraTarget]:
-    """Layers in the part of a block that is computed anew."""
+    """Return the layers in the recomputed part of a block."""
     parts: dict[RecomputeLevel, Iterable[LoraTarget]] = {
         "full": ("q", "k", "v", "o", *FFN),
         "ffn": FFN,
@@ -139,10 +148,10 @@ def recomputed_layers(level: RecomputeLevel) -> frozenset[LoraTarget]:
 def recomputed_linear_flops(
     shape: DecoderShape, level: RecomputeLevel, lora: LoraSpec | None = None
 ) -> float:
-    """FLOPs per token that one block's linear layers do again: 2 a weight that is used again.
+    """Return the FLOPs per token that one block's linear layers repeat: 2 per weight.
 
-    The part ends with the last tensor that its gradient needs: the input of its last product, an
-    adapter's second one if it has one, unless a norm or dropout behind it needs the output.
+    Recomputation stops at the last tensor that the gradients need. This is the input of the last
+    GEMM, or of an adapter's second one, unless a later norm or dropout needs the output.
     """
     sizes, rank = linear_sizes(shape), lora.rank if lora else 0
     adapted_layers = frozenset(lora.targets) if lora else frozenset[LoraTarget]()
@@ -168,7 +177,7 @@ def recomputed_linear_flops(
 
 
 def share_not_recomputed(shape: Shape, level: RecomputeLevel) -> float:
-    """Share of a block's weights whose layers are not computed anew, 0-1."""
+    """Return the share of a block's weights whose layers are not recomputed, 0-1."""
     weights = {
         name: rows * columns * matrices_per_token(shape, name)
         for name, (rows, columns) in linear_sizes(shape).items()

@@ -1,4 +1,4 @@
-"""What a run yields: status, metrics with their spread and window, verdict."""
+"""Result of a run: status, metrics with spread and window, verdict."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ Status = Literal[
     "queued", "running", "ok", "oom", "timeout", "nan", "failed", "incomplete", "cancelled"
 ]
 FINAL: frozenset[str] = frozenset({"ok", "oom", "timeout", "nan", "failed", "cancelled"})
-"""Statuses that a controller writes when it is done; `incomplete` is found by others."""
+"""Final statuses written by a controller. `incomplete` is not final and is detected later."""
 
 
 AS_PRINTED = "as printed"
 LAST_STEP = "last"
-"""Rules by which a figure without a spread may be judged: its source defines it so."""
+"""Rules that support a verdict without a spread, because the reference defines its figure in this
+way."""
 
 
 LONG_WARMUP_STEPS = 10
 LONG_WARMUP_SHARE = 0.25
-"""A warm-up of so many steps, and of so large a share of them, is worth a warning."""
+"""Minimum length of a long warm-up, as a share of the steps. A long warm-up leads to a warning."""
 
 
 class LevelShift(Value):
-    """A step from which on all take another time, as a machine that throttles makes them."""
+    """A lasting step change of the step time, such as thermal throttling causes."""
 
     first_step: int
-    """The first on the new level, as the log prints it."""
+    """First step at the new level, as numbered in the log."""
     ratio: float
-    """New level over old level."""
+    """Step time of the new level divided by that of the old level."""
     left_out: bool = False
-    """Whether the old level was left out of the window as if it had been warm-up."""
+    """True if the old level was excluded from the window like warm-up."""
 
     @property
     def sentence(self) -> str:
-        """What a reader must know of it."""
+        """Description of the shift for readers of the report."""
         way = "slower" if self.ratio > 1 else "faster"
         size = abs(self.ratio - 1)
         if self.left_out:
@@ -54,29 +55,31 @@ class LevelShift(Value):
 
 
 class WindowRecord(Value):
-    """Which steps a figure is taken from, and by which rule."""
+    """Steps from which a figure is computed, and the rule that selected them."""
 
     rule: str
-    """`auto` (the steady window), `last`, `35:44`, `skip:5` or `as printed`."""
+    """Rule that selected the steps: `auto` (the steady window), `last`, `35:44`, `skip:5` or `as
+    printed`."""
     first_step: int | None
-    """Step number as the log prints it; None when there are no steps."""
+    """Step number as in the log; None without steps."""
     last_step: int | None
     n: NonNegativeInt
     n_warmup: NonNegativeInt
     state: Literal["steady", "short", "drifting", "uneven", "none"]
-    """Uneven: its steps keep to no one level, so that the mean step counts, not the median."""
+    """State of the window. `uneven` means that the steps have no single level; then the mean step
+    counts instead of the median."""
     half_width_s: float | None = None
-    """The band around the median in which a step counts as steady."""
+    """Half-width in seconds of the band around the median in which a step counts as steady."""
     drift: float | None = None
-    """Relative change of the step time over the window by the Theil-Sen slope."""
+    """Relative change of the step time over the window, from the Theil-Sen slope."""
     shift: LevelShift | None = None
-    """A lasting change of level at which the run has no one step time."""
+    """Lasting step change, after which the run has no single step time."""
     global_batch: int | None = None
     seq_len: int | None = None
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader must know of the window, a sentence each."""
+        """Remarks on the window for readers of the report, one sentence each."""
         remarks: list[str] = []
         if self.state == "drifting" and self.drift is not None:
             remarks.append(f"the step time drifts by {self.drift:+.1%} over the window")
@@ -93,7 +96,10 @@ class WindowRecord(Value):
 
     @property
     def supports_verdict(self) -> bool:
-        """Whether a verdict may rest on it: steady steps, or a rule of one figure."""
+        """True if the window supports a verdict.
+
+        Its steps are steady, or its rule defines a single figure.
+        """
         return self.rule in (AS_PRINTED, LAST_STEP) or self.state in (
             "steady",
             "drifting",
@@ -102,20 +108,20 @@ class WindowRecord(Value):
 
 
 class Metric(Value):
-    """One figure with what is needed to believe it; None = unknown, and `note` says why."""
+    """One figure with its evidence. A value of None is unknown, and `note` states the reason."""
 
     value: float | None
     unit: str
     n: NonNegativeInt | None = None
-    """Number of steps (or ranks) behind the value."""
+    """Number of steps (or ranks) from which the value is computed."""
     spread: float | None = None
     """Robust relative spread, 1.4826 x MAD / median."""
     low: float | None = None
     high: float | None = None
-    """95 % interval; `interval` says of what kind."""
+    """Upper end of the 95% interval; `interval` states its kind."""
     interval: str | None = None
     statistic: str | None = None
-    """How the value comes from the steps: `median`, `mean`, `p95`, `max`, `sum`."""
+    """Statistic of the steps: `median`, `mean`, `p95`, `max` or `sum`."""
     convention: str | None = None
     source: str | None = None
     note: str | None = None
@@ -123,12 +129,12 @@ class Metric(Value):
     @field_validator("value", "spread", "low", "high", mode="before")
     @classmethod
     def _unknown_where_not_finite(cls, number: Any) -> Any:
-        # What was measured beside it must not be lost to one figure that came to NaN.
+        # One non-finite value must not invalidate the other metrics of the run.
         return None if isinstance(number, float) and not isfinite(number) else number
 
 
 def impossible_figure(metrics: Mapping[str, Metric]) -> str | None:
-    """Return why the metrics of a run cannot be true, or None: an MFU above 100%."""
+    """Return why the metrics of a run cannot be correct (an MFU above 100%); None if they can."""
     mfu = finite_value(metrics.get("mfu"))
     if mfu is None or mfu <= 1:
         return None
@@ -136,92 +142,95 @@ def impossible_figure(metrics: Mapping[str, Metric]) -> str | None:
 
 
 def finite_value(metric: Metric | None) -> float | None:
-    """The metric's value if it is a finite number."""
+    """Return the metric's value if it is finite; otherwise None."""
     if metric is None or metric.value is None or not isfinite(metric.value):
         return None
     return metric.value
 
 
 class RankSummary(Value):
-    """One rank over the window, in median seconds of a step."""
+    """Median times of one rank over the window, in seconds per step."""
 
     rank: NonNegativeInt
     host: str
     stage: NonNegativeInt = 0
-    """Its place on the pipeline axis; only ranks of one stage do equal work."""
+    """Pipeline stage of the rank. Only ranks of one stage do equal work."""
     step_time_s: float | None
     busy_time_s: float | None
     comm_wait_s: float | None
     data_wait_s: float | None
     memory_bytes: dict[str, float] = {}
-    """Peaks by kind: allocated, reserved, resident, device_used."""
+    """Peak memory by kind: allocated, reserved, resident, device_used."""
     cores: str | None = None
-    """Hardware threads that it could use, `0-3,8`."""
+    """Hardware threads available to the rank, such as `0-3,8`."""
     bound: bool | None = None
-    """Whether it was bound to them; None where the log does not say."""
+    """True if the rank was bound to these cores; None if the log does not say."""
 
 
 class RankMemory(Value):
-    """What one rank's memory was used for, from one early step that was watched."""
+    """Memory of one rank by part, measured in one early step."""
 
     rank: NonNegativeInt
     step: NonNegativeInt
     kind: str | None
-    """What `at_peak_bytes` adds up to: `tracked` tensors, or the allocator's `allocated` peak."""
+    """Quantity that `at_peak_bytes` adds up to: `tracked` tensors, or the allocator's `allocated`
+    peak."""
     why: str | None = None
-    """Why the peak is not told by part, or which parts could not be told apart."""
+    """Reason why the peak is not reported by part, or why some parts could not be separated."""
     watcher_bytes: float | None = None
-    """What the tracker itself added to the resident set; figures of the kind `resident` hold it."""
+    """Resident memory of the memory tracker itself. `resident` figures include it."""
     parts_bytes: dict[str, float | None]
-    """Weights, gradients, optimizer, buffers as held; gathered weights, activations and other at
-    the peak; context: what was in use before the model."""
+    """Bytes by part. Weights, gradients, optimizer and buffers are bytes held; gathered weights,
+    activations and other are bytes at the peak; context is memory in use before the model was
+    created."""
     at_peak_bytes: dict[str, float] | None
     peak_bytes: dict[str, float | None]
-    """Peaks of the watched step by kind: allocated, reserved, device_used, resident, tracked."""
+    """Peaks of the measured step by kind: allocated, reserved, device_used, resident, tracked."""
     watched_step_s: float | None = None
-    """Time of the watched step, which is in no other figure."""
+    """Time of the measured step in seconds. No other figure includes it."""
 
     @property
     def size_bytes(self) -> float:
-        """The rank's whole peak: what the device or process used, else tensors with the context."""
+        """Peak of the rank: memory used by device or process, otherwise tensors plus context."""
         peaks = [self.peak_bytes.get(kind) for kind in ("device_used", "resident")]
         peak = next((value for value in peaks if value is not None), None)
         return peak or sum(v or 0.0 for v in self.parts_bytes.values())
 
 
 class MemoryByPart(Value):
-    """Every rank's memory by part, beside the limit and the static lower bound."""
+    """Memory by part of every rank, with the limit and the static lower bound."""
 
     largest_rank: NonNegativeInt
     ranks: tuple[RankMemory, ...]
     limit_bytes: float | None = None
     limit: str | None = None
-    """What the limit is."""
+    """Description of the limit."""
     limit_counts_context: bool = True
-    """False where the limit is on what a rank takes beyond its context."""
+    """True if the limit includes the context of a rank."""
     bound_bytes: dict[str, float] = {}
-    """The static lower bound of the most loaded rank, by part."""
+    """Static lower bound of the most loaded rank, by part."""
     watch_cost_s: float | None = None
-    """How much longer the watched step took than the median steady step, slowest rank."""
+    """Additional time of the measured step over the median steady step, for the slowest rank."""
 
 
 class Straggler(Value):
-    """The rank that is busiest among those of equal work, which the others wait for."""
+    """The busiest rank among ranks with equal work, for which the others wait."""
 
     rank: NonNegativeInt
     host: str
     stage: NonNegativeInt = 0
-    """The pipeline stage within which it was compared."""
+    """Pipeline stage in which the rank was compared."""
     excess: float
-    """Its busy time over the median rank's of its stage, minus 1."""
+    """Busy time of the rank divided by the median of its stage, minus 1."""
     share_of_steps: float
-    """Share of the window's steps in which this rank was the busiest of its stage."""
+    """Share of steps in the window in which the rank was the busiest of its stage."""
     named: bool
-    """True when the excess is beyond chance and 1 %: only then is it blamed."""
+    """True if the excess is above 1% and not explained by chance. Only then is the rank reported.
+    """
 
 
 class ReferenceComparison(Value):
-    """This run beside one published row."""
+    """Comparison of a run with one published row."""
 
     reference: str
     source: str
@@ -230,17 +239,18 @@ class ReferenceComparison(Value):
     unit: str
     ratio: float | None
     statistic: str | None = None
-    """The step time of this run held against it: `median`, or `mean` for a printed average."""
+    """Statistic of the step time that is compared: `median`, or `mean` for a printed average."""
     comparable: bool
     why_not: str | None = None
     resolution: float = 0.0
-    """Half the reference's last printed digit, relative: it widens the margin."""
+    """Half a unit of the reference's last printed digit, relative to its value. It widens the
+    margin."""
     known_error: float = 0.0
-    """Standard error of the ratio's logarithm as far as the steps of this one run tell it."""
+    """Standard error of the logarithm of the ratio, as far as the steps of one run determine it."""
 
 
 class RunVerdict(Value):
-    """What the run says when held against its best reference."""
+    """Verdict on a run compared with its best reference."""
 
     kind: Literal["pass", "slower", "faster", "undecided", "invalid", "none"]
     confidence: Literal["low", "normal"] = "low"
@@ -248,32 +258,32 @@ class RunVerdict(Value):
 
 
 class Result(Value):
-    """The outcome of one run; `paceline run --json` prints it."""
+    """Result of one run, printed by `paceline run --json`."""
 
     schema_version: int = 1
     run: str
     recipe: str
     status: Status
     reason: str | None = None
-    """Why the status is not ok, in one sentence."""
+    """Reason why the status is not ok, in one sentence."""
     log_tail: tuple[str, ...] = ()
     created: str | None = None
-    """ISO 8601, UTC."""
+    """Creation time, ISO 8601, UTC."""
     metrics: dict[str, Metric] = {}
     headline: str = "tokens_per_s"
-    """The metric that states this workload's speed."""
+    """Metric that states the speed of this workload."""
     window: WindowRecord | None = None
     conventions: dict[str, str] = {}
     verdict: RunVerdict
     references: tuple[ReferenceComparison, ...] = ()
     ranks: tuple[RankSummary, ...] = ()
     memory: MemoryByPart | None = None
-    """None when no step was watched for it."""
+    """Memory by part; None if no step was measured for it."""
     straggler: Straggler | None = None
     versions: dict[str, str] = {}
     num_parameters: int | None = None
     resumed_after: NonNegativeInt = 0
-    """The step whose checkpoint the run went on from; 0 when it began anew."""
+    """Step of the checkpoint from which the run resumed; 0 if it started from scratch."""
     steps_done: NonNegativeInt = 0
     steps_requested: NonNegativeInt = 0
     warnings: tuple[str, ...] = ()

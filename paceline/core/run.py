@@ -1,4 +1,4 @@
-"""RunSpec: one fully resolved run; RunSettings: what is known of one that anybody started."""
+"""RunSpec: one fully resolved run. RunSettings: the known settings of any run."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ EngineSettings = dict[str, bool | int | float | str | None]
 
 
 PROFILER_SETTINGS = ("profile", "nccl_trace")
-"""Engine settings that attach a profiler or a trace, which slows a run."""
+"""Engine settings that attach a profiler or a trace. Both slow the run."""
 ALL_DEVICE_PLACEHOLDERS = ("{world_size}", "{devices_per_node}")
-"""Placeholders of a command that takes all devices that there are."""
+"""Placeholders of a command that uses all available devices."""
 Headline = Literal["tokens_per_s", "samples_per_s"]
-"""The metric that states a speed."""
+"""Metric that states the speed."""
 PLACEHOLDER_FIELDS: dict[str, Any] = {
     "model": {
         "kind": "decoder",
@@ -52,22 +52,22 @@ PLACEHOLDER_FIELDS: dict[str, Any] = {
     },
     "training": {"seq_len": 1, "steps": 1, "dtype": "fp32"},
 }
-"""What stands in a bare run in the place of what nobody said; it is written to no file."""
+"""Placeholder values for unknown settings of a bare run. They are never written to a file."""
 
 
 class RunSpec(Value):
-    """Everything that decides what runs; equal specs have equal keys."""
+    """Everything that determines what runs. Equal specs have equal keys."""
 
     recipe: RunLabel[str]
     variant: RunLabel[str | None] = None
     engine: str = "native"
     engine_settings: EngineSettings = {}
-    """What only that engine knows, by its own names."""
+    """Settings of the engine, by their names in that engine."""
     command: tuple[str, ...] = ()
-    """The program of engine `command` and its arguments."""
+    """Program of engine `command` and its arguments."""
     bare: bool = False
-    """A command without a recipe: nobody said what it trains, and no figure may rest on `model`,
-    `training`, `data` or `layout`, which files leave out."""
+    """True for a command without a recipe. What it trains is unknown. No figure may use `model`,
+    `training`, `data` or `layout`, and files omit them."""
     model: Annotated[Shape, FieldMark.TRAINED]
     lora: Annotated[LoraSpec | None, FieldMark.TRAINED] = None
     training: Annotated[Training, FieldMark.TRAINED]
@@ -78,19 +78,20 @@ class RunSpec(Value):
         "causal"
     )
     nominal_parameters: PositiveFloat | None = None
-    """P of the six-n convention when a source uses a rounded one (1.3e9)."""
+    """Rounded parameter count P of the six-n convention, if a source uses one (1.3e9)."""
     time_limit_s: RunLabel[PositiveFloat | None] = None
     hang_limit_s: RunLabel[PositiveFloat] = 300.0
-    """A rank that finishes no micro-batch for so long is taken as hung."""
+    """Seconds without a finished micro-batch after which a rank counts as hung."""
     memory_limit_bytes: PositiveFloat | None = None
-    """On a CPU: what each rank may allocate beyond what it uses before the model is made."""
+    """On a CPU, the maximum number of bytes that each rank may allocate in addition to its use
+    before the model is created."""
     memory_parts: RunLabel[bool] = True
-    """Watch one early step to tell the peak's memory by part; its time counts in no figure."""
+    """Measure memory by part in one early step. No figure includes the time of this step."""
     checkpoint: Annotated[Checkpointing, FieldMark.TRAINED] = Checkpointing()
     mlperf: RunLabel[MlperfLog | None] = None
-    """Labels of the MLPerf log that the run writes; None writes none."""
+    """Labels of the MLPerf log that the run writes. Unset writes none."""
     profile: Profiling | None = None
-    """The tool that is attached, which slows the run; None measures it as it is."""
+    """Attached profiling tool, which slows the run. Unset profiles nothing."""
     references: RunLabel[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
@@ -122,22 +123,22 @@ class RunSpec(Value):
 
     @property
     def steps_requested(self) -> int | None:
-        """Steps after which the training is complete; None where a user's own program decides."""
+        """Number of steps of the complete training; None if a user's program decides."""
         return None if self.command else self.training.steps
 
     @property
     def world_size(self) -> int:
-        """Ranks of the run."""
+        """Number of ranks."""
         return self.cluster.world_size
 
     @property
     def dp(self) -> int:
-        """Data-parallel replicas."""
+        """Number of data-parallel replicas."""
         return self.layout.dp(self.world_size)
 
     @property
     def parallel(self) -> ParallelRun:
-        """What rules, memory and traffic of the parallel axes follow from."""
+        """Input of the rules, the memory and the traffic of the parallel axes."""
         training = self.training
         return ParallelRun(
             layout=self.layout,
@@ -155,20 +156,26 @@ class RunSpec(Value):
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the whole model, adapters included."""
+        """Number of parameters of the whole model, adapters included."""
         adapters = lora_parameters(self.model, self.lora) if self.lora else 0
         return num_parameters(self.model, self.layout.tp) + adapters
 
     @property
     def key(self) -> str:
-        """Eight hexadecimal digits of what runs: fields that differ from defaults, no labels."""
+        """Eight hexadecimal digits that identify what runs.
+
+        They cover all fields that differ from the defaults, except labels.
+        """
         labels = marked_fields(RunSpec, FieldMark.LABEL)
         content = self.model_dump(mode="json", exclude_defaults=True, exclude=labels)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 class RunSettings(Value):
-    """What is known of a run, whoever started it; None is unknown and never means a default."""
+    """Known settings of a run, independent of who started it.
+
+    None means unknown. It never means a default.
+    """
 
     recipe: str | None = None
     variant: str | None = None
@@ -179,9 +186,9 @@ class RunSettings(Value):
     matmul_precision: str | None = None
     seq_len: PositiveInt | None = None
     global_batch: PositiveInt | None = None
-    """Sequences per optimizer step over all devices; None also while a batch ramps up."""
+    """Sequences per optimizer step over all devices; also None during a batch ramp-up."""
     device: str | None = None
-    """A name of the device catalog, or `cpu`."""
+    """Name in the device catalog, or `cpu`."""
     device_label: str | None = None
     device_memory_bytes: PositiveFloat | None = None
     num_devices: PositiveInt | None = None
@@ -190,22 +197,23 @@ class RunSettings(Value):
     data: str | None = None
     """Kind of data: `synthetic`, `stdlib`, `text`, ..."""
     packing: str | None = None
-    """`packed` samples are windows of one line of tokens, `padded` ones records of their own."""
+    """Packing of samples: `packed` samples are windows of one token stream, `padded` samples are
+    single records."""
     document_mask: bool | None = None
-    """Whether tokens of packed samples attend to their own document alone."""
+    """True if tokens of packed samples attend only to their own document."""
     loss_on: str | None = None
-    """Of padded or masked samples: `all` positions, or the `text` alone."""
+    """Positions in the loss of padded or masked samples: `all`, or `text` only."""
     real_tokens_per_sample: PositiveFloat | None = None
     flops_convention: Annotated[str, AfterValidator(validate_convention)] | None = None
     nominal_parameters: PositiveFloat | None = None
     total_tokens: PositiveFloat | None = None
     profiled: bool | None = None
-    """Whether a profiler was attached, which slows a run."""
+    """True if a profiler was attached, which slows a run."""
     origin: Literal["measured", "imported"] = "measured"
 
     @classmethod
     def of(cls, spec: RunSpec) -> RunSettings:
-        """Return all settings of a run that Paceline itself starts."""
+        """Return the settings of a run that Paceline starts."""
         cluster, training = spec.cluster, spec.training
         if spec.bare:
             return cls._of_command(spec)
@@ -239,9 +247,9 @@ class RunSettings(Value):
 
     @classmethod
     def _of_command(cls, spec: RunSpec) -> RunSettings:
-        """Return what is known of a program before it has printed anything: where it runs."""
+        """Return the known settings of a program before it prints anything: where it runs."""
         cluster, settings = spec.cluster, spec.engine_settings
-        # A program that is started once a node may use any of its devices.
+        # A program that is started once per node may use any of its devices.
         takes_all = any(name in word for word in spec.command for name in ALL_DEVICE_PLACEHOLDERS)
         counted = settings.get("per") == "device" or "devices" in settings or takes_all
         return cls(
@@ -256,18 +264,18 @@ class RunSettings(Value):
 
     @property
     def headline(self) -> Headline:
-        """The metric that states the speed: samples/s of padded records and of captioned images."""
+        """Metric of the speed: samples/s for padded records and captioned images."""
         images = self.model is not None and self.model.kind == "mmdit"
         return "samples_per_s" if images or self.packing == "padded" else "tokens_per_s"
 
     @property
     def batch_unit(self) -> str:
-        """What a batch is counted in: one of them."""
+        """Unit of a batch, in the singular."""
         return "sample" if self.headline == "samples_per_s" else "sequence"
 
     @property
     def flops_input(self) -> FlopsInput | None:
-        """What the FLOPs conventions look at; None while model or sequence length is unknown."""
+        """Input of the FLOPs conventions; None if model or sequence length is unknown."""
         if self.model is None or self.seq_len is None:
             return None
         return flops_input(
@@ -275,13 +283,13 @@ class RunSettings(Value):
         )
 
     def unknown(self, *names: str) -> str | None:
-        """`not known: model, device` for those of `names` that are None, or None."""
+        """Return `not known: model, device` for those of `names` that are None, else None."""
         missing = [name.replace("_", " ") for name in names if getattr(self, name) is None]
         return f"not known: {', '.join(missing)}" if missing else None
 
 
 def _world_size(fields: dict[str, Any]) -> int:
-    """Devices of a spec that is not validated yet, 1 where it has no sound cluster."""
+    """Return the number of devices of an unvalidated spec; 1 without a valid cluster."""
     cluster = fields.get("cluster")
     if isinstance(cluster, Cluster):
         return cluster.world_size

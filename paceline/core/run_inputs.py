@@ -1,4 +1,4 @@
-"""What a run read beside its recipe: data, tokenizers, weights, each with what it was."""
+"""Inputs of a run other than its recipe (data, tokenizers, weights), with their digests."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from paceline.core.value import NonNegativeInt, Value
 
 
 class RunInput(Value):
-    """What one field of a run's settings names: a file, the files of one prefix, or a folder."""
+    """Input at one field of a run's settings: a file, the files of one prefix, or a folder."""
 
     field: str
-    """Dotted, as `data.path`; `data.text` is what tokens were made of before the run."""
+    """Dotted name of the field, such as `data.path`. `data.text` is the text that was tokenized
+    before the run."""
     path: str
     asset: AssetName | None = None
-    """The staged asset that it lies in."""
+    """Staged asset that contains the input."""
     inside: InnerPath | Literal[""] = ""
-    """Its path inside that asset."""
+    """Path inside that asset."""
     revision: str | None = None
-    """The asset's commit or digest, where its source told one."""
+    """Commit or digest of the asset, if its source reports one."""
     files: NonNegativeInt
     bytes: NonNegativeInt
     sha256: str | None
-    """Of the only file, of several over sorted lines `sha256  path`, with paths inside of what was
-    read; None where nobody knows it of them all."""
+    """SHA-256 of a single file, or over sorted lines `sha256  path` of several files, with relative
+    paths. None if the digest of any file is unknown."""
 
     def is_alike(self, other: RunInput) -> bool:
-        """Whether it has the content of `other`: by digest, by size alone where neither has one."""
+        """Return whether the contents are equal, by digest, or by size if neither input has one."""
         ours, theirs = ((i.sha256, i.files, i.bytes) for i in (self, other))
         return ours == theirs
 
     @property
     def identity(self) -> str:
-        """What it is wherever it lies, for people."""
+        """Description of the input, independent of its location."""
         parts = [f"{self.asset}/{self.inside}".rstrip("/")] if self.asset else []
         parts += [f"revision {self.revision[:12]}"] if self.revision else []
         parts += [f"sha256 {self.sha256[:12]}"] if self.sha256 else []
@@ -41,7 +42,7 @@ class RunInput(Value):
 
 
 class RunInputs(Value):
-    """inputs.json of a run folder: what the run read, and the manifests of what was staged."""
+    """inputs.json of a run folder: the inputs of the run, and the manifests of staged assets."""
 
     schema_version: Literal[1] = 1
     inputs: tuple[RunInput, ...]

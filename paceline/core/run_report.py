@@ -1,4 +1,4 @@
-"""Everything that is known of one run when it is reported."""
+"""Input of the report of one run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from paceline.core.waterfall import WaterfallLevel
 
 @dataclass(frozen=True)
 class RunReport:
-    """Everything that a report of one run shows."""
+    """All data that the report of one run shows."""
 
     result: Result
     steps: Steps
-    """All steps, ranks merged."""
+    """All steps, merged over ranks."""
     spec: RunSpec | None
-    """None when only logs are known."""
+    """Resolved run; None if only logs are available."""
     facts: RunSettings
     command: str
     job_script: str
     inventory: dict[str, Any] = field(default_factory=dict[str, Any])
     folder: str = ""
     files: tuple[str, ...] = ()
-    """Paths inside `folder`."""
+    """Paths of files, relative to `folder`."""
     stacks: dict[str, str] = field(default_factory=dict[str, str])
-    """What the ranks did when they were ended, by the file's path inside `folder`."""
+    """Stack traces of ranks that were terminated, by path relative to `folder`."""
     waterfall: tuple[WaterfallLevel, ...] = ()
-    """From the peak over the estimate to the measured step; empty where nobody asked for it."""
+    """MFU waterfall from the peak through the estimate to the measured step; empty if not
+    requested."""
     expected: str = ""
-    """The measured step beside the expected one, or why there is none, in a sentence."""
+    """Sentence that compares the measured with the expected step, or states why there is no
+    estimate."""

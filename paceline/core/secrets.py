@@ -1,4 +1,4 @@
-"""What is secret by its name, by its form, or because the environment says so; and its removal."""
+"""Detection and redaction of secrets, by variable name, by format and by environment variables."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from paceline.core.text import printable
 REDACTED = "(redacted)"
 
 SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH|JWT|COOKIE|_PWD$|_PAT$", re.IGNORECASE)
-"""Names of variables whose values are written into no file, no argument and no report."""
+"""Names of variables whose values are not written to files, arguments or reports."""
 _NUMBER = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?", re.IGNORECASE)
 SHORTEST_VALUE = 6
-"""Characters of an environment's secret that is searched for: a shorter one is in every text."""
+"""Minimum length of a secret value to search for. Shorter values occur in any text."""
 LONG_WORD = 12
-"""Letters alone that are fewer are a word of some text, whatever variable has it."""
+"""Minimum length of a value of letters only. Shorter ones are ordinary words."""
 _OPENS = re.compile(
     r"(?<!PER_)(?:TOKEN|KEY|SECRET|PASS(?:W(?:OR)?D|PHRASE)?|JWT|COOKIE|_PWD|_PAT)$", re.IGNORECASE
 )
-"""Names of variables whose value may be a secret that is a number: MAX_TOKENS is a plain one."""
+"""Names of variables whose secret may be a number. MAX_TOKENS, for example, holds an ordinary one.
+"""
 _PLAIN_VALUE = re.compile(r"true|false|none|yes|no|on|off|default|auto|[/~.].*", re.IGNORECASE)
-"""Values of variables such as TOKENIZERS_PARALLELISM and SSH_AUTH_SOCK, which are no secrets."""
+"""Harmless values of variables such as TOKENIZERS_PARALLELISM and SSH_AUTH_SOCK."""
 
-# Lengths are bounded, for texts may be hostile: each try of a form must end soon.
-# What a secret is made of: nothing that ends a word in JSON, HTML, YAML, a shell or a URL.
+# Lengths are bounded, because the text may be hostile and each match attempt must end soon. The
+# class of characters excludes all that end a word in JSON, HTML, YAML, a shell or a URL.
 _WORD = r"[^\s\"'`<>&;,\\|(){}\[\]]"
 _OF_KEYS = re.compile(
     r"(?:api|access|account|private|secret|auth|license|shared|ngc|wandb|hf)[_-]?$", re.I
 )
-"""What stands before `key` where that opens something: there are cache keys and sort keys too."""
+"""Words before `key` that mark a credential. Cache keys and sort keys are not secrets."""
 _PREFIXES = "|".join(
     (
         r"hf_[A-Za-z0-9]{16,}",  # Hugging Face
@@ -52,7 +53,8 @@ _PREFIXES = "|".join(
 )
 _FORMS = (
     re.compile(rf"\b(?:{_PREFIXES})"),
-    # user:password@ or token@ in a URL; up to the last @, for a password may hold any character.
+    # user:password@ or token@ in a URL, up to the last @, because a password may contain any
+    # character.
     re.compile(
         rf"(?P<keep>://)(?!git@)(?:[^\s/:@\"'<>\\]{{0,200}}:{_WORD}{{1,999}}|"
         r"[^\s/@\"'<>\\]{1,999})(?=@)"
@@ -63,7 +65,7 @@ _FORMS = (
         re.I,
     ),
     re.compile(
-        # Words of prose follow these, too: a capital inside, a digit or a sign tells.
+        # Ordinary words also follow these. An inner capital, a digit or a sign marks a secret.
         r"(?P<keep>\bBearer\s+(?=[\w.~+/=-]{0,99}(?:\d|[._~+/-]\w|(?-i:[a-z][A-Z])))|"
         r"\b(?:Basic|Token)\s+(?![\d.,]+(?![\w~+/=-]))"
         r"(?=[\w.~+/=-]{0,99}(?:[\d=]|(?-i:[a-z][A-Z]))))[\w.~+/-]{8,}=*",
@@ -89,31 +91,34 @@ _BEGINNING = re.compile(
     "://|authorization|bearer|basic|token|passw|passphrase|pwd|key|secret|credential|sig|-----begin|"
     "hf_|nvapi-|sk-|gh[pousr]_|github_|glpat-|akia|asia|aiza|ya29|xox|dckr_|npm_|pypi-|eyj"
 )
-"""Where a form may begin, in lower case: one pass over the text finds the few places to look at."""
+"""Possible beginnings of a secret, in lower case. One pass finds the few positions to examine."""
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable is to be kept out of files, arguments and reports."""
+    """Return whether a variable must be kept out of files, arguments and reports."""
     return bool(SECRET_NAME.search(name)) or has_secret(value)
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a plain number, as it stands in any table of figures."""
+    """Return whether a text is a plain number, as in any table of figures."""
     return bool(_NUMBER.fullmatch(text))
 
 
 def has_secret(text: str) -> bool:
-    """Whether some part of a text has the form of a secret."""
+    """Return whether any part of a text has the format of a secret."""
     return _without_forms(text) != text
 
 
 def clean(text: str) -> str:
-    """Return `text` fit for a terminal: no control characters, no secrets of the environment."""
+    """Return `text` for terminal output, without control characters and secrets.
+
+    Secrets are those of the environment, and known formats.
+    """
     return redact(printable(text), os.environ)
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """`text` without secrets: by form, and the values of the environment's secret variables."""
+    """Return `text` without secrets: known formats, and values of secret environment variables."""
     if environment:
         for value, word in _values(frozenset(environment.items())):
             if value in text:
@@ -123,7 +128,10 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 @cache
 def _values(environment: frozenset[tuple[str, str]]) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """Whole words that are secrets by variables, the longest first, for one may hold another."""
+    """Return secret values and their patterns, longest first.
+
+    The longest comes first because one value may contain another.
+    """
     values = {
         value
         for name, value in environment
@@ -141,10 +149,13 @@ def _values(environment: frozenset[tuple[str, str]]) -> tuple[tuple[str, re.Patt
 
 def _without_forms(text: str) -> str:
     lower = text.lower()
-    if len(lower) != len(text):  # A few letters become two, which would move all that follows.
+    if len(lower) != len(
+        text
+    ):  # Lower case of a few letters is two characters, which would shift all later positions.
         lower = "".join(letter if len(letter.lower()) != 1 else letter.lower() for letter in text)
     spans: list[tuple[int, int]] = []
-    # A form does not begin inside what it has matched; others may: `npm_NAME_token=VALUE`.
+    # A format does not match again inside its own match, but another one may:
+    # `npm_NAME_token=VALUE`.
     ends = [0] * len(_FORMS)
     for beginning in _BEGINNING.finditer(lower):
         start = beginning.start()
@@ -163,7 +174,7 @@ def _without_forms(text: str) -> str:
 
 
 def _secret_span(match: re.Match[str]) -> tuple[int, int] | None:
-    """Return where the secret of a form begins and ends; None where it is no secret."""
+    """Return start and end of the secret in a match; None if it is not a secret."""
     parts = match.groupdict()
     if "value" in parts:
         before = match.string[max(0, match.start() - 12) : match.start()]
@@ -174,9 +185,9 @@ def _secret_span(match: re.Match[str]) -> tuple[int, int] | None:
 
 
 def _is_random(word: str) -> bool:
-    """Whether a word looks drawn, not written: letters and digits mixed, as no name is.
+    """Return whether a word looks random: it mixes letters and digits unlike a name.
 
-    `pad_token: <|endoftext|>`, `token=end_of_text` and `secret: kept` are no secrets.
+    `pad_token: <|endoftext|>`, `token=end_of_text` and `secret: kept` are not secrets.
     """
     if _NUMBER.fullmatch(word):
         return False
@@ -186,7 +197,7 @@ def _is_random(word: str) -> bool:
 
 
 def secret_words(words: Sequence[str], environment: Mapping[str, str]) -> frozenset[int]:
-    """Which words of a command hold a secret, by themselves or behind the one before them."""
+    """Return the indices of words with a secret, alone or together with the preceding word."""
     before = ("", *words)
     return frozenset(
         at
@@ -197,6 +208,6 @@ def secret_words(words: Sequence[str], environment: Mapping[str, str]) -> frozen
 
 
 def redacted_words(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The words of a command, those that hold a secret replaced."""
+    """Return the words of a command, with words that contain a secret replaced."""
     secret = secret_words(words, environment)
     return tuple(REDACTED if at in secret else word for at, word in enumerate(words))

@@ -1,4 +1,4 @@
-"""Model shapes and their exact parameter counts: decoders, and what all shapes have in common."""
+"""Model shapes and exact parameter counts: decoders, and functions for all models."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FFN: frozenset[LoraTarget] = frozenset({"up", "gate", "down"})
 
 
 class LatentAttention(Value):
-    """Keys and values of all heads from one narrow vector a token (arXiv:2405.04434, section 2.1).
+    """Multi-head latent attention: all keys and values come from one compressed vector per token.
 
-    Names are those of DeepSeek's configurations. Beside the part of a head's query and key that
-    comes from narrow vectors, a part rotates, whose key all heads share.
+    Source: arXiv:2405.04434, section 2.1. Names follow DeepSeek's configurations. A head's query
+    and key have a part from compressed vectors and a rotary part, whose key all heads share.
     """
 
     q_lora_rank: PositiveInt | None = None
@@ -34,21 +34,21 @@ class LatentAttention(Value):
 
     @property
     def qk_head_dim(self) -> int:
-        """Width of a head's queries and keys."""
+        """Width of queries and keys of one head."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def mean_head_dim(self) -> float:
-        """Width of a head in attention's two products, their mean."""
+        """Mean width of a head in the two GEMMs of attention."""
         return (self.qk_head_dim + self.v_head_dim) / 2
 
     @property
     def norm_weights(self) -> int:
-        """Weights of the norms of both narrow vectors."""
+        """Number of weights of the norms of both compressed vectors."""
         return (self.q_lora_rank or 0) + self.kv_lora_rank
 
     def weights(self, hidden_size: int, num_heads: int) -> int:
-        """Weights of a block's products for queries, keys and values, without the output's."""
+        """Return the weights of a block's query, key and value projections, without the output."""
         queries = num_heads * self.qk_head_dim
         if self.q_lora_rank is None:
             of_queries = hidden_size * queries
@@ -60,12 +60,15 @@ class LatentAttention(Value):
 
     @property
     def saved_latents(self) -> int:
-        """Numbers a token that a block keeps of the narrow vectors, before and behind norms."""
+        """Numbers per token that a block saves of the compressed vectors.
+
+        They are saved before and after the norms.
+        """
         return 2 * self.norm_weights
 
 
 class DecoderShape(Value):
-    """A decoder-only transformer: GPT-2/Megatron, OPT and Llama are settings of it."""
+    """A decoder-only transformer. Its settings cover GPT-2/Megatron, OPT and Llama."""
 
     kind: Literal["decoder"] = "decoder"
     """Kind of model: `decoder`, or `mmdit` for a Flux diffusion transformer."""
@@ -103,7 +106,7 @@ class DecoderShape(Value):
     norm_eps: PositiveFloat = 1e-5
     """Epsilon of the norms."""
     norm_zero_centered: bool = False
-    """Norms multiply by 1 + weight (Gemma)."""
+    """Multiply by 1 + weight in norms (Gemma)."""
     qk_norm: bool = False
     """Normalize queries and keys per head before the rotary embedding."""
     final_norm: bool = True
@@ -209,24 +212,27 @@ class DecoderShape(Value):
 
     @property
     def kv_heads(self) -> int:
-        """Key/value heads, with the default filled in."""
+        """Number of key/value heads, with the default applied."""
         return self.num_kv_heads or self.num_heads
 
     @property
     def head_dim(self) -> int:
-        """Width of one head, with the default filled in."""
+        """Width of one head, with the default applied."""
         return self.head_size or self.hidden_size // self.num_heads
 
     @property
     def rotary_dim(self) -> int:
-        """Features of a head that rotate."""
+        """Number of features per head with rotary embedding."""
         if self.latent_attention is not None:
             return self.latent_attention.qk_rope_head_dim
         return int(self.head_dim * self.partial_rotary_factor)
 
     @property
     def num_local_layers(self) -> int:
-        """Layers with a window: none, all, or all but every sliding_window_pattern-th."""
+        """Number of layers with a sliding window.
+
+        It is none, all, or all but every sliding_window_pattern-th.
+        """
         if self.sliding_window is None:
             return 0
         pattern = self.sliding_window_pattern
@@ -234,46 +240,49 @@ class DecoderShape(Value):
 
     @property
     def dropped_probabilities(self) -> float:
-        """Share of attention's probabilities that training drops, with the default filled in."""
+        """Dropout of attention probabilities, with the default applied."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
     def attention_size(self) -> int:
-        """num_heads x head_dim: the width of queries and of attention's output."""
+        """Width of queries and of the attention output, num_heads x head_dim."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """num_kv_heads x head_dim: the width of keys and of values."""
+        """Width of keys and of values, num_kv_heads x head_dim."""
         return self.kv_heads * self.head_dim
 
     @property
     def embed_dim(self) -> int:
-        """Width of the token embedding, with the default filled in."""
+        """Width of the token embedding, with the default applied."""
         return self.embedding_size or self.hidden_size
 
     @property
     def num_ffn_matrices(self) -> int:
-        """3 with a gate (SwiGLU), else 2."""
+        """Number of MLP matrices: 3 with a gate (SwiGLU), else 2."""
         return 3 if self.gated_ffn else 2
 
     @property
     def saved_ffn_tensors(self) -> int:
-        """Tensors of the ffn's width that its backward pass needs: of ReLU's only the output."""
+        """Number of MLP-width tensors that the backward pass needs. ReLU needs only its output."""
         plain_relu = self.activation == "relu" and not self.gated_ffn
         return 1 if plain_relu else self.num_ffn_matrices
 
     @property
     def saved_stream_tensors(self) -> float:
-        """Tensors of the stream's width that a block keeps: inputs and outputs of both norms.
+        """Number of stream-width tensors that a block saves: inputs and outputs of both norms.
 
-        Of a norm behind a layer only the input is needed.
+        Norms after a layer save only their input.
         """
         return 6.0 if self.norm_position == "both" else 4.0
 
     @property
     def saved_head_size(self) -> int:
-        """Width of what attention keeps: queries, keys, values, output; those before qk_norm."""
+        """Width of the tensors that attention saves: queries, keys, values and output.
+
+        With `qk_norm`, it includes queries and keys before the norm.
+        """
         if self.latent_attention is not None:
             return round(4 * self.num_heads * self.latent_attention.mean_head_dim)
         before_norms = self.attention_size + self.kv_size if self.qk_norm else 0
@@ -281,27 +290,30 @@ class DecoderShape(Value):
 
     @property
     def causal(self) -> bool:
-        """Whether tokens see none after them."""
+        """True, because tokens do not attend to later tokens."""
         return True
 
     @property
     def conventions(self) -> tuple[str, ...]:
-        """The FLOPs conventions that say something true of it; empty stands for all."""
+        """FLOPs conventions that apply to the model; empty means all."""
         return ()
 
     @property
     def loss_unit(self) -> str:
-        """Of the mean loss."""
+        """Unit of the mean loss."""
         return "nats/token"
 
     def padded_vocab(self, tp: int = 1) -> int:
-        """Rows of the embedding: vocab_size rounded up to vocab_multiple x tp."""
+        """Return the rows of the embedding.
+
+        This is vocab_size rounded up to a multiple of vocab_multiple x tp.
+        """
         multiple = self.vocab_multiple * tp if self.vocab_multiple > 1 else 1
         return -(-self.vocab_size // multiple) * multiple
 
 
 def _kind(model: Any) -> str:
-    """The kind that a model states, as a mapping or as a shape; a decoder needs to state none."""
+    """Return the kind of a model, given as a mapping or as a shape. The default is decoder."""
     if isinstance(model, dict):
         return str(model.get("kind", "decoder"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     return str(getattr(model, "kind", "decoder"))
@@ -315,7 +327,7 @@ Shape = Annotated[
         custom_error_message="kind is neither decoder nor mmdit",
     ),
 ]
-"""Any model; `kind` tells them apart."""
+"""Shape of any model, discriminated by `kind`."""
 
 
 class LoraSpec(Value):
@@ -336,7 +348,7 @@ class LoraSpec(Value):
 
 
 def linear_sizes(shape: Shape) -> dict[LoraTarget, tuple[int, int]]:
-    """(in, out) features of the linear layers of one block that can carry adapters."""
+    """Return (in, out) features of the linear layers of one block that can have adapters."""
     if shape.kind == "mmdit":
         return {}
     h, a, kv, f = shape.hidden_size, shape.attention_size, shape.kv_size, shape.ffn_size
@@ -351,17 +363,17 @@ def linear_sizes(shape: Shape) -> dict[LoraTarget, tuple[int, int]]:
 
 
 def norm_parameters(shape: DecoderShape) -> int:
-    """Parameters of one norm: a weight per feature, and a bias for layernorm."""
+    """Return the parameters of one norm: a weight per feature, and a bias for layernorm."""
     return shape.hidden_size * vectors_of_norm(shape)
 
 
 def vectors_of_norm(shape: DecoderShape) -> int:
-    """1 for a weight alone, 2 for layernorm's weight and bias."""
+    """Return 1 for RMSNorm (weight only) or 2 for LayerNorm (weight and bias)."""
     return 2 if shape.norm == "layernorm" else 1
 
 
 def block_parameters(shape: DecoderShape) -> int:
-    """Parameters of one transformer block: linear layers, their biases, norms."""
+    """Return the parameters of one transformer block: linear layers, biases and norms."""
     sizes = linear_sizes(shape).items()
     weights = sum(
         rows * columns * matrices_per_block(shape, name) for name, (rows, columns) in sizes
@@ -380,52 +392,59 @@ def block_parameters(shape: DecoderShape) -> int:
 
 
 def matrices_per_block(shape: Shape, name: LoraTarget) -> int:
-    """Matrices of this name in a block: one, or one an expert."""
+    """Return the number of matrices of this name in a block: one, or one per expert."""
     return shape.num_experts if shape.kind == "decoder" and name in FFN else 1
 
 
 def matrices_per_token(shape: Shape, name: LoraTarget) -> int:
-    """Matrices of this name that a token passes."""
+    """Return the number of matrices of this name that are applied to a token."""
     return shape.experts_per_token if shape.kind == "decoder" and name in FFN else 1
 
 
 def expert_weights(shape: DecoderShape) -> int:
-    """Weights of all experts of a block, 0 for an MLP without."""
+    """Return the weights of all experts of a block; 0 for a dense MLP."""
     if shape.num_experts == 1:
         return 0
     return shape.num_experts * shape.num_ffn_matrices * shape.hidden_size * shape.ffn_size
 
 
 def latent_weights(shape: DecoderShape) -> int:
-    """Weights of latent attention's products but the last of a block; 0 without it."""
+    """Return the weights of a block's latent attention without the output projection, or 0."""
     latent = shape.latent_attention
     return latent.weights(shape.hidden_size, shape.num_heads) if latent is not None else 0
 
 
 def dense_layers_surplus(shape: DecoderShape, experts: int) -> int:
-    """Weights of the first dense layers beyond those of as many with that number of experts."""
+    """Return the weights of the first dense layers minus those of as many layers with experts.
+
+    `experts` is the number of experts per layer.
+    """
     of_width = shape.num_ffn_matrices * shape.hidden_size
     wider = (shape.dense_ffn_size or 0) - experts * shape.ffn_size
     return shape.first_dense_layers * (of_width * wider - router_and_shared_weights(shape))
 
 
 def mtp_parameters(shape: DecoderShape) -> int:
-    """Parameters of the layers that predict more tokens: a block, a product and three norms each.
+    """Return the parameters of the multi-token prediction layers.
 
-    Embedding and head are the model's own.
+    Each has a block, a projection and three norms. It shares the embedding and the head of the
+    model.
     """
     joined = 2 * shape.hidden_size**2 + 3 * norm_parameters(shape)
     return shape.mtp_layers * (block_parameters(shape) + joined)
 
 
 def router_and_shared_weights(shape: DecoderShape) -> int:
-    """Weights of a block's router and shared MLP, which all tokens pass; 0 without experts."""
+    """Return the weights of a block's router and shared expert, or 0 without experts."""
     router = shape.hidden_size * shape.num_experts if shape.num_experts > 1 else 0
     return router + shape.num_ffn_matrices * shape.hidden_size * shape.shared_ffn_size
 
 
 def parameter_parts(shape: Shape, tp: int = 1) -> dict[str, int]:
-    """Parameters by part: embedding, positions, blocks, mtp, norms and others; no adapters."""
+    """Return the parameters by part: embedding, positions, blocks, mtp, norms and others.
+
+    Adapters are not included.
+    """
     if shape.kind == "mmdit":
         return shape.parameter_parts(tp)
     vocab = shape.padded_vocab(tp)
@@ -444,7 +463,7 @@ def parameter_parts(shape: Shape, tp: int = 1) -> dict[str, int]:
 
 
 def num_parameters(shape: Shape, tp: int = 1) -> int:
-    """Parameters of the whole model, adapters excluded.
+    """Return the number of parameters of the whole model, without adapters.
 
     For a GPT this is l(12h^2+13h) + Vh + sh + 2h (Narayanan et al., arXiv:2104.04473, equation 2).
     """
@@ -452,7 +471,7 @@ def num_parameters(shape: Shape, tp: int = 1) -> int:
 
 
 def lora_parameters(shape: Shape, lora: LoraSpec) -> int:
-    """Parameters of all adapters: rank x (in + out) for every target of every block."""
+    """Return the parameters of all adapters: rank x (in + out) for every target of every block."""
     sizes = linear_sizes(shape)
     return shape.num_layers * sum(
         lora.rank * sum(sizes[t]) * matrices_per_block(shape, t) for t in lora.targets if t in sizes
@@ -460,7 +479,7 @@ def lora_parameters(shape: Shape, lora: LoraSpec) -> int:
 
 
 def adapted_weights(shape: Shape, lora: LoraSpec) -> int:
-    """Weights of all matrices that carry an adapter and are frozen for it."""
+    """Return the weights of all frozen matrices that have an adapter."""
     sizes = linear_sizes(shape)
     return shape.num_layers * sum(
         sizes[t][0] * sizes[t][1] * matrices_per_block(shape, t) for t in lora.targets if t in sizes
@@ -468,7 +487,10 @@ def adapted_weights(shape: Shape, lora: LoraSpec) -> int:
 
 
 def trainable_parameters(shape: Shape, lora: LoraSpec | None = None, tp: int = 1) -> int:
-    """Parameters with a gradient: all, or with LoRA the adapters and what `train_rest` adds."""
+    """Return the number of parameters with a gradient.
+
+    These are all parameters, or with LoRA the adapters and the parameters that `train_rest` adds.
+    """
     if lora is None:
         return num_parameters(shape, tp)
     if not lora.train_rest:
