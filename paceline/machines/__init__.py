@@ -1,7 +1,8 @@
-"""Machines: each renders a Job as a script, starts that very script and watches it.
+"""Launchers: each renders a Job as a script, starts exactly that script and monitors it.
 
-local, ssh and slurm are the launchers; placement chooses one for a request. node holds what every
-node of a job runs, the same under ssh and Slurm; probe measures what a machine is and can reach.
+local, ssh and slurm are the launchers; placement chooses one for a request. node holds the programs
+that every node of a job runs, which are the same under ssh and Slurm. probe measures a machine's
+properties and achievable rates.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from paceline.core.result import Status
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a launcher itself knows that a job ended: a lost host, a state of the batch system."""
+    """End of a job as known to its launcher: a lost host, or a state of the batch system."""
 
     status: Status
     reason: str
     hosts: tuple[str, ...] = ()
-    """The hosts at fault."""
+    """Hosts at fault."""
 
 
 class Handle(Protocol):
-    """A started job; what has a body here may be left out by a class that derives from this one."""
+    """A started job. Subclasses may omit the methods that have a body here."""
 
     @property
     def timed_out(self) -> bool:
@@ -36,46 +37,49 @@ class Handle(Protocol):
         ...
 
     def poll(self) -> int | None:
-        """The exit code when the job has ended, else None."""
+        """Return the exit code if the job has ended, else None."""
         ...
 
     def stop(self) -> int:
-        """End every process of the job; the exit code."""
+        """End every process of the job and return the exit code."""
         ...
 
     def sweep(self) -> None:
-        """End what a finished job has left behind."""
+        """End processes that a finished job has left behind."""
         ...
 
     def verdict(self) -> JobEnd | None:
-        """What the launcher knows of a job's end that the ranks cannot tell; None if nothing."""
+        """Return what the launcher knows of the job's end; None if only the ranks can tell."""
         ...
 
     def restart(self) -> bool:
-        """Start a job anew whose end the machine is to blame for; False where that is not done."""
+        """Restart a job that ended through a fault of the machine.
+
+        Returns False if it is not restarted.
+        """
         return False
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the run's record must tell of how it was started."""
+        """Warnings about how the job was started, for the run's record."""
         return ()
 
     @property
     def waiting(self) -> bool:
-        """Whether the job has yet to begin, for lack of a place."""
+        """True while the job waits for resources before it starts."""
         return False
 
     @property
     def phase(self) -> str:
-        """What the job waits for or where it runs; empty where there is nothing to tell."""
+        """Reason why the job waits, or where it runs; empty if there is nothing to report."""
         return ""
 
 
 class Launcher(Protocol):
-    """What the module of a launcher offers; `core.launchers.LAUNCHERS` has its line."""
+    """Interface of a launcher's module, which is registered in `core.launchers.LAUNCHERS`."""
 
     def render(self, job: Job) -> str:
-        """The script that starts `job`; what a dry run prints."""
+        """Return the script that starts `job`, as shown by a dry run."""
         ...
 
     def prepare(self, job: Job, folder: Path) -> None:
@@ -87,10 +91,10 @@ class Launcher(Protocol):
         ...
 
     def unfit_hosts(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        """Return the named hosts on which nothing can be started, each with the reason."""
+        """Return the named hosts on which no job can be started, each with the reason."""
         ...
 
 
 def launcher(name: str) -> Launcher:
-    """Return the launcher called `name`; raises UserError when there is none."""
+    """Return the launcher called `name`; raises UserError if there is none."""
     return cast(Launcher, importlib.import_module(capabilities(name).module))

@@ -1,7 +1,7 @@
-"""This machine: one torch.distributed.run over its devices.
+"""Launcher for this machine: one torch.distributed.run over its devices.
 
-The script is free of paths: it goes to its own folder first, so what a dry run prints is byte for
-byte what runs, wherever the run folder lies.
+The script contains no paths, because it changes to its own folder first. A dry run therefore prints
+exactly the bytes that run, wherever the run folder is.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from paceline.machines.node.script import open_variables, secret_variables
 from paceline.machines.programs import die_with_parent
 
 LOCAL_ADDRESS = "--local-addr=127.0.0.1"
-"""Without it ranks meet at this machine's own name, which a container may be unable to resolve."""
+"""Option that makes ranks meet at loopback. Their default is the machine's own name, which a
+container may be unable to resolve."""
 NO_LOG_FOLDER = "--log-dir=/dev/null"
-"""Ranks write into launcher.log; without it each start leaves a folder in /tmp."""
+"""Option that sends ranks' output to launcher.log; without it each start leaves a folder in /tmp.
+"""
 GRACE_S = 5.0
-"""How long programs may take to end after SIGTERM before they are killed."""
+"""Time in seconds that programs have to end after SIGTERM before they are killed."""
 
 
 def render(job: Job) -> str:
-    """The bash script that starts `job` on this machine.
+    """Return the bash script that starts `job` on this machine.
 
-    Secrets are not in it: `submit` hands them over. Raises ValueError for a variable's name that
-    bash would read as something else.
+    The script contains no secrets; `submit` passes them in the environment. Raises ValueError for a
+    variable name that bash would misread.
     """
     limit = {COLLECTIVE_LIMIT: f"{job.collective_limit_s:g}"}
     variables = sorted({**limit, **open_variables(job.env)}.items())
@@ -70,14 +72,17 @@ def render(job: Job) -> str:
 
 @dataclass
 class LocalRun(Handle):
-    """A started job: one process group, and whatever its processes have started."""
+    """A started job: one process group, and all processes started by its members."""
 
     process: subprocess.Popen[bytes]
     deadline: float | None
     _family: dict[int, psutil.Process] = field(default_factory=dict[int, psutil.Process])
 
     def poll(self) -> int | None:
-        """The exit code when the job has ended, else None; remembers every descendant seen."""
+        """Return the exit code if the job has ended, else None.
+
+        Every descendant process seen so far is recorded for `sweep`.
+        """
         code = self.process.poll()
         if code is None:
             self._remember()
@@ -89,7 +94,10 @@ class LocalRun(Handle):
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def stop(self, grace_s: float = GRACE_S) -> int:
-        """End every process of the job: SIGTERM, then SIGKILL after `grace_s`; the exit code."""
+        """End every process of the job and return the exit code.
+
+        Processes get SIGTERM first, and SIGKILL after `grace_s` seconds.
+        """
         self._remember()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -107,14 +115,17 @@ class LocalRun(Handle):
         return code
 
     def hurry(self) -> None:
-        """What a second interrupt asks for: no grace any more, and nothing left behind."""
+        """Kill the job without a grace period and sweep, on a second interrupt."""
         self._remember()
         self.process.kill()
         self.process.wait()
         self.sweep()
 
     def sweep(self) -> None:
-        """Kill what the job left behind: ranks live in sessions of their own, so by identity."""
+        """Kill the processes that the job left behind.
+
+        Ranks run in sessions of their own, so they are killed individually and not by group.
+        """
         for process in self._family.values():
             try:
                 process.kill()  # psutil checks that the pid is still the same process
@@ -123,11 +134,11 @@ class LocalRun(Handle):
         psutil.wait_procs(list(self._family.values()), timeout=GRACE_S)
 
     def verdict(self) -> JobEnd | None:
-        """None: on one machine the ranks' processes tell everything."""
+        """Return None: on one machine the ranks' processes report every cause of an end."""
         return None
 
     def _wake(self) -> None:
-        """Let stopped processes go on into the SIGTERM that waits, which leaves their stacks."""
+        """Resume stopped processes, so that the pending SIGTERM makes them write their stacks."""
         for process in self._family.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.status() == psutil.STATUS_STOPPED:
@@ -154,9 +165,9 @@ def prepare(job: Job, folder: Path) -> None:
 def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRun:
     """Start the script that `prepare` wrote; its output goes to logs/launcher.log.
 
-    `env` stands in for this process's own variables.
-
-    If this process dies, the kernel sends the launcher SIGTERM, and the ranks follow it.
+    `env` replaces this process's environment variables if given. If this process dies, the kernel
+    sends SIGTERM to the launcher, and the ranks end with it. Raises SystemFaultError if the job
+    cannot be started.
     """
     try:
         with (folder / LOGS_FOLDER / LAUNCHER_LOG).open("ab") as log:
@@ -181,5 +192,5 @@ def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRu
 
 
 def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, str]:
-    """Return no host: this machine runs the check itself."""
+    """Return no hosts, because this machine runs the check itself."""
     return {}

@@ -1,4 +1,4 @@
-"""Where a request runs: this machine, hosts over SSH, or Slurm."""
+"""Placement of a request: on this machine, on hosts over SSH, or on Slurm."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from paceline.machines.slurm.client import from_allocation, from_partition
 
 @dataclass(frozen=True)
 class Where:
-    """The hosts that were asked for, and how programs start there."""
+    """Requested hosts, and how programs are started on them."""
 
     hosts: tuple[Host, ...] = ()
     nodes: int | None = None
-    """How many of the hosts, or how many nodes of Slurm."""
+    """Number of hosts to use, or number of Slurm nodes."""
     launcher: LauncherName | None = None
-    """None picks by what is there."""
+    """Launcher to use; None chooses one from what is available."""
     allocation: str | None = None
     """Number of the running Slurm job whose nodes are used."""
     interface: str | None = None
@@ -37,7 +37,7 @@ class Where:
     ssh_config: Path | None = None
 
     def kind(self, environment: Mapping[str, str], default: LauncherName = "local") -> LauncherName:
-        """The launcher: as asked for, else what the hosts, an allocation or Slurm call for."""
+        """Return the requested launcher, else one that suits the hosts, an allocation or Slurm."""
         if self.launcher is not None:
             return self.launcher
         if self.allocation or (self.wants_nodes and "SLURM_JOB_ID" in environment):
@@ -50,34 +50,34 @@ class Where:
 
     @property
     def wants_nodes(self) -> bool:
-        """Whether it asks for more than this machine."""
+        """True if more than this machine is requested."""
         return bool(self.hosts) or (self.nodes or 1) > 1
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for on the command line."""
+    """Options of a run as given on the command line."""
 
     recipe: str
     variant: str | None = None
     overrides: tuple[str, ...] = ()
     devices: int | None = None
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """Kind of device: auto, cpu or cuda."""
     cluster: str | None = None
     timeout_s: float | None = None
     force: bool = False
-    """Run although the memory bound says that it cannot fit."""
+    """Run even if the memory bound says that the model cannot fit."""
     where: Where = Where()
-    """Which hosts, and how programs start there."""
+    """Hosts to use, and how programs are started on them."""
     runs_dir: Path | None = field(default=None, compare=False)
-    """Where `checkpoint.resume` seeks a run by name."""
+    """Folder in which `checkpoint.resume` looks up a run by name."""
     devices_per_node: int | None = None
-    """Devices used of every node of `cluster`; None uses them all."""
+    """Devices used on every node of `cluster`; None uses them all."""
     command: tuple[str, ...] = ()
-    """A program of the user's own that is to run in the place of the recipe's engine."""
+    """Program of the user that runs instead of the recipe's engine."""
     per: str | None = None
-    """Whether that is started once a `node` or once a `device`; None is once a node."""
+    """Unit that the user's program is started once for: `node` or `device`; None means `node`."""
 
 
 _NO_PEAK = ("is not in the catalog", "is a slice of a device, whose peak is not the slice's")
@@ -86,7 +86,10 @@ _NAME_THEM = "--cluster FILE names them (device: H100-SXM, devices_per_node: 8)"
 
 
 def device_kind(device: str, inventory: dict[str, Any]) -> tuple[str, list[str]]:
-    """cpu or cuda for `device` (auto, cpu, cuda), and what should be told about the choice."""
+    """Return cpu or cuda for `device` (auto, cpu, cuda), and notices about the choice.
+
+    Raises UserError for cuda without a visible NVIDIA GPU.
+    """
     cpu_torch = "+cpu" in inventory["packages"].get("torch", "")
     if device == "cpu" or (device == "auto" and not inventory["gpus"]):
         return "cpu", []
@@ -98,7 +101,7 @@ def device_kind(device: str, inventory: dict[str, Any]) -> tuple[str, list[str]]
 
 
 def find_device(name: str) -> Device | None:
-    """The catalog's entry for a device, None when the catalog does not know it."""
+    """Return the catalog's entry for a device, or None if the catalog does not have it."""
     try:
         return catalog.find_device(name).device
     except UserError:
@@ -108,9 +111,10 @@ def find_device(name: str) -> Device | None:
 def choose_cluster(
     request: Request, recipe: Recipe, inventory: dict[str, Any]
 ) -> tuple[Cluster, list[str]]:
-    """Where the request runs, seen from a machine with this `inventory`, and what to tell.
+    """Return the cluster that the request runs on, and notices for the user.
 
-    Raises UserError when the hosts or the devices asked for are not there.
+    The choice is made from a machine with this `inventory`. Raises UserError if the requested hosts
+    or devices are not available.
     """
     where = request.where
     slots = sorted({host.slots for host in where.hosts[: where.nodes] if host.slots})
@@ -153,9 +157,9 @@ def choose_cluster(
 
 
 def placed(cluster: Cluster, where: Where) -> Cluster:
-    """`cluster` on the hosts, by the launcher and with the settings that `where` names.
+    """Return `cluster` with the hosts, launcher and settings that `where` specifies.
 
-    Raises UserError for a launcher that has no hosts to go to.
+    Raises UserError for a launcher that needs hosts and has none, and for more nodes than hosts.
     """
     kind = where.kind(os.environ, cluster.launcher)
     hosts = tuple(host.name for host in where.hosts) or cluster.hosts
@@ -196,8 +200,8 @@ def placed(cluster: Cluster, where: Where) -> Cluster:
 def in_current_allocation(cluster: Cluster) -> tuple[Cluster, list[str]]:
     """Return the cluster for one more run, and notices for the user.
 
-    An allocation that it used is replaced by this shell's, or dropped when it has ended: the run is
-    then a job of its own.
+    If the cluster used an allocation, this shell's allocation replaces it. Without one it is
+    dropped if it has ended, and the run becomes a job of its own.
     """
     then = cluster.allocation
     if then is None:
@@ -212,9 +216,9 @@ def in_current_allocation(cluster: Cluster) -> tuple[Cluster, list[str]]:
 
 
 def with_slurm_nodes(request: Request) -> Request:
-    """Return the request on this shell's allocation, or on Slurm if one answers.
+    """Return the request with this shell's allocation, or with Slurm if a controller answers.
 
-    A request that names a place stays as it is.
+    A request that specifies a launcher, hosts, an allocation or a cluster is returned unchanged.
     """
     where = request.where
     if where.launcher or where.hosts or where.allocation or request.cluster:
@@ -229,7 +233,8 @@ def with_slurm_nodes(request: Request) -> Request:
 def hosts_of(request: Request, cluster: Cluster) -> tuple[Host, ...]:
     """Return the hosts to share among runs.
 
-    They are those that were named, else the allocation's, the partition's, or this machine.
+    They are the requested ones, else those of the allocation, those of the partition, or this
+    machine.
     """
     if cluster.runs_here:
         return (Host(name=os.uname().nodename),)
@@ -243,7 +248,10 @@ def hosts_of(request: Request, cluster: Cluster) -> tuple[Host, ...]:
 
 
 def _part_of_nodes(cluster: Cluster, count: int) -> Cluster:
-    """`cluster` with `count` devices used of each node; raises UserError where it has fewer."""
+    """Return `cluster` with `count` devices used on each node.
+
+    Raises UserError if a node has fewer.
+    """
     if count > cluster.devices_per_node:
         raise UserError(
             f"--gpus-per-node {count}",
@@ -255,7 +263,7 @@ def _part_of_nodes(cluster: Cluster, count: int) -> Cluster:
 def _this_machine(
     request: Request, recipe: Recipe, inventory: dict[str, Any]
 ) -> tuple[Cluster, list[str]]:
-    """One node like this machine."""
+    """Return a cluster of one node like this machine, and notices for the user."""
     kind, notices = device_kind(request.device, inventory)
     if kind == "cpu":
         cores = inventory["cpu"]["usable_cores"]

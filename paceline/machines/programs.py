@@ -1,4 +1,4 @@
-"""Programs of others that do one thing and end: no secrets in their arguments, none left behind."""
+"""Short-lived external programs: no secrets in their arguments, and no processes left behind."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from paceline.core.secrets import redact
 
 LOOK_S = 0.2
 MAX_AFTER_END_S = 10.0
-"""How long what a command has started may still say something after the command has ended."""
+"""Time in seconds that processes started by a command may still write output after the command has
+ended."""
 _PR_SET_PDEATHSIG = 1
-"""Of linux/prctl.h: the signal that this process gets when its parent dies."""
+"""Constant of linux/prctl.h: the signal that this process gets when its parent dies."""
 _LIBC = ctypes.CDLL(None)
-"""Loaded here: between fork and exec nothing may be."""
+"""The C library, loaded here because no library may be loaded between fork and exec."""
 
 
 def run_program(
@@ -31,14 +32,15 @@ def run_program(
     text: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """A command's end and what it said; it and all that it started are killed if `check` raises.
+    """Run a command and return its exit code and output.
 
-    It does not outlive this process, which would write beside the one that comes after it. What it
-    has started and left is heard for another `MAX_AFTER_END_S`, and then killed.
+    The command and all processes that it started are killed if `check` raises. It does not outlive
+    this process, because it would then write at the same time as its successor. Output of processes
+    that it left behind is read for another `MAX_AFTER_END_S` seconds, and then they are killed.
     """
     started: list[subprocess.Popen[str]] = []
     try:
-        with _held():  # an interrupt inside of Popen would leave a process that nobody knows
+        with _held():  # an interrupt inside Popen would leave an unknown process
             started.append(
                 subprocess.Popen(
                     command,
@@ -55,7 +57,7 @@ def run_program(
                 )
             )
         return _ended(started[0], text, check)
-    except BaseException:  # an interrupt too must leave no process behind
+    except BaseException:  # an interrupt must not leave a process behind either
         for process in started:
             _kill(process)
         raise
@@ -79,11 +81,11 @@ def _ended(
         if process.poll() is not None:
             ended_at = ended_at or time.monotonic()
             if time.monotonic() - ended_at > MAX_AFTER_END_S:
-                _kill(process)  # the group of what it has left, which holds its pipes
+                _kill(process)  # processes it left behind keep its pipes open
 
 
 def _held() -> AbstractContextManager[None]:
-    """Interrupts come to the main thread alone."""
+    """Return a context that defers interrupts in the main thread, the only one that gets them."""
     return (
         deferred_interrupts()
         if threading.current_thread() is threading.main_thread()
@@ -92,14 +94,20 @@ def _held() -> AbstractContextManager[None]:
 
 
 def die_with_parent(parent: int, number: int) -> None:
-    """In a child before its exec: have the kernel send it a signal when `parent` dies."""
+    """Have the kernel send signal `number` to this process when `parent` dies.
+
+    To be called in a child before its exec.
+    """
     _LIBC.prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:  # it died before the kernel was asked
+    if os.getppid() != parent:  # the parent died before prctl took effect
         os.kill(os.getpid(), number)
 
 
 def last_line(text: str) -> str:
-    """The first line that says what is wrong, else the last one, without secrets."""
+    """Return the line of a program's output that best explains its failure, without secrets.
+
+    It is the first line that starts with `fatal` or `error`, else the last line.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     wrong = [line for line in lines if line.lower().startswith(("fatal", "error"))]
     return redact((wrong or lines[-1:] or ["it says nothing"])[0], os.environ)

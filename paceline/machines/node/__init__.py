@@ -1,5 +1,5 @@
-"""What every node of a job runs, whoever starts it there.
+"""Programs that every node of a job runs, under every launcher that uses nodes.
 
-agent, bind and host_facts are programs that travel to the hosts and run there without this package;
-script renders node.sh around them, binding has a job's ranks start through bind.
+agent, bind and host_facts are programs that are copied to the hosts and run there without this
+package. script renders node.sh around them. binding makes a job's ranks start through bind.
 """

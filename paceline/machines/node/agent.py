@@ -27,27 +27,27 @@ import time
 from typing import Any
 
 GRACE_S = 5.0
-"""How long ranks may take to leave their stacks after SIGTERM."""
+"""Time in seconds that ranks have to write their stacks after SIGTERM."""
 POLL_S = 0.05
 SAMPLER, SAMPLES_FOLDER, SAMPLING_S = "telemetry_program.py", "telemetry", 1.0
 SAMPLER_GRACE_S = 2.5
-"""How long the sampler may take for its last look, beyond the end of the ranks."""
+"""Time in seconds that the sampler has for its last sample after the ranks have ended."""
 SYSTEM_ROOT = "PACELINE_SYSTEM_ROOT"
 PR_SET_PDEATHSIG = 1
-"""Of linux/prctl.h: the signal that this process gets when its parent dies."""
+"""Constant of linux/prctl.h: the signal that this process gets when its parent dies."""
 PEER = "PACELINE_PEER"
-"""Another host of the job, where it is named by hosts' names alone."""
+"""Variable with the name of another host of the job, set if the hosts are known by name only."""
 SIOCGIFADDR = 0x8915
-"""Linux's request for an interface's address: 16 bytes of name, then sockaddr_in, whose IPv4
-address begins after family and port (2 bytes each), at byte 20."""
+"""Linux ioctl for the address of an interface. The buffer holds 16 bytes of name, then a
+sockaddr_in, whose IPv4 address follows family and port (2 bytes each) and so begins at byte 20."""
 
 
 class AskedToEndError(Exception):
-    """This program was asked to end."""
+    """Signal that asks this program to end, raised as an exception."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the ranks of this node; returns 0, or the code of the first that failed."""
+    """Run the ranks of this node; return 0, or the code of the first one that failed."""
     nodes, node, ranks, address, port, *program = arguments
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -86,10 +86,10 @@ def main(arguments: list[str]) -> int:
 
 
 def off_loopback(node: str, address: str) -> dict[str, str]:
-    """Variables for ranks on a host that has a loopback address under its own name.
+    """Return variables for ranks on a host whose own name resolves to a loopback address.
 
-    There rank 0 would listen, and gloo would be told of, where no other host comes. Empty without a
-    peer, or when the way to it is a loopback too.
+    Without them rank 0 would listen on loopback, and gloo would announce it, where no other host
+    can connect. Empty without a peer, or if the route to the peer is loopback as well.
     """
     peer = os.environ.get(PEER) and (os.environ[PEER] if node == "0" else address)
     own_address = address_towards(peer) if peer else ""
@@ -106,7 +106,7 @@ def off_loopback(node: str, address: str) -> dict[str, str]:
 
 
 def address_of(name: str) -> str:
-    """The IPv4 address that this host finds for a name, empty where it finds none."""
+    """Return the IPv4 address that this host resolves a name to; empty if there is none."""
     try:
         return socket.gethostbyname(name)
     except (OSError, UnicodeError):
@@ -114,7 +114,7 @@ def address_of(name: str) -> str:
 
 
 def address_towards(peer: str) -> str:
-    """This host's own IPv4 address on the way to another, empty where there is no way."""
+    """Return this host's IPv4 address on the route to `peer`; empty if there is no route."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
             asker.connect((peer, 9))  # sends nothing
@@ -124,7 +124,7 @@ def address_towards(peer: str) -> str:
 
 
 def interface_address(name: str) -> str:
-    """The IPv4 address of a network interface, empty where it has none."""
+    """Return the IPv4 address of a network interface; empty if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         try:
             answer = fcntl.ioctl(asker, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
@@ -134,9 +134,9 @@ def interface_address(name: str) -> str:
 
 
 def start_sampler(node: int) -> subprocess.Popen[bytes] | None:
-    """The program that samples this node into a file of its own, None where there is none.
+    """Start the program that samples this node into a file of its own; None if there is none.
 
-    It ends by itself when this program is gone, however that ended.
+    The sampler ends by itself when this program is gone, however that ended.
     """
     if not os.path.exists(SAMPLER):  # noqa: PTH110
         return None
@@ -151,12 +151,12 @@ def start_sampler(node: int) -> subprocess.Popen[bytes] | None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-    except OSError:  # a full disk, or no process to be had, must not end what is sampled
+    except OSError:  # a full disk or process limit must not end the run that is sampled
         return None
 
 
 def end_sampler(sampler: subprocess.Popen[bytes]) -> None:
-    """Wait for the last look of a sampler that was told to end, but not long."""
+    """Wait briefly for the last sample of a sampler that got SIGTERM, then kill it."""
     try:
         sampler.wait(SAMPLER_GRACE_S)
     except subprocess.TimeoutExpired:
@@ -165,7 +165,10 @@ def end_sampler(sampler: subprocess.Popen[bytes]) -> None:
 
 
 def watch(processes: dict[int, subprocess.Popen[bytes]]) -> int:
-    """Wait until all have ended well (0) or one has not (its code, which is told)."""
+    """Wait for the ranks and return 0 if all succeed.
+
+    Otherwise the first failure is printed, and its exit code is returned.
+    """
     running = dict(processes)
     while running:
         for rank, process in list(running.items()):
@@ -181,7 +184,10 @@ def watch(processes: dict[int, subprocess.Popen[bytes]]) -> int:
 
 
 def end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End what still runs; stopped processes are let go on, into the signal that waits for them."""
+    """End processes that still run, with SIGTERM and then SIGKILL.
+
+    Stopped processes are continued, so that they receive the pending SIGTERM.
+    """
     for number in (signal.SIGTERM, signal.SIGCONT):
         for process in processes:
             if process.poll() is None:
@@ -196,19 +202,19 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def asked_to_end(number: int, frame: Any) -> None:
-    """Signal handler; a second signal must not disturb the ending."""
+    """Handle a signal that ends this program; a second one must not disturb the shutdown."""
     ignore_signals()
     raise AskedToEndError
 
 
 def ignore_signals() -> None:
-    """Have nothing disturb the ending, which may have begun by itself."""
+    """Ignore signals during the shutdown, which may have started without one."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent() -> None:
-    """Have Linux send SIGTERM when whoever started this program dies."""
+    """Have Linux send SIGTERM to this program when its parent dies."""
     if sys.platform.startswith("linux"):
         parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

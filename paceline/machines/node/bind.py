@@ -23,13 +23,14 @@ from typing import Any
 SYSFS = Path("/sys")
 ASK_LIMIT_S = 20.0
 GPU = re.compile(r"(GPU-[0-9a-f-]+), ([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*")
-"""What nvidia-smi says of one: its UUID, and its PCI address as domain and the rest."""
+"""Pattern of a GPU in the output of nvidia-smi: its UUID, and its PCI address split into domain and
+remainder."""
 Core = tuple[int, ...]
 """Hardware threads of one core."""
 
 
 def main(wish: str, program: list[str]) -> None:
-    """Bind this process, say so in its environment, and run the program in its place."""
+    """Bind this process, record the binding in its environment, and exec the program."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if wish in ("cpu", "cuda"):
@@ -43,10 +44,13 @@ def main(wish: str, program: list[str]) -> None:
 
 
 def bind_by_itself(kind: str, local: int, ranks: int) -> dict[str, Any]:
-    """Bind to the best cores, and name the nearest InfiniBand device; says so where it cannot."""
+    """Bind to the best cores and return the binding with the nearest InfiniBand device.
+
+    If binding is impossible, the result states why.
+    """
     if kind == "cuda":
-        # By CUDA's own order, fastest first, a rank's device may be another one than nvidia-smi
-        # counts.
+        # CUDA's default order is fastest first. nvidia-smi counts by PCI bus, so a rank's device
+        # would differ between the two.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if not hasattr(os, "sched_setaffinity"):
         return {"by": None, "why": "this system binds no processes", "threads": 1}
@@ -65,7 +69,7 @@ def bind_by_itself(kind: str, local: int, ranks: int) -> dict[str, Any]:
 
 
 def bind_by_file(path: Path, local: int) -> dict[str, Any]:
-    """Bind as the file says; ends this program where that cannot be done."""
+    """Bind as the file specifies; exits the program if that is not possible."""
     entries = json.loads(path.read_text(encoding="utf-8"))
     if local >= len(entries):
         sys.exit(f"bind: {len(entries)} local ranks have cores, and this is rank {local}")
@@ -86,15 +90,15 @@ def bind_by_file(path: Path, local: int) -> dict[str, Any]:
 
 
 def set_threads(binding: dict[str, Any]) -> None:
-    """One thread a core, unless the user has said how many."""
+    """Set one OpenMP thread per core, unless the user has set a number."""
     setting = os.environ.get("OMP_NUM_THREADS")
-    # torch.distributed.run sets 1 where the user has set nothing.
+    # torch.distributed.run sets 1 if the user has set nothing.
     if setting is None or (setting == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
         os.environ["OMP_NUM_THREADS"] = str(max(1, binding["threads"]))
 
 
 def whole_cores(usable: Iterable[int]) -> list[Core]:
-    """Usable hardware threads by the core that they belong to, those of one NUMA node together."""
+    """Return usable hardware threads grouped by core, ordered by NUMA node."""
     usable = set(usable)
     node_of: dict[int, int] = {}
     for folder in (SYSFS / "devices/system/node").glob("node[0-9]*"):
@@ -109,9 +113,10 @@ def whole_cores(usable: Iterable[int]) -> list[Core]:
 
 
 def even_shares(cores: list[Core], ranks: int) -> list[list[Core]]:
-    """Equally many neighbouring cores for each rank; what is left over at the end stays free.
+    """Return the same number of neighbouring cores for each rank; remaining cores stay free.
 
-    Where there are fewer cores than ranks they share out hardware threads, at last one for several.
+    With fewer cores than ranks, hardware threads are distributed instead. With fewer threads than
+    ranks, several ranks share one thread.
     """
     if len(cores) < ranks:
         threads = [(thread,) for core in cores for thread in core]
@@ -123,13 +128,16 @@ def even_shares(cores: list[Core], ranks: int) -> list[list[Core]]:
 
 
 def share_of_device(local: int, near: list[list[Core]]) -> list[Core]:
-    """What this rank gets of the cores near its device, which ranks of other devices may share."""
+    """Return this rank's share of the cores near its device.
+
+    Ranks of other devices may be near the same cores, which are then divided among them.
+    """
     together = [rank for rank, cores in enumerate(near) if cores == near[local]]
     return even_shares(near[local], len(together))[together.index(local)]
 
 
 def gpu_addresses(ranks: int) -> list[str]:
-    """PCI addresses of the GPUs that ranks will use, in order; empty when they cannot be told."""
+    """Return the PCI addresses of the ranks' GPUs, in order; empty if they are unknown."""
     question = ["nvidia-smi", "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"]
     try:
         done = subprocess.run(question, capture_output=True, text=True, timeout=ASK_LIMIT_S)
@@ -139,14 +147,17 @@ def gpu_addresses(ranks: int) -> list[str]:
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None:
         gpus = visible(gpus, visible_devices)
-    # nvidia-smi writes the domain with eight digits, the kernel with as many as it takes, at least
-    # four.
+    # nvidia-smi writes the PCI domain with eight digits, the kernel with as many as needed, at
+    # least four.
     addresses = [f"{int(domain, 16):04x}:{rest.lower()}" for _, domain, rest in gpus]
     return addresses[:ranks] if len(gpus) >= ranks else []
 
 
 def visible(gpus: Sequence[tuple[str, ...]], visible_devices: str) -> list[tuple[str, ...]]:
-    """Those of `gpus` that CUDA_VISIBLE_DEVICES names; as in CUDA, a name of none ends the list."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lists.
+
+    As in CUDA, an entry that matches no device ends the list.
+    """
     left: list[tuple[str, ...]] = []
     for entry in map(str.strip, visible_devices.split(",")):
         if entry.isdecimal():
@@ -160,13 +171,16 @@ def visible(gpus: Sequence[tuple[str, ...]], visible_devices: str) -> list[tuple
 
 
 def device_cores(address: str, cores: list[Core]) -> list[Core]:
-    """Usable cores near a PCI device; all of them where the system does not say."""
+    """Return the usable cores near a PCI device; all cores if the system does not report it."""
     near = cpu_set(read(SYSFS / "bus/pci/devices" / address / "local_cpulist"))
     return [core for core in cores if near.issuperset(core)] or cores
 
 
 def nearest_nic(address: str) -> str | None:
-    """The active InfiniBand device on the PCI device's NUMA node that shares most of its path."""
+    """Return the active InfiniBand device nearest to a PCI device, or None.
+
+    It is on the same NUMA node and shares the longest part of the device's path.
+    """
     device = (SYSFS / "bus/pci/devices" / address).resolve()
     best: tuple[int, str] | None = None
     for folder in sorted((SYSFS / "class/infiniband").glob("*")):
@@ -182,7 +196,7 @@ def nearest_nic(address: str) -> str | None:
 
 
 def cpu_set(text: str) -> set[int]:
-    """The numbers of a list such as `0-3,8`."""
+    """Return the numbers in a list such as `0-3,8`."""
     numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -191,7 +205,7 @@ def cpu_set(text: str) -> set[int]:
 
 
 def cpu_text(numbers: Iterable[int]) -> str:
-    """Such a list of numbers."""
+    """Return numbers as a list such as `0-3,8`."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:
@@ -202,7 +216,7 @@ def cpu_text(numbers: Iterable[int]) -> str:
 
 
 def read(path: Path) -> str:
-    """A file's text, empty where it cannot be read."""
+    """Return a file's text; empty if it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

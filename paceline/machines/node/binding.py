@@ -1,4 +1,4 @@
-"""A job whose ranks bind themselves before their program starts, whoever launches them."""
+"""CPU binding of a job: ranks bind themselves before their program starts, under any launcher."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ BIND_PROGRAM, BIND_FILE = "bind.py", "bind.json"
 
 
 def bound(job: Job) -> Job:
-    """`job` with the binding that its cluster asks for; itself without one.
+    """Return `job` with the binding that its cluster requests; unchanged if it requests none.
 
-    Raises UserError when the file of the binding cannot be read or has too few ranks.
+    Raises UserError if the binding file cannot be read or has too few ranks.
     """
     if job.cluster is None or job.cluster.bind == "none":
         return job
@@ -31,7 +31,7 @@ def bound(job: Job) -> Job:
 
 
 def bound_to(job: Job, shares: Sequence[Sequence[Core]]) -> Job:
-    """`job` with its local ranks bound to these cores, whatever its cluster asks for."""
+    """Return `job` with its local ranks bound to these cores, whatever its cluster requests."""
     entries = [
         {"cores": cpu_text(thread for core in share for thread in core), "nic": None}
         for share in shares

@@ -1,4 +1,4 @@
-"""What a host tells of itself; sent as text to every host and run there by the job's interpreter.
+"""Facts about a host. The file is sent as text to every host and run by the job's interpreter.
 
     facts FOLDER NONCE INTERFACE PEER [SERVER]    one JSON object: versions, limits, disk, addresses
     port ADDRESS PORT ...                         the first port that is free at this address
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 SIOCGIFADDR = 0x8915
-"""Linux's request for an interface's address: 16 bytes of name, then sockaddr_in, whose IPv4
-address begins after family and port (2 bytes each), at byte 20."""
+"""Linux ioctl for the address of an interface. The buffer holds 16 bytes of name, then a
+sockaddr_in, whose IPv4 address follows family and port (2 bytes each) and so begins at byte 20."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def facts(folder: str, nonce: str, interface: str, peer: str, server: str = "") -> dict[str, Any]:
-    """Everything that is checked before a job starts; None where it is unknown."""
+    """Return all facts that are checked before a job starts; None where unknown."""
     temporary = os.environ.get("TMPDIR") or "/tmp"
     addresses = interface_addresses()
     return {
@@ -50,7 +50,10 @@ def facts(folder: str, nonce: str, interface: str, peer: str, server: str = "") 
 
 
 def machine() -> str:
-    """This start of the kernel and this host's own name: two hosts may share either."""
+    """Return the kernel's boot id and this host's own name.
+
+    Either alone may be equal on two hosts.
+    """
     try:
         boot = BOOT_ID.read_text().strip()
     except OSError:
@@ -59,7 +62,7 @@ def machine() -> str:
 
 
 def torch_version() -> str | None:
-    """The version that is installed, without the seconds that its import takes."""
+    """Return the installed version of torch without importing it, which takes seconds."""
     for folder in filter(os.path.isdir, sys.path[1:]):
         for name in os.listdir(folder):  # noqa: PTH208
             if name.startswith("torch-") and name.endswith((".dist-info", ".egg-info")):
@@ -68,7 +71,11 @@ def torch_version() -> str | None:
 
 
 def folder_state(folder: str, nonce: str) -> str:
-    """`shared` when the file that the controller wrote is there, and can be followed by others."""
+    """Return how this host sees the run folder.
+
+    It is `shared` if the controller's file is there and the folder is writable, `read-only` if it
+    is not writable, `another` if the file has other content, and `missing` if it is not there.
+    """
     name, _, content = nonce.partition("=")
     try:
         seen = Path(folder, name).read_text()
@@ -80,7 +87,7 @@ def folder_state(folder: str, nonce: str) -> str:
 
 
 def free_bytes(folder: str) -> int | None:
-    """Bytes that this user may still write."""
+    """Return the number of bytes that this user may still write; None if unknown."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -89,7 +96,7 @@ def free_bytes(folder: str) -> int | None:
 
 
 def interface_addresses() -> dict[str, str]:
-    """The IPv4 address of every network interface that has one."""
+    """Return the IPv4 address of every network interface that has one."""
     addresses: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for _, name in socket.if_nameindex():
@@ -102,7 +109,7 @@ def interface_addresses() -> dict[str, str]:
 
 
 def resolve(name: str) -> str | None:
-    """The address that this host finds for a name."""
+    """Return the address that this host resolves a name to, or None."""
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError):
@@ -110,7 +117,7 @@ def resolve(name: str) -> str | None:
 
 
 def free_port(address: str, *ports: str) -> dict[str, Any]:
-    """The first port that can be listened on, or why there is none."""
+    """Return the first port that is free to listen on, or the reason why none is."""
     why = ""
     for port in map(int, ports):
         try:

@@ -1,4 +1,4 @@
-"""What runs on every node of a job, whoever starts it there: node.sh, and the agent beside it."""
+"""Rendering of node.sh, which every node of a job runs, and of the files next to it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from paceline.files.staged import CONTENT_FOLDER, MANIFEST_FILE, stage_root
 
 
 def on_node_disks(job: Job) -> Job:
-    """`job` with the nodes' own folder (`cluster.stage`) in the place of this machine's.
+    """Return `job` with paths on the nodes' own disks (`cluster.stage`).
 
-    Itself where the cluster names none. Every path below the stage folder that its words, variables
-    and files name is changed; the folders of the assets have equal names on both sides.
+    Every path below this machine's stage folder in its program, variables and files is replaced.
+    The folders of the assets have the same names on both sides. The job is unchanged if the cluster
+    has no stage folder.
     """
     local = job.cluster.stage if job.cluster else None
     if local is None:
         return job
     here, there = str(stage_root()), local.rstrip("/")
-    # In a file of JSON a path may be written in another way.
+    # In a JSON file a path may be escaped.
     moves = {here: there, json.dumps(here)[1:-1]: json.dumps(there)[1:-1]}
 
     def moved(text: str) -> str:
@@ -45,7 +46,7 @@ def on_node_disks(job: Job) -> Job:
 
 
 def presence_lines(job: Job) -> list[str]:
-    """Lines of bash that end a node on which an asset of such a job is not."""
+    """Return bash lines that exit with an error on a node where a staged asset is missing."""
     local = job.cluster.stage if job.cluster else None
     if local is None:
         return []
@@ -63,17 +64,17 @@ def presence_lines(job: Job) -> list[str]:
 
 NODE_SCRIPT, AGENT_FILE = "node.sh", "agent.py"
 SAMPLER_FILE = "telemetry_program.py"
-"""What the agent starts beside the ranks, where it lies beside the agent."""
+"""Program that the agent starts along with the ranks, if it is in the agent's folder."""
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
-"""Below the ports that Linux gives to outgoing connections (32768 and above)."""
+"""Range of rendezvous ports, below Linux's ephemeral ports (32768 and above)."""
 
 
 def render_node(job: Job) -> str:
-    """The bash script that every node runs: `bash node.sh NODE ADDRESS PORT`.
+    """Return the bash script that every node runs: `bash node.sh NODE ADDRESS PORT`.
 
-    NODE is the node's number, ADDRESS and PORT are where rank 0 listens. Secrets are not in it:
-    they are expected in the environment. Raises ValueError for a variable's name that bash would
-    read as something else.
+    NODE is the node's number, ADDRESS and PORT are where rank 0 listens. The script contains no
+    secrets; they are expected in the environment. Raises ValueError for a variable name that bash
+    would misread.
     """
     return _node_script(on_node_disks(job))
 
@@ -84,7 +85,7 @@ def _node_script(job: Job) -> str:
     settings = {
         "PACELINE_STORE": "rank0",
         COLLECTIVE_LIMIT: f"{job.collective_limit_s:g}",
-        # Without = NCCL takes every interface whose name begins so: ib0 and ib01.
+        # Without = NCCL matches every interface with this prefix: ib0 and ib01.
         **(
             {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
             if interface
@@ -124,7 +125,10 @@ def prepare_node(job: Job, folder: Path) -> None:
 
 
 def open_variables(env: dict[str, str]) -> dict[str, str]:
-    """The variables that are no secrets; raises ValueError for a name that bash does not take."""
+    """Return the variables that are not secrets.
+
+    Raises ValueError for a name that bash does not accept.
+    """
     for name in env:
         if not ENVIRONMENT_NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot name an environment variable")
@@ -132,10 +136,13 @@ def open_variables(env: dict[str, str]) -> dict[str, str]:
 
 
 def secret_variables(env: dict[str, str]) -> dict[str, str]:
-    """The others, which travel on standard input."""
+    """Return the variables that are secrets and so must not be written into scripts."""
     return {name: value for name, value in env.items() if is_secret(name, value)}
 
 
 def rendezvous_port(name: str, attempt: int = 0) -> int:
-    """A port that depends on the run's name, so that neighbouring runs take different ones."""
+    """Return a port derived from the run's name and attempt.
+
+    Concurrent runs are thus likely to use different ports.
+    """
     return FIRST_PORT + crc32(f"{name}/{attempt}".encode()) % NUM_PORTS

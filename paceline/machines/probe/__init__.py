@@ -1,7 +1,7 @@
-"""What this machine is and can reach.
+"""Measurement of a machine's properties and achievable rates.
 
-inventory, host, gpus, container and cgroups say what it is; gemm, memory, passes, collective and
-context measure rates and losses by programs of the trainer (program starts them), trace follows the
-memory of ranks that nobody runs; health judges a node by its own account, telemetry samples power
-and energy beside a run.
+inventory, host, gpus and container describe the machine. gemm, rates and context measure
+throughput, latency and memory with programs of the trainer, which program runs. trace determines
+the memory of ranks without running them. health judges a node by its own data. telemetry samples
+power and energy during a run.
 """

@@ -1,4 +1,4 @@
-"""What bounds this process: the container around it, and the limits of its control groups."""
+"""Container and control-group limits of this process."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from pathlib import Path
 PODMAN_FILE = Path("/run/.containerenv")
 DOCKER_FILE = Path("/.dockerenv")
 IMAGE_VARIABLES = ("PACELINE_IMAGE", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
-"""Docker hides the image from what runs in it, so a user can state it in the first of these."""
+"""Variables that name the image. Docker hides the image from the processes in it, so a user can
+state it in the first of these."""
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _URL_USER = re.compile(r"(?<=://)\S*@")
 
 
 def container() -> dict[str, str | None] | None:
-    """Kind, image and digest of the container around this process; None outside containers.
+    """Return kind, image and digest of the container around this process; None outside containers.
 
-    Image and digest are None where nothing tells them.
+    Image and digest are None if unknown.
     """
     podman = _podman()
     image = next(filter(None, (os.environ.get(name) for name in IMAGE_VARIABLES)), None)
@@ -45,7 +46,7 @@ def _kind() -> str | None:
 
 
 def _podman() -> dict[str, str]:
-    """Podman's `name="value"` lines, empty elsewhere."""
+    """Return Podman's `name="value"` lines as a dictionary; empty outside Podman."""
     try:
         text = PODMAN_FILE.read_text(errors="replace")
     except OSError:
@@ -59,8 +60,8 @@ VMSTAT = Path("/proc/vmstat")
 
 
 def core_quota() -> float | None:
-    """The smallest CPU quota in cores, None without one."""
-    # `QUOTA PERIOD`, both in microseconds; the quota is `max` where there is none.
+    """Return the smallest CPU quota in cores, None if there is none."""
+    # `QUOTA PERIOD`, both in microseconds; QUOTA is `max` if there is no limit.
     quotas = [text.split() for text in _texts("cpu.max")]
     return min(
         (int(q[0]) / int(q[1]) for q in quotas if len(q) == 2 and q[0].isdigit()), default=None
@@ -68,15 +69,15 @@ def core_quota() -> float | None:
 
 
 def group_memory_limit_bytes() -> int | None:
-    """The smallest memory limit in bytes, None without one."""
+    """Return the smallest memory limit in bytes, None if there is none."""
     return min((int(text) for text in _texts("memory.max") if text.isdigit()), default=None)
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory (0 if unknown).
+    """Return the number of processes that the kernel has killed for lack of memory (0 if unknown).
 
-    Counted in the innermost group that says so, because elsewhere on the machine other people's
-    processes die; without such a group, on the whole machine.
+    The count is that of the innermost group that reports it, because elsewhere on the machine other
+    users' processes are killed. Without such a group it is the count of the whole machine.
     """
     text = next(_texts("memory.events"), None) or _read(VMSTAT) or ""
     match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
@@ -84,10 +85,10 @@ def oom_kills() -> int:
 
 
 def _texts(name: str) -> Iterator[str]:
-    """The file `name` of the own group and of every group around it, innermost first."""
+    """Yield the file `name` of this process's group and of each enclosing one, innermost first."""
     match = re.search(r"^0::/(.*)$", _read(MEMBERSHIP) or "", re.MULTILINE)
     inside = match.group(1) if match else ""
-    # Not resolved: a path may start with `..` where the process lies outside its name space's root.
+    # Not resolved: a path may start with `..` if the process is outside its namespace's root.
     parts = [part for part in inside.split("/") if part not in ("", "..")]
     for depth in range(len(parts), -1, -1):
         text = _read(ROOT.joinpath(*parts[:depth], name))

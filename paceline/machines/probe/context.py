@@ -1,6 +1,7 @@
-"""What a rank loses before any model: the driver's context, libraries, the communicator.
+"""Memory that a rank uses before any model: driver context, libraries and communicator.
 
-The BigScience 1.3B study calibrates its memory figures so, with one CUDA tensor and nvidia-smi.
+The BigScience 1.3B study calibrates its memory figures in this way, with one CUDA tensor and
+nvidia-smi.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ STAGES = {
     "product": "the first matrix product and its gradient",
     "group": "the process group and its first collective",
 }
-"""Stages in their order; a CPU has no context, CUDA's figure begins with it."""
+"""Stages in order. A CPU has no context stage; the device memory of CUDA starts with it."""
 
 
 class ContextRow(Value):
-    """One stage: the median over repeats of the fullest rank."""
+    """Memory after one stage: median over repeats of the rank that uses most."""
 
     stage: str
     what: str
     kind: str
-    """`resident` on a CPU, `device_used` on a GPU."""
+    """Kind of memory: `resident` on a CPU, `device_used` on a GPU."""
     bytes: float
-    """In use after the stage."""
+    """Memory in use after the stage, in bytes."""
     added_bytes: float
-    """More than after the stage before."""
+    """Increase over the previous stage, in bytes."""
     pool_bytes: float
-    """The part that PyTorch's allocator holds, library workspaces among it."""
+    """Part held by PyTorch's allocator, including library workspaces, in bytes."""
     n: int
     spread: float
-    """1.4826 x MAD / median of the repeats."""
+    """Relative spread of the repeats: 1.4826 x MAD / median."""
 
 
 class ContextProbe(Value):
-    """All stages on one kind of device."""
+    """Memory of all stages on one kind of device."""
 
     device_name: str
     torch: str
@@ -51,14 +52,14 @@ class ContextProbe(Value):
     rows: tuple[ContextRow, ...]
 
     def row(self, stage: str) -> ContextRow | None:
-        """The stage's row, or None."""
+        """Return the stage's row, or None."""
         return next((row for row in self.rows if row.stage == stage), None)
 
 
 def probe_context(python: str, device: str, ranks: int = 1, repeats: int = 3) -> ContextProbe:
-    """The memory in use stage by stage, each repeat in fresh processes.
+    """Measure the memory in use after each stage, each repeat in new processes.
 
-    Raises SystemFaultError when the probe program fails.
+    Raises SystemFaultError if the probe program fails.
     """
     question = {"device": device, "size": PRODUCT_SIZE}
     runs = [

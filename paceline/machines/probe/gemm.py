@@ -1,7 +1,7 @@
-"""The dense matrix rate that this machine really reaches, per dtype, measured once and kept.
+"""Achievable GEMM throughput of this machine per dtype, measured once and cached.
 
-A data sheet's peak is not reachable and a CPU has none, so a step's FLOP/s are also held against
-the best matrix product that the same torch runs here with the same settings.
+A data sheet's peak is not achievable and a CPU has none. A step's FLOP/s are therefore also
+compared with the fastest GEMM that the same torch runs here with the same settings.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SECONDS_PER_DTYPE = 1.0
 TIME_LIMIT_S = 120.0
 MAX_SPREAD_KEPT = 0.05
 MIN_CPU_SHARE_KEPT = 0.9
-"""Repeats that scatter more, or that had less of their cores, were disturbed by other programs:
-such a rate is not kept, and the next run measures again."""
+"""Minimum CPU share of a measurement that is cached; `MAX_SPREAD_KEPT` is its maximum spread.
+Repeats beyond these bounds were disturbed by other programs, so the next run measures again."""
 MACHINE_ID = Path("/etc/machine-id")
 
 
 class GemmRow(Value):
-    """One matrix product: its rate over n repeats."""
+    """Throughput of one GEMM, (m, k) x (k, n), over several repeats."""
 
     dtype: Dtype
     m: int
@@ -41,16 +41,16 @@ class GemmRow(Value):
     k: int
     flops_per_s: float
     statistic: str
-    """Which of the repeats' rates that is."""
+    """Statistic of the repeats' throughput, such as the median."""
     repeats: int
     spread: float
-    """1.4826 x MAD / median of the repeats."""
+    """Relative spread of the repeats: 1.4826 x MAD / median."""
     cpu_share: float | None = None
     """CPU time of the process / (wall time x threads); None on a GPU."""
 
 
 class GemmProbe(Value):
-    """All shapes measured for one device with one setting; `best` is the reachable rate."""
+    """All shapes measured for one device with one setting; `best` is the achievable throughput."""
 
     device_name: str
     torch: str
@@ -58,10 +58,10 @@ class GemmProbe(Value):
     matmul_precision: str
     rows: tuple[GemmRow, ...]
     skipped: dict[str, str] = {}
-    """Dtypes without a row, and why."""
+    """Dtypes without a row, each with the reason."""
 
     def best(self, dtype: Dtype) -> GemmRow | None:
-        """The fastest row of `dtype`, or None."""
+        """Return the fastest row of `dtype`, or None."""
         rows = [row for row in self.rows if row.dtype == dtype]
         return max(rows, key=lambda row: row.flops_per_s) if rows else None
 
@@ -75,12 +75,15 @@ def probe_gemm(
     matmul_precision: MatmulPrecision = "high",
     fresh: bool = False,
 ) -> GemmProbe:
-    """The reachable rates of one device, from the cache unless `fresh`.
+    """Return the achievable GEMM throughput of one device, from the cache unless `fresh`.
 
-    `identity` is what must be equal for an old figure to hold: CPU or GPU, driver, torch version.
-    Raises SystemFaultError when the probe program fails.
+    `identity` is what must be equal for a cached figure to be used: CPU or GPU, driver, torch
+    version. Raises SystemFaultError if the probe program fails.
     """
-    where = {"host": platform.node(), "machine": _machine_id()}  # homes are shared by machines
+    where = {
+        "host": platform.node(),
+        "machine": _machine_id(),
+    }  # machines may share a home directory
     question: dict[str, Any] = {
         "device": device,
         "threads": threads,
@@ -119,7 +122,11 @@ def _keep(path: Path, probe: GemmProbe, dtype: Dtype) -> None:
 
 
 def _disturbed(probe: GemmProbe, dtype: Dtype) -> bool:
-    """True when the best rate is unsteady, or any shape was starved: it may have been the best."""
+    """Return True if the measurement of `dtype` was disturbed by other programs.
+
+    The best row has too much spread, or any row got too little CPU time and might otherwise have
+    been the best.
+    """
     best = probe.best(dtype)
     shares = [row.cpu_share for row in probe.rows if row.dtype == dtype]
     return best is not None and (

@@ -1,4 +1,4 @@
-"""The NVIDIA devices that a program started here would see."""
+"""NVIDIA devices visible to a program started on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Visible NVIDIA devices by NVML: name, memory, power limit, clocks, driver; else empty."""
+    """Return visible NVIDIA devices as reported by NVML: name, memory, clocks, driver; else empty."""
     import pynvml
 
     try:
@@ -34,12 +34,12 @@ def visible(
     visible_devices: str | None,
     slices: Sequence[dict[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """Those that CUDA_VISIBLE_DEVICES = `visible_devices` leaves, in its order; None leaves all.
+    """Return the devices that CUDA_VISIBLE_DEVICES = `visible_devices` selects, in its order.
 
-    An entry is an index or the beginning of a UUID that only one device has. As in CUDA, the first
-    entry that names no device ends the list, and naming a device twice leaves none. Where a MIG
-    slice is named first, a program sees that one alone, whatever follows. Indices follow the PCI
-    bus, which is CUDA's own order where all devices are alike.
+    None selects all. An entry is an index or a unique prefix of a UUID. As in CUDA, the first entry
+    that matches no device ends the list, and a repeated device leaves none. If the first entry is a
+    MIG slice, a program sees that slice only, whatever follows. Indices follow the PCI bus, which
+    is CUDA's own order if all devices are alike.
     """
     if visible_devices is None:
         return devices
@@ -68,7 +68,7 @@ def _index(devices: list[dict[str, Any]], entry: str) -> int | None:
 
 
 def _handles() -> Iterator[Any]:
-    """The devices that NVML gives to this user; one that was lost, or is not theirs, is none."""
+    """Yield the devices that NVML opens for this user, without lost or inaccessible ones."""
     import pynvml
 
     for index in range(pynvml.nvmlDeviceGetCount()):
@@ -77,7 +77,11 @@ def _handles() -> Iterator[Any]:
 
 
 def _slices(handle: Any, device: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The MIG slices of a device: it with their name, UUID and memory; its power is not theirs."""
+    """Yield the MIG slices of a device.
+
+    A slice has the device's fields with its own name, UUID and memory, and no power limit, because
+    the device's power is not the slice's.
+    """
     import pynvml
 
     try:
@@ -97,14 +101,14 @@ def _slices(handle: Any, device: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _cuda_version() -> str | None:
-    """The newest CUDA that the driver can serve: `13.0`."""
+    """Return the newest CUDA version that the driver supports, such as `13.0`."""
     import pynvml
 
     try:
         version = pynvml.nvmlSystemGetCudaDriverVersion()
     except pynvml.NVMLError:
         return None
-    # 1000 x major + 10 x minor.
+    # NVML encodes the version as 1000 x major + 10 x minor.
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
@@ -121,7 +125,7 @@ def _gpu(handle: Any) -> dict[str, Any]:
         _text(ask(pynvml.nvmlDeviceGetName)),
         _switch(ask(pynvml.nvmlDeviceGetMigMode)),
     )
-    # Programs get slices of a device in MIG mode: neither its peak nor its memory is theirs.
+    # Programs get slices of a device in MIG mode, which have less peak and memory than the device.
     sliced = mig == "on"
     memory = None if sliced else ask(pynvml.nvmlDeviceGetMemoryInfo)
     power_mw = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit)
@@ -157,13 +161,13 @@ def _pcie(generation: int | None, width: int | None) -> str | None:
 
 
 def _nvlink(states: list[int | None]) -> str | None:
-    """How many NVLink links are up; None where there is none."""
+    """Return the number of active NVLink links as text; None if there are none."""
     up = sum(bool(state) for state in states)
     return f"{up} NVLink links" if up else None
 
 
 def _switch(state: Any) -> str | None:
-    """`on` or `off`; where NVML tells the current and the pending state, the current one."""
+    """Return `on` or `off`; if NVML reports current and pending state, the current one."""
     current = state[0] if isinstance(state, list | tuple) else state
     return None if current is None else "on" if current else "off"
 

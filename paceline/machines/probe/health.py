@@ -1,4 +1,4 @@
-"""What of a node's own account makes it unfit, whatever the other nodes are like."""
+"""Faults in a node's own data that make it unfit, regardless of the other nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ GRAVE_XIDS = {
     120: "GSP error",
     140: "unrecovered ECC error",
 }
-"""NVIDIA's error numbers that stand for hardware; 13, 31, 43 and 45 are mostly programs' faults."""
+"""NVIDIA's Xid numbers that indicate hardware errors; 13, 31, 43 and 45 are mostly errors of
+programs."""
 THROTTLES = {
     "hw_thermal_slowdown": "is slowed down by the hardware because of heat",
     "hw_power_brake_slowdown": "is slowed down by the power supply's brake signal",
@@ -33,7 +34,7 @@ THROTTLES = {
 
 
 def faults(facts: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is wrong with a node, one sentence each; `gpus` is their state under load."""
+    """Return the faults of a node, one sentence each; `gpus` is their state under load."""
     return [
         *(fault for number, gpu in enumerate(gpus) for fault in _gpu_faults(number, gpu)),
         *_xid_faults(facts.get("xids") or []),
@@ -42,7 +43,7 @@ def faults(facts: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> list[
 
 
 def remarks(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is worth a look and no reason to leave the node out."""
+    """Return observations that deserve attention but do not exclude the node."""
     hot = [n for n, gpu in enumerate(gpus) if gpu.get("sw_thermal_slowdown") == "Active"]
     return [f"GPU {number} lowers its clock because of heat" for number in hot]
 

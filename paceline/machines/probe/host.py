@@ -1,6 +1,6 @@
-"""The parts of this host: processors, caches, clock, disks, network adapters; None where unknown.
+"""Hardware of this host: processors, caches, clock, disks, network adapters; None where unknown.
 
-Everything is read below `root`, so that the files of another machine can be read as well.
+All files are read below `root`, so that the files of another machine can be used as well.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path("/")
 SECTOR_BYTES = 512
-"""The kernel counts a disk's size in these, whatever the disk's own sectors are."""
+"""Unit of disk sizes in the kernel, whatever the disk's own sector size is."""
 VIRTUAL_DISKS = re.compile(r"(loop|ram|zram|dm-|md|sr|fd|nbd)\d+")
 ADAPTERS = {
     "0x15b3": "Mellanox/NVIDIA",
@@ -23,11 +23,11 @@ ADAPTERS = {
     "0x1af4": "virtio",
     "0x1ae0": "Google",
 }
-"""Makers by their PCI number."""
+"""Adapter vendors by PCI vendor id."""
 
 
 def host_parts(root: Path = ROOT) -> dict[str, Any]:
-    """What the kernel tells of the host's parts."""
+    """Return the host's hardware as reported by the kernel."""
     return {
         **processors(root),
         "memory_bytes": memory_bytes(root),
@@ -42,7 +42,7 @@ def host_parts(root: Path = ROOT) -> dict[str, Any]:
 
 
 def processors(root: Path = ROOT) -> dict[str, int | None]:
-    """Sockets, cores and hardware threads a host, whatever of them this process may use."""
+    """Return sockets, cores and hardware threads of the host, whatever this process may use."""
     places = [
         (_read(cpu / "topology/physical_package_id"), _read(cpu / "topology/core_id"))
         for cpu in _cpus(root)
@@ -56,13 +56,13 @@ def processors(root: Path = ROOT) -> dict[str, int | None]:
 
 
 def memory_bytes(root: Path = ROOT) -> int | None:
-    """All memory that the kernel manages, whatever of it this process may use."""
+    """Return all memory that the kernel manages, whatever the limit of this process."""
     total = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo") or "", re.MULTILINE)
     return int(total[1]) * 1024 if total else None
 
 
 def caches(root: Path = ROOT) -> list[dict[str, Any]]:
-    """Caches of the host by level and kind: bytes of one, and how many there are."""
+    """Return the host's caches by level and kind: bytes of one cache, and their number."""
     one_each = {
         (level, kind, size, _read(cache / "shared_cpu_list"))
         for cpu in _cpus(root)
@@ -79,9 +79,12 @@ def caches(root: Path = ROOT) -> list[dict[str, Any]]:
 
 
 def clock_mhz(root: Path = ROOT) -> dict[str, float | None]:
-    """The processor's base and highest clock, where the kernel or the processor's name has them."""
+    """Return the processor's base and maximum clock in MHz.
+
+    The source is the kernel, and for the base clock else the processor's name. None where unknown.
+    """
     frequency = root / "sys/devices/system/cpu/cpu0/cpufreq"
-    base = _number(_read(frequency / "base_frequency"))  # kHz, as all of cpufreq
+    base = _number(_read(frequency / "base_frequency"))  # kHz, like all values of cpufreq
     highest = _number(_read(frequency / "cpuinfo_max_freq"))
     named = re.search(r"model name.*@\s*([\d.]+)\s*GHz", _read(root / "proc/cpuinfo") or "")
     return {
@@ -91,7 +94,7 @@ def clock_mhz(root: Path = ROOT) -> dict[str, float | None]:
 
 
 def disks(root: Path = ROOT) -> list[dict[str, Any]]:
-    """Disks of the host with their kind and bytes, without those made of others."""
+    """Return the host's physical disks with kind and bytes, without devices made of others."""
     return [
         {
             "name": disk.name,
@@ -107,7 +110,7 @@ def disks(root: Path = ROOT) -> list[dict[str, Any]]:
 
 
 def infiniband(root: Path = ROOT) -> Iterator[dict[str, Any]]:
-    """Every active port of InfiniBand adapters and of those that speak RDMA over Ethernet."""
+    """Yield every active port of InfiniBand adapters and of RDMA over Ethernet (RoCE) adapters."""
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         rate = re.match(r"([\d.]+) Gb/sec", _read(port / "rate") or "")
         if "ACTIVE" not in (_read(port / "state") or ""):
@@ -122,13 +125,13 @@ def infiniband(root: Path = ROOT) -> Iterator[dict[str, Any]]:
 
 
 def ethernet(root: Path = ROOT) -> Iterator[dict[str, Any]]:
-    """Every real network interface that is up and belongs to no adapter listed by `infiniband`."""
+    """Yield every physical network interface that is up and not listed by `infiniband`."""
     rdma = {folder.name for folder in (root / "sys/class/infiniband").glob("*/device/net/*")}
     for interface in sorted((root / "sys/class/net").glob("*")):
         real = (interface / "device").exists() and interface.name not in rdma
         if not real or _read(interface / "operstate") != "up":
             continue
-        speed = _number(_read(interface / "speed"))  # Mbit/s, -1 where the driver knows none
+        speed = _number(_read(interface / "speed"))  # Mbit/s, -1 if the driver does not know it
         yield {
             "name": interface.name,
             "kind": "Ethernet",
@@ -157,7 +160,7 @@ def _maker(device: Path) -> str | None:
 
 
 def _kernel_bytes(text: str | None) -> int | None:
-    """`48K` as bytes."""
+    """Return a size such as `48K` in bytes."""
     match = re.fullmatch(r"(\d+)([KMG])", text or "")
     return int(match[1]) << {"K": 10, "M": 20, "G": 30}[match[2]] if match else None
 

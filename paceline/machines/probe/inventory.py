@@ -1,4 +1,4 @@
-"""What this machine is: recorded with every run, because a figure without it cannot be compared."""
+"""Inventory of this machine, recorded with every run so that its figures can be compared."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from paceline.machines.probe.container import container, core_quota, group_memor
 from paceline.machines.probe.gpus import gpus
 
 BUSY_SAMPLE_S = 0.2
-"""The load average still remembers what has ended; a look at the cores does not."""
+"""Time in seconds over which CPU use is sampled. Unlike the load average, a sample does not include
+processes that have ended."""
 
 SCHEMA = 2
-"""Of the inventory. Two of one schema hold the same items; 2 added much of what changes speed."""
+"""Version of the inventory. Two inventories of one version hold the same items; version 2 added
+many items that affect speed."""
 
 PACKAGES = (
     "torch",
@@ -38,7 +40,8 @@ PACKAGES = (
     "mkl",
 )
 PACKAGE_PREFIX = "nvidia-"
-"""CUDA, cuBLAS, cuDNN and NCCL come as packages whose names change with the CUDA version."""
+"""Prefix of the packages of CUDA, cuBLAS, cuDNN and NCCL, whose names change with the CUDA version.
+"""
 NO_CUDA_PACKAGE = "nvidia-ml-py"
 
 ENVIRONMENT_PREFIXES = (
@@ -85,12 +88,13 @@ ENVIRONMENT_NAMES = frozenset(
         "LD_LIBRARY_PATH",
     }
 )
-"""Only what can change the speed or says which job it was: any other variable may hold a secret."""
+"""Recorded variables: only those that can affect speed or identify the job, because any other
+variable may hold a secret."""
 _FREQUENCY = "/sys/devices/system/cpu/cpu0/cpufreq"
 
 
 def inventory() -> dict[str, Any]:
-    """Host, CPU, memory, devices, versions and the environment that matters, secrets redacted."""
+    """Return host, CPU, memory, devices, versions and environment, with secrets redacted."""
     return {
         "schema": SCHEMA,
         "host": platform.node(),
@@ -112,7 +116,7 @@ def inventory() -> dict[str, Any]:
 
 
 def cpu() -> dict[str, Any]:
-    """Model, cores that this process may use, what sets its clock, and instructions for bf16."""
+    """Return CPU model, usable cores, clock settings and support for bf16 instructions."""
     flags = _cpu_info("flags") or _cpu_info("Features") or ""
     return {
         "model": _cpu_info("model name") or platform.processor() or platform.machine(),
@@ -133,14 +137,14 @@ def cpu() -> dict[str, Any]:
 
 
 def usable_cores() -> int:
-    """Cores by affinity and by the control group's quota, at least 1."""
+    """Return the cores allowed by affinity and by the control group's quota, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = core_quota()
     return max(1, min(cores or 1, int(quota) if quota is not None else cores or 1))
 
 
 def memory_limit_bytes() -> int:
-    """Host memory, or the control group's limit when that is smaller."""
+    """Return the host's memory, or the control group's limit if that is smaller."""
     total, limit = psutil.virtual_memory().total, group_memory_limit_bytes()
     return total if limit is None else min(total, limit)
 
@@ -148,9 +152,10 @@ def memory_limit_bytes() -> int:
 def local_cluster(
     machine: dict[str, Any], device: str, device_memory_bytes: float | None, count: int | None
 ) -> Cluster:
-    """This machine as a Cluster of `count` devices (None: every GPU, or two CPU processes).
+    """Return this machine as a Cluster of `count` devices.
 
-    On a CPU the cores are shared out evenly and so is the memory.
+    With None it has every GPU, or up to two CPU processes. On a CPU, cores and memory are divided
+    evenly.
     """
     if device != "cpu":
         return Cluster(
@@ -173,13 +178,13 @@ def local_cluster(
 
 
 def _packages() -> dict[str, str]:
-    """Versions of what computes, without those that are not installed."""
+    """Return the versions of installed packages that affect computation."""
     versions = {"python": sys.version.split()[0]}
     for package in metadata.distributions():
         name = (package.name or "").lower().replace("_", "-")
         cuda = name.startswith(PACKAGE_PREFIX) and name != NO_CUDA_PACKAGE
         if cuda or name in PACKAGES:
-            versions.setdefault(name, package.version)  # the first on the path is the one imported
+            versions.setdefault(name, package.version)  # the first one on the path is imported
     return versions
 
 
@@ -191,7 +196,7 @@ def _distribution() -> str | None:
 
 
 def _boost() -> str | None:
-    """`on` or `off`, None where the kernel does not say."""
+    """Return `on` or `off`, or None if the kernel does not report it."""
     boost = _read("/sys/devices/system/cpu/cpufreq/boost")
     off = _read("/sys/devices/system/cpu/intel_pstate/no_turbo")
     if boost is None and off is None:
@@ -200,14 +205,14 @@ def _boost() -> str | None:
 
 
 def _mitigations() -> dict[str, str]:
-    """How the kernel works around each known fault of the CPU, which can cost speed."""
+    """Return the kernel's mitigation of each CPU vulnerability, which can reduce speed."""
     files = sorted(Path("/sys/devices/system/cpu/vulnerabilities").glob("*"))
     texts = {file.name: _read(str(file)) for file in files}
     return {name: text for name, text in texts.items() if text and text != "Not affected"}
 
 
 def _chosen(path: str) -> str | None:
-    """The word in brackets: `always [madvise] never`."""
+    """Return the word in brackets, as in `always [madvise] never`."""
     match = re.search(r"\[(\w+)\]", _read(path) or "")
     return match[1] if match else None
 

@@ -1,4 +1,4 @@
-"""Starts a program of the trainer on this machine, and reads its JSON lines."""
+"""Execution of a trainer program on this machine, with its output read as JSON lines."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def probe_lines(
     threads: int | None = None,
     limit_s: float,
 ) -> list[dict[str, Any]]:
-    """The JSON lines that one start of `program`, a module of the trainer, prints.
+    """Run `program`, a module of the trainer, once and return the JSON lines that it prints.
 
-    Raises SystemFaultError when it fails, does not end in time, or tells nothing.
+    Raises SystemFaultError if it fails, exceeds `limit_s` seconds, or prints no JSON line.
     """
     where = f"{program.rpartition('.')[2]} probe"
     launch = [
@@ -33,7 +33,7 @@ def probe_lines(
         "torch.distributed.run",
         "--standalone",
         "--local-addr=127.0.0.1",
-        "--log-dir=/dev/null",  # else each start leaves a folder in /tmp
+        "--log-dir=/dev/null",  # otherwise each start leaves a folder in /tmp
         f"--nproc-per-node={ranks}",
     ]
     environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
@@ -59,7 +59,7 @@ def probe_lines(
 
 
 def _reason(error: OSError | subprocess.CalledProcessError) -> str:
-    """The line that says why the program failed, before what a launcher adds."""
+    """Return the line that states why the program failed, without the launcher's own messages."""
     text = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
     errors = [line.strip() for line in text if "Error: " in line]
     return (errors or text[-1:] or ["failed"])[0][:300]

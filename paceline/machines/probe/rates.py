@@ -1,4 +1,4 @@
-"""Rates that short programs measure: memory copies, all-reduce, attention, small operations."""
+"""Rates measured by short programs: memory copies, all-reduce, attention, small operations."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from paceline.files.recipe import load_recipe
 from paceline.machines.probe.program import probe_lines
 
 TIME_LIMIT_S = 120.0
-"""Of a program, besides four times the seconds that it measures."""
+"""Time limit of a program in seconds, plus four times the seconds that it measures."""
 ALL_REDUCE_LIMIT_S = 180.0
 BATCHES = (1, 8)
 BACKWARD = 2.5
-"""FLOPs of flash attention's backward pass over its forward pass: five matrix products, one of them
-done again, against two (FlashAttention-2, section 4.1)."""
+"""Ratio of the FLOPs of flash attention's backward pass to its forward pass: five GEMMs, one of
+them recomputed, compared with two (FlashAttention-2, section 4.1)."""
 Attention = tuple[int, int, int, int, int]
-"""Batch, tokens, heads, key/value heads, width of a head."""
+"""Shape of attention: batch, tokens, heads, key/value heads, head width."""
 
 
 class BandwidthRow(Value):
-    """Copies of one size."""
+    """Bandwidth of copies of one size."""
 
     bytes: float
-    """Copied at once."""
+    """Size of one copy in bytes."""
     bytes_per_s: float
-    """Read and written together: the median over blocks of copies."""
+    """Bytes read and written per second: median over blocks of copies."""
     n: int
     spread: float
-    """1.4826 x MAD / median of the blocks."""
+    """Relative spread of the blocks: 1.4826 x MAD / median."""
 
 
 class BandwidthProbe(Value):
-    """All sizes on one device; the largest lies beyond the caches."""
+    """Bandwidth for all sizes on one device; the largest size exceeds the caches."""
 
     device_name: str
     torch: str
@@ -44,23 +44,23 @@ class BandwidthProbe(Value):
 
 
 class CollectiveRow(Value):
-    """One payload; every figure from the median repeat."""
+    """All-reduce of one payload; every figure is from the median repeat."""
 
     bytes: float
     bytes_per_s: float
-    """Payload / time."""
+    """Payload / time, in bytes per second."""
     bus_bytes_per_s: float
-    """Payload / time x 2 (n - 1) / n of n ranks: comparable between numbers of ranks (nccl-tests,
-    doc/PERFORMANCE.md)."""
+    """Bus bandwidth: payload / time x 2 (n - 1) / n for n ranks, which is comparable between
+    numbers of ranks (nccl-tests, doc/PERFORMANCE.md)."""
     latency_s: float
-    """The time of one all-reduce."""
+    """Time of one all-reduce in seconds."""
     n: int
     spread: float
-    """1.4826 x MAD / median of the repeats."""
+    """Relative spread of the repeats: 1.4826 x MAD / median."""
 
 
 class CollectiveProbe(Value):
-    """All payloads among one number of ranks."""
+    """All-reduce of all payloads with one number of ranks."""
 
     device_name: str
     torch: str
@@ -70,29 +70,29 @@ class CollectiveProbe(Value):
 
 
 class AttentionRow(Value):
-    """Causal attention of one shape, by the median repeat."""
+    """Causal attention of one shape; every figure is from the median repeat."""
 
     shape: Attention
     forward_s: float
     backward_s: float
     flops_per_s: float
-    """Of both passes, counting the half that the mask leaves."""
+    """FLOP/s of forward and backward pass, counting only the half that the causal mask leaves."""
     n: int
     spread: float
-    """1.4826 x MAD / median of the repeats."""
+    """Relative spread of the repeats: 1.4826 x MAD / median."""
 
 
 class LatencyRow(Value):
-    """Small operations one after the other, by the median row of them."""
+    """Latency of small operations run one after the other, from the median row of operations."""
 
     latency_s: float
-    """From one to the next."""
+    """Time from one operation to the next, in seconds."""
     n: int
     spread: float
 
 
 class AttentionProbe(Value):
-    """All shapes on one device."""
+    """Attention of all shapes on one device."""
 
     device_name: str
     torch: str
@@ -100,7 +100,7 @@ class AttentionProbe(Value):
 
 
 class LatencyProbe(Value):
-    """What starting an operation takes on one device."""
+    """Latency of starting an operation on one device."""
 
     device_name: str
     torch: str
@@ -108,7 +108,7 @@ class LatencyProbe(Value):
 
 
 def probe_memory(python: str, device: str, threads: int | None, seconds: float) -> BandwidthProbe:
-    """The copy rates of one device; raises SystemFaultError when the program fails."""
+    """Measure the copy bandwidth of one device; raises SystemFaultError if the program fails."""
     question = {"device": device, "seconds": seconds}
     lines = probe_lines(
         python, "programs.bandwidth", question, threads=threads, limit_s=TIME_LIMIT_S + 4 * seconds
@@ -119,7 +119,10 @@ def probe_memory(python: str, device: str, threads: int | None, seconds: float) 
 def probe_collective(
     python: str, device: str, ranks: int, threads: int | None, seconds: float
 ) -> CollectiveProbe:
-    """The rates among `ranks` processes here; raises SystemFaultError when the program fails."""
+    """Measure all-reduce among `ranks` processes on this machine.
+
+    Raises SystemFaultError if the program fails.
+    """
     lines = probe_lines(
         python,
         "programs.allreduce",
@@ -132,7 +135,10 @@ def probe_collective(
 
 
 def attention_shapes(recipe: str) -> list[Attention]:
-    """The shapes of a recipe's attention for one sample and for eight; UserError for no decoder."""
+    """Return the shapes of a recipe's attention for one sample and for eight.
+
+    Raises UserError if the recipe's model is not a decoder.
+    """
     resolved = load_recipe(recipe)
     model = resolved.model
     if not isinstance(model, DecoderShape):
@@ -149,7 +155,7 @@ def probe_attention(
     threads: int | None,
     seconds: float,
 ) -> AttentionProbe:
-    """Times of every shape; raises SystemFaultError when the program fails."""
+    """Measure attention of every shape; raises SystemFaultError if the program fails."""
     question = {
         "device": device,
         "dtype": dtype,
@@ -164,7 +170,7 @@ def probe_attention(
 
 
 def probe_latency(python: str, device: str, seconds: float) -> LatencyProbe:
-    """The time of one small operation; raises SystemFaultError when the program fails."""
+    """Measure the time of one small operation; raises SystemFaultError if the program fails."""
     lines = probe_lines(
         python,
         "programs.latency",
@@ -178,7 +184,7 @@ def probe_latency(python: str, device: str, seconds: float) -> LatencyProbe:
 
 def _attention_row(line: dict[str, Any]) -> AttentionRow:
     batch, tokens, heads, _, width = line["shape"]
-    # Two products of 2 x tokens^2 x width FLOPs a head, of which the causal mask leaves half.
+    # Two GEMMs of 2 x tokens^2 x width FLOPs per head, of which the causal mask leaves half.
     forward = 0.5 * 4 * batch * tokens**2 * heads * width
     both_s = line["forward_s"] + line["backward_s"]
     return AttentionRow(
@@ -195,7 +201,7 @@ AnyValue = TypeVar("AnyValue", bound=Value)
 
 
 def _picked(kind: type[AnyValue], line: Mapping[str, Any], **more: Any) -> AnyValue:
-    """The fields of `kind` that a line of a program has, and `more`."""
+    """Return a `kind` filled from the fields of a program's line, and from `more`."""
     return kind(**{name: line[name] for name in kind.model_fields if name not in more}, **more)
 
 

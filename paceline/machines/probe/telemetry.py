@@ -1,6 +1,6 @@
-"""Starts the sampler of power and energy beside a run on this machine, and ends it with the run.
+"""Start and end of the power and energy sampler for a run on this machine.
 
-On the nodes of a cluster the launchers' agent does.
+On the nodes of a cluster the launchers' agent starts it instead.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from paceline.machines.probe import telemetry_program
 
 FOLDER = "telemetry"
 SYSTEM_ROOT = "PACELINE_SYSTEM_ROOT"
-"""The variable that says where the kernel's files lie, in a container for example; / without it."""
+"""Variable with the root of the kernel's files, for example in a container; / if it is not set."""
 END_LIMIT_S = 5.0
 
 
 @contextmanager
 def sampled(folder: Path, interval_s: float = 1.0, root: Path | None = None) -> Iterator[None]:
-    """Telemetry of this host in `folder`/telemetry while the block runs.
+    """Write telemetry of this host to `folder`/telemetry while the block runs.
 
-    Where nothing can be read, only the line that says why is written and no program is started.
+    If nothing can be read, only the line with the reason is written and no program is started.
     """
     path = folder / FOLDER / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', platform.node())}.jsonl"
     try:

@@ -1,10 +1,10 @@
-"""Samples power, energy, clocks and temperatures of one host beside a run.
+"""Sampler of power, energy, clocks and temperatures of one host during a run.
 
     python telemetry_program.py FILE INTERVAL_S ROOT PARENT
 
-One JSON object a line goes to FILE until SIGTERM, or until PARENT, the process that started it, is
-gone. `ROOT` is where the kernel's files are looked for. Needs the standard library alone;
-the package of a driver, pynvml or amdsmi, is used where this interpreter has it.
+It writes one JSON object per line to FILE until SIGTERM, or until PARENT, the process that started
+it, is gone. ROOT is the folder in which the kernel's files are looked up. Only the standard library
+is required. The package of a driver, pynvml or amdsmi, is used if this interpreter has it.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ ASK_LIMIT_S = 10.0
 GPU_FIELDS = ("index", "power.draw", "clocks.sm", "clocks.mem", "temperature.gpu")
 GPU_NAMES = ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c")
 AMD_PACKAGE = "/opt/rocm/share/amd_smi"
-"""Where ROCm leaves its Python package, unless an environment has it."""
+"""Folder in which ROCm installs its Python package, used if the environment does not have it."""
 AMD_POWERS = ("current_socket_power", "socket_power", "average_socket_power")
-"""MI300 and later tell the first, earlier devices the last."""
+"""Names of the power reading: MI300 and later report the first, earlier devices the last."""
 POWER, THERMAL, BRAKE, SLOWDOWN = "power cap", "thermal", "power brake", "hardware slowdown"
 NVML_THROTTLES = {0x4: POWER, 0x8: SLOWDOWN, 0x20: THERMAL, 0x40: THERMAL, 0x80: BRAKE}
-"""Bits of nvmlClocksThrottleReasons; idle, set clocks and what follows others are none."""
+"""Bits of nvmlClocksThrottleReasons that count as throttling; idle, set clocks and sync boost do
+not."""
 AMD_THROTTLES = {
     POWER: ("active_ppt_pwr",),
     THERMAL: ("active_socket_thrm", "active_vr_thrm", "active_hbm_thrm"),
     SLOWDOWN: ("active_prochot_thrm",),
 }
 COUNTED = re.compile(r"package|dram")
-"""Domains of the processors' energy; cores lie inside the package, the platform around it."""
+"""Energy domains of the processors that are added up. Cores are part of the package, and the
+platform includes it."""
 
 
 class Counters:
-    """The processors' energy since the first look, through the counters' wrapping."""
+    """Energy of the processors since the first reading, corrected for counter wraparound."""
 
     def __init__(self, root: Path) -> None:
         domains = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
@@ -55,7 +57,7 @@ class Counters:
         self._sum_uj = 0
 
     def why_unknown(self) -> str | None:
-        """Why the processors' energy cannot be read, None if it can."""
+        """Return why the processors' energy cannot be read, None if it can."""
         if not self._domains:
             return "the kernel offers no energy counters (powercap)"
         if None in self._last:
@@ -63,7 +65,7 @@ class Counters:
         return None
 
     def joules(self) -> float | None:
-        """Joules since the start; None when a counter cannot be read any more."""
+        """Return the joules since the start; None if a counter can no longer be read."""
         for at, domain in enumerate(self._domains):
             now, before = self._microjoules(domain), self._last[at]
             if now is None or before is None:
@@ -79,36 +81,39 @@ class Counters:
 
 
 class Devices(Protocol):
-    """The devices of one driver: where their figures come from, and what each tells now.
+    """The devices of one driver: the source of their figures, and their current readings.
 
-    A figure that a device does not tell is left out: `power_w`, `energy_j` (since its driver was
-    loaded), `sm_clock_mhz`, `memory_clock_mhz`, `temperature_c`, `throttle` (what holds its clocks
-    down at this moment), `ecc_uncorrected` (errors so far).
+    A figure that a device does not report is left out: `power_w`, `energy_j` (since its driver was
+    loaded), `sm_clock_mhz`, `memory_clock_mhz`, `temperature_c`, `throttle` (current causes of
+    reduced clocks), `ecc_uncorrected` (errors so far).
     """
 
     source: str
-    """Of power, where a device has no counter of energy."""
+    """Source of power readings, used if a device has no energy counter."""
     counter: str
 
     def read(self) -> list[dict[str, Any]]:
-        """One row a device, with its `index`."""
+        """Return one row per device, with its `index`."""
         ...
 
 
 class NvmlDevices:
-    """NVIDIA devices through their driver's library, in this process."""
+    """NVIDIA devices, read in this process through the driver's library."""
 
     source, counter = "NVML power", "NVML energy counter"
 
     def __init__(self) -> None:
-        """Raises an error of pynvml's, or ImportError, where there is no driver or no package."""
+        """Initialize NVML.
+
+        Raises an error of pynvml without a driver, or ImportError without the package.
+        """
         nvml = self._nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
 
     def read(self) -> list[dict[str, Any]]:
-        """As Devices.read."""
+        """Return one row per device, as described by Devices.read."""
         return [_present(index, self._figures(h)) for index, h in enumerate(self._handles)]
 
     def _figures(self, handle: Any) -> dict[str, Any]:
@@ -138,12 +143,12 @@ class NvmlDevices:
 
 
 class NvidiaSmiDevices:
-    """NVIDIA devices through the driver's program, where Python has no package for NVML."""
+    """NVIDIA devices, read through nvidia-smi if Python has no package for NVML."""
 
-    source = counter = "nvidia-smi power.draw"  # it has no question for energy
+    source = counter = "nvidia-smi power.draw"  # nvidia-smi has no query for energy
 
     def read(self) -> list[dict[str, Any]]:
-        """As Devices.read; empty without the program, or where it fails."""
+        """Return rows as Devices.read does; empty if nvidia-smi is missing or fails."""
         if shutil.which("nvidia-smi") is None:
             return []
         question = f"--query-gpu={','.join(GPU_FIELDS)}"
@@ -162,12 +167,15 @@ class NvidiaSmiDevices:
 
 
 class AmdDevices:
-    """AMD devices through amdsmi, the Python package that comes with ROCm, in this process."""
+    """AMD devices, read in this process through amdsmi, the Python package of ROCm."""
 
     source, counter = "amdsmi power", "amdsmi energy counter"
 
     def __init__(self, package: str = AMD_PACKAGE) -> None:
-        """`package` is where ROCm leaves it; raises amdsmi's errors or ImportError without it."""
+        """Initialize amdsmi, from ROCm's folder `package` if the environment does not have it.
+
+        Raises an error of amdsmi without a driver, or ImportError without the package.
+        """
         if importlib.util.find_spec("amdsmi") is None and Path(package).is_dir():
             sys.path.append(package)
         smi = self._smi = importlib.import_module("amdsmi")
@@ -175,7 +183,7 @@ class AmdDevices:
         self._handles = list(smi.amdsmi_get_processor_handles())
 
     def read(self) -> list[dict[str, Any]]:
-        """As Devices.read."""
+        """Return one row per device, as described by Devices.read."""
         return [_present(index, self._figures(h)) for index, h in enumerate(self._handles)]
 
     def _figures(self, handle: Any) -> dict[str, Any]:
@@ -208,14 +216,17 @@ class AmdDevices:
         return _number((clock or {}).get("clk"))
 
     def _energy_j(self, handle: Any) -> float | None:
-        """Joules: accumulator x resolution in microjoules; the first was `power` before ROCm 6.4"""
+        """Return joules: accumulator x resolution in microjoules.
+
+        The accumulator was called `power` before ROCm 6.4.
+        """
         counted = _asked(lambda: self._smi.amdsmi_get_energy_count(handle)) or {}
         ticks = _number(counted.get("energy_accumulator", counted.get("power")))
         microjoules = _number(counted.get("counter_resolution"))
         return None if ticks is None or microjoules is None else ticks * microjoules / 1e6
 
     def _throttle(self, handle: Any) -> list[str] | None:
-        """Which violations are active now; None where the device tells none (before MI300)."""
+        """Return the active violations; None if the device reports none (before MI300)."""
         status = _asked(lambda: self._smi.amdsmi_get_violation_status(handle)) or {}
         states = {word: [status.get(n) for n in names] for word, names in AMD_THROTTLES.items()}
         if not any(state in (True, False) for row in states.values() for state in row):
@@ -224,9 +235,9 @@ class AmdDevices:
 
 
 def devices() -> Devices | None:
-    """The first driver whose devices tell their power, None where none does."""
+    """Return the first driver whose devices report their power, or None."""
     for kind in (NvmlDevices, NvidiaSmiDevices, AmdDevices):
-        # Packages of drivers raise errors of classes that only they have.
+        # Driver packages raise exceptions of their own classes, which cannot be imported here.
         with suppress(Exception):
             driver = kind()
             if any("power_w" in row for row in driver.read()):
@@ -239,13 +250,13 @@ def _present(index: int, figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asked(question: Callable[[], Any]) -> Any:
-    """What a driver answers, None where a device, or a package of that age, does not know.
+    """Return a driver's answer; None if a device or an old package does not support the query.
 
-    Names of the package belong into `question`: older ones lack some.
+    Names of the package must be used inside `question`, because older packages lack some.
     """
     try:
         return question()
-    except Exception:  # of the driver's own package, which is not there to be named
+    except Exception:  # of a class of the driver's package, which may not be installed
         return None
 
 
@@ -254,7 +265,7 @@ def _scaled(value: float | None, factor: float) -> float | None:
 
 
 def start_line(interval_s: float, counters: Counters, driver: Devices | None) -> dict[str, Any]:
-    """Where the figures come from, and why some are not there."""
+    """Return the first line of the file: sources of the figures, and reasons for missing ones."""
     sources, unknown = {}, {}
     if driver:
         counted = all("energy_j" in row for row in driver.read())
@@ -278,7 +289,7 @@ def start_line(interval_s: float, counters: Counters, driver: Devices | None) ->
 def sample(
     root: Path, counters: Counters, driver: Devices | None, start: dict[str, Any]
 ) -> dict[str, Any]:
-    """One look at everything that tells something."""
+    """Return one sample of all available sources."""
     line: dict[str, Any] = {"event": "sample", "time_unix": time.time()}
     if driver:
         line["gpus"] = driver.read()
@@ -297,7 +308,7 @@ def sample(
 
 
 def cpu_temperature_c(root: Path) -> float | None:
-    """The hottest sensor of the processors, None where there is none."""
+    """Return the temperature of the hottest processor sensor, None if there is none."""
     sensors = (root / "sys/class/hwmon").glob("hwmon*")
     names = [s for s in sensors if _read(s / "name") in ("coretemp", "k10temp", "zenpower")]
     texts = [_read(path) for sensor in names for path in sensor.glob("temp*_input")]
@@ -305,7 +316,7 @@ def cpu_temperature_c(root: Path) -> float | None:
 
 
 def main(path: str, interval_s: float, root: Path, parent: int) -> None:
-    """Sample until told to end, or until `parent` is not there any more to tell."""
+    """Sample until SIGTERM, or until `parent` is gone."""
     told_to_end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
     counters, driver = Counters(root), devices()
@@ -314,7 +325,7 @@ def main(path: str, interval_s: float, root: Path, parent: int) -> None:
         out.write(json.dumps(start) + "\n")
         due, last = time.monotonic(), not start["sources"]
         while not last and os.getppid() == parent:
-            # Asked before the sample: the last one lies behind the end of what is measured.
+            # Checked before the sample, so that the last sample is taken after the end of the run.
             last = told_to_end.is_set()
             out.write(json.dumps(sample(root, counters, driver, start)) + "\n")
             due = max(due + interval_s, time.monotonic())
@@ -322,7 +333,7 @@ def main(path: str, interval_s: float, root: Path, parent: int) -> None:
 
 
 def _number(text: Any) -> float | None:
-    """A number, of text too; None of "N/A" and of what is none."""
+    """Return a number, also from text; None for anything else, such as "N/A"."""
     try:
         return float(text)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Memory of ranks that nobody runs: the trainer's own step on tensors without memory."""
+"""Memory of ranks without running them: the trainer's own step on fake tensors."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ TIME_LIMIT_S = 1800.0
 
 
 class RankTrace(Value):
-    """What one rank's second step keeps at its peak."""
+    """Memory that one rank's second step keeps at its peak."""
 
     rank: int
     torch: str
     kernels: str
-    """Whose kernels decide on what is kept: cpu or cuda."""
+    """Kind of kernels that determine which tensors are kept: cpu or cuda."""
     num_microbatches: int
-    """That were followed at most; the figures are a whole step's."""
+    """Maximum number of micro-batches that were traced; the figures are for a whole step."""
     peak_bytes: int
     at_peak_bytes: dict[str, int]
-    """By part; they add up to the peak."""
+    """Bytes by part at the peak; they add up to the peak."""
     parts_bytes: dict[str, int | None]
-    """The largest of each part, whenever it is."""
+    """Largest size of each part in bytes, at any time."""
 
 
 def trace_ranks(
     python: str, trainer: Mapping[str, Any], size: int, ranks: Sequence[int]
 ) -> tuple[RankTrace, ...]:
-    """Follow some ranks of a world of `size`; `trainer` is the trainer's resolved JSON.
+    """Trace the memory of some ranks of a world of `size`.
 
-    Raises SystemFaultError where the program fails: PyTorch cannot follow every operation, fp8's
-    among them.
+    `trainer` is the trainer's resolved JSON. Raises SystemFaultError if the program fails: PyTorch
+    cannot trace every operation, for example those of fp8.
     """
     question = {"trainer": trainer, "size": size, "ranks": list(ranks)}
     lines = probe_lines(python, "offline.memory_trace", question, threads=1, limit_s=TIME_LIMIT_S)
