@@ -41,7 +41,7 @@ class GemmRow(Value):
     k: int
     flops_per_s: float
     statistic: str
-    """Statistic of the repeats' throughput, such as the median."""
+    """Statistic of the repeats' throughput, such as `best of n`."""
     repeats: int
     spread: float
     """Relative spread of the repeats: 1.4826 x MAD / median."""

@@ -9,7 +9,10 @@ from typing import Any
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Return visible NVIDIA devices as reported by NVML: name, memory, clocks, driver; else empty."""
+    """Return the visible NVIDIA devices with name, memory, power limit, clocks and driver, by NVML.
+
+    Empty without NVML's driver or without devices.
+    """
     import pynvml
 
     try:

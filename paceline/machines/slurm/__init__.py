@@ -1,4 +1,4 @@
-"""Slurm: a job of its own in the queue, a step of an allocation, or many jobs as one array."""
+"""Launcher for Slurm: a queued job of its own, a step of an allocation, or jobs as one array."""
 
 from __future__ import annotations
 
@@ -27,12 +27,18 @@ ARRAY_SCRIPT = "array.sh"
 
 
 def allocation(job: Job) -> str | None:
-    """The number of the allocation that the job is a step of; None where it is queued by itself."""
+    """Return the number of the allocation that the job is a step of.
+
+    None if it is queued as a job of its own.
+    """
     return job.cluster.slurm.allocation if job.cluster and not job.batch else None
 
 
 def render(job: Job) -> str:
-    """job.sh; raises UserError for a setting that Slurm or bash could read as something else."""
+    """Return job.sh.
+
+    Raises UserError for a setting that Slurm or bash could misread.
+    """
     if job.batch:
         return submission_script(job, job.batch)
     number = allocation(job)
@@ -42,8 +48,8 @@ def render(job: Job) -> str:
 def prepare(job: Job, folder: Path) -> None:
     """Write the job's files and its scripts into the run folder.
 
-    Raises UserError when the container's plugin or the batch script of somebody else is missing, or
-    Slurm cannot take the folder's name.
+    Raises UserError if the container plugin or the foreign batch script is missing, or if Slurm
+    cannot handle the folder's name.
     """
     container = job.cluster and job.cluster.slurm.container_image and not job.batch
     check_folder(folder, container=bool(container))
@@ -56,10 +62,10 @@ def prepare(job: Job, folder: Path) -> None:
 
 
 def submit(job: Job, folder: Path, after: Sequence[str] = ()) -> Handle:
-    """Start the script that `prepare` wrote, as a step where there is an allocation, else queued.
+    """Start the script that `prepare` wrote, as a step if there is an allocation, else queued.
 
-    `after` are numbers of jobs that must have ended well before it begins. Raises SystemFaultError
-    when Slurm refuses it or a host that it names cannot be used.
+    `after` are numbers of jobs that must have succeeded before it starts. Raises SystemFaultError
+    if Slurm refuses the job or a named host cannot be used.
     """
     if number := allocation(job):
         return submit_step(job, folder, number)
@@ -80,8 +86,8 @@ def submit_array(
 ) -> list[BatchRun]:
     """Start many prepared jobs of one kind as one array, whose script is written into `place`.
 
-    `at_once` is how many may run at the same time. Raises as `submit`, and UserError when the jobs
-    ask Slurm for different things.
+    `at_once` is the maximum number of tasks that run at the same time. Raises like `submit`, and
+    UserError if the jobs request different resources from Slurm.
     """
     script = array_script(jobs, [str(folder.resolve()) for folder in folders], at_once)
     check_folder(place)
@@ -98,10 +104,10 @@ def submit_array(
 
 
 def abandon(folder: Path) -> str | None:
-    """Cancel the job that a run without its controller has left in the queue; its number, if any.
+    """Cancel the queued job of a run whose controller has died; return its number, if any.
 
-    Raises SystemFaultError when Slurm does not answer: the job may go on beside whatever comes
-    next.
+    Raises SystemFaultError if Slurm does not answer, because the job may then still run at the same
+    time as its successor.
     """
     left = left_job(folder)
     if left is None or left.code is not None:
@@ -117,14 +123,14 @@ def abandon(folder: Path) -> str | None:
 
 
 def dependency(after: Sequence[str]) -> list[str]:
-    """sbatch's options for a job that waits until others have ended well."""
+    """Return the options of sbatch for a job that waits until others have succeeded."""
     if not after:
         return []
     return [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"]
 
 
 def check_folder(folder: Path, container: bool = False) -> None:
-    """Raise UserError when Slurm reads something else than a name in the folder's path."""
+    """Raise UserError if the folder's path contains characters that Slurm interprets."""
     path = str(folder.resolve())
     forbidden = [c for c in ("%", "\\", *(":," if container else "")) if c in path]
     if forbidden or not path.isprintable():
@@ -169,16 +175,17 @@ LOOK_S = 0.2
 
 @dataclass
 class Gathering:
-    """Waits until every expected job was handed in or given up, then submits all that came.
+    """Collector of jobs that are submitted together as job arrays.
 
-    Jobs that ask Slurm for different things become an array for each kind.
+    It waits until every expected job was handed in or given up, then submits those handed in. Jobs
+    that request different resources from Slurm become one array per kind.
     """
 
     expected: int
     place: Path
-    """Where the arrays' script is written, of which Slurm keeps a copy of its own."""
+    """Folder for the script of the arrays, of which Slurm keeps a copy of its own."""
     at_once: int | None = None
-    """Tasks of an array that may run at the same time."""
+    """Maximum number of tasks of an array that run at the same time."""
     abandoned: Callable[[], bool] = bool
     _handed_in: list[tuple[Job, Path]] = field(default_factory=list[tuple[Job, Path]])
     _runs: dict[Path, Handle] = field(default_factory=dict[Path, Handle])
@@ -187,12 +194,15 @@ class Gathering:
 
     @contextmanager
     def place_for_one(self) -> Iterator[Submit]:
-        """A function that submits one job; where it is not called the others stop waiting."""
+        """Yield a function that submits one job.
+
+        If it was not called when the context ends, the other jobs stop waiting for this one.
+        """
         handed_in = False
 
         def hand_in(job: Job, folder: Path) -> Handle:
             nonlocal handed_in
-            if job.batch:  # a script of somebody else is no task of an array
+            if job.batch:  # a foreign batch script cannot be a task of an array
                 return submit(job, folder)
             handed_in = True
             return self._submit(job, folder)
@@ -215,10 +225,10 @@ class Gathering:
                     raise SystemFaultError("sbatch", "the sweep was stopped before it was called")
         if folder not in self._runs and self._fault is not None:
             raise self._fault
-        return self._runs[folder]  # of a kind that was submitted before another one was refused
+        return self._runs[folder]  # submitted before another kind was refused
 
     def _look(self) -> None:
-        """Submit when nobody is waited for any more."""
+        """Submit the jobs if no other job is expected."""
         if self._runs or self._fault or not self._handed_in or len(self._handed_in) < self.expected:
             return
         kinds: dict[tuple[str, ...], list[tuple[Job, Path]]] = {}

@@ -1,4 +1,4 @@
-"""A run that is a job of its own in Slurm's queue."""
+"""Run that is a job of its own in Slurm's queue."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ from paceline.machines.slurm.states import (
 )
 
 STOP_LIMIT_S = 90.0
-"""How long Slurm may take to end a cancelled job (its KillWait, then the epilogue)."""
+"""Time in seconds that Slurm has to end a cancelled job (its KillWait, then the epilogue)."""
 UNKNOWN_LIMIT_S = 60.0
-"""How long Slurm may not know a job, or say nothing at all, before job.sh's word is enough."""
+"""Time in seconds for which Slurm may not know a job, or not answer, before the end written by
+job.sh is accepted."""
 WHO_LIMIT_S = 3.0
-"""How long to wait for accounting to tell who cancelled a job."""
+"""Time in seconds to wait for accounting to report who cancelled a job."""
 SILENT_S = 10.0
-"""Silence of Slurm that a watcher is told of."""
+"""Time in seconds without an answer of Slurm after which the phase reports it."""
 LOOK_S = 0.5
 TAIL_BYTES = 65_536
-"""Of a log that srun may have named lost nodes in."""
+"""Bytes read from the end of a log in which srun may have reported lost nodes."""
 ENDED_BY_US = 143
-"""128 + SIGTERM, as a shell tells it."""
+"""Exit code of a cancelled job, as in a shell: 128 + SIGTERM."""
 REQUEUED = "REQUEUED"
 
 
 @dataclass
 class BatchRun(Handle):
-    """A submitted job, and the jobs that took its place after a node was lost."""
+    """A submitted job, and the jobs that replaced it after a node was lost."""
 
     job: Job
     folder: Path
@@ -55,13 +56,13 @@ class BatchRun(Handle):
     queue: Queue = field(default_factory=lambda: QUEUE)
     _diary: Diary = field(init=False)
     _restart: int = 0
-    """How often Slurm itself has started the job anew."""
+    """Number of times that Slurm itself has restarted the job."""
     _begun_at: float | None = None
     _heard_at: float = 0.0
     _stopped: bool = False
     _code: int = 0
     _waited_for: str = ""
-    """The last reason that it waited for."""
+    """Last reason for which the job waited."""
     _last: JobState | None = None
     _verdict: JobEnd | None = None
 
@@ -71,12 +72,12 @@ class BatchRun(Handle):
 
     @property
     def record(self) -> SlurmRecord:
-        """The attempts, the nodes left out and the warnings so far, as in slurm.json."""
+        """Attempts, excluded nodes and warnings so far, as in slurm.json."""
         return self._diary.record
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Jobs started anew, nodes left out."""
+        """Warnings about restarted jobs and excluded nodes."""
         return self.record.warnings
 
     def warn(self, text: str) -> None:
@@ -85,24 +86,24 @@ class BatchRun(Handle):
 
     @property
     def waiting(self) -> bool:
-        """Whether the job is in the queue, as far as Slurm has said anything."""
+        """True while the job is in the queue, as far as Slurm has reported."""
         return self._begun_at is None and (self._last is None or self._last.state in WAITING)
 
     @property
     def phase(self) -> str:
-        """Why the job waits, or where it runs."""
+        """Reason why the job waits, or where it runs."""
         if self._silent_s > SILENT_S:
             return f"Slurm does not answer; job {self.id} goes on without it"
         return self._last.phase if self._last else f"job {self.id} was submitted"
 
     @property
     def timed_out(self) -> bool:
-        """True when the job's time limit has passed since it began; waiting does not count."""
+        """True when the job's time limit has passed since its start; waiting does not count."""
         limit_s, begun = self.job.timeout_s, self._begun_at
         return limit_s is not None and begun is not None and time.monotonic() - begun > limit_s
 
     def poll(self) -> int | None:
-        """The exit code when this attempt has ended, else None."""
+        """Return the exit code if this attempt has ended, else None."""
         marks = read_marks(self.folder, self.id)
         written = marks.code if marks and marks.restart == self._restart else None
         state = self.queue.state(self.id, urgent=written is not None)
@@ -123,10 +124,10 @@ class BatchRun(Handle):
         return None
 
     def stop(self) -> int:
-        """Cancel the job and wait until it has ended; the exit code."""
+        """Cancel the job, wait until it has ended, and return the exit code."""
         try:
             return self._cancel()
-        except KeyboardInterrupt:  # a second one must not keep the order from going out
+        except KeyboardInterrupt:  # a second interrupt must not prevent the cancellation
             with contextlib.suppress(SystemFaultError):
                 client.scancel(self.id)
             raise
@@ -148,19 +149,20 @@ class BatchRun(Handle):
         return ENDED_BY_US
 
     def sweep(self) -> None:
-        """Nothing: Slurm ends what a job has left behind."""
+        """Do nothing, because Slurm ends the processes that a job has left behind."""
 
     def verdict(self) -> JobEnd | None:
-        """What Slurm knows of the end of the latest attempt."""
+        """Return what Slurm knows about the end of the latest attempt."""
         if self._verdict is None and self._code:
             unknown = JobEnd("failed", f"Slurm knows nothing of job {self.id} any more")
             self._verdict = self._find_verdict(self._last) if self._last else unknown
         return self._verdict
 
     def restart(self) -> bool:
-        """Go on with the job that Slurm put back, or submit one without the nodes that are lost.
+        """Continue with a job that Slurm requeued, or submit a new one without the lost nodes.
 
-        False where the attempt ended otherwise, or as often as `cluster.slurm.retries` allows.
+        Returns False if the attempt ended for another reason, or if `cluster.slurm.retries` is used
+        up.
         """
         cluster, end = self.job.cluster, self.verdict()
         retries = cluster.slurm.retries if cluster else 0
@@ -216,14 +218,14 @@ class BatchRun(Handle):
             self._waited_for = state.reason if state.state in WAITING else self._waited_for
         if self._begun_at is not None or state is None or state.state in WAITING:
             return
-        if self.job.batch:  # a script of somebody else leaves no marks
+        if self.job.batch:  # a foreign batch script writes no markers
             marks = Marks(restart=self._restart, nodes=state.nodes)
         if marks and marks.restart == self._restart:
             self._begun_at = time.monotonic()
             self._diary.note(nodes=marks.nodes, state="RUNNING")
 
     def _put_back(self, state: JobState | None, marks: Marks | None) -> bool:
-        """Whether Slurm has put the job back into its queue, or has begun it anew already."""
+        """Return True if Slurm has requeued the job, or has already restarted it."""
         waits = state is not None and state.state in WAITING
         again = marks is not None and marks.restart > self._restart
         return again or (waits and self._begun_at is not None)
@@ -234,7 +236,7 @@ class BatchRun(Handle):
         return 0.0 if since is None else time.monotonic() - since
 
     def _is_forgotten(self, state: JobState | None) -> bool:
-        """Whether Slurm does not answer, or knows nothing of the job, for too long."""
+        """Return True if Slurm has not answered, or not known the job, for too long."""
         unheard_s = time.monotonic() - self._heard_at
         unknown_s = unheard_s if state is None else self.queue.missing_s(self.id)
         return max(unknown_s, self._silent_s) > UNKNOWN_LIMIT_S
@@ -262,19 +264,22 @@ class BatchRun(Handle):
         return verdict_of(replace(last, nodes=self._nodes()), lost)
 
     def _lost_nodes(self) -> tuple[str, ...]:
-        """Nodes of this attempt that srun saw fail, or that Slurm has lost."""
-        # What srun prints within a script of somebody else goes where that script's output goes.
+        """Return nodes of this attempt that srun saw fail, or that Slurm has lost."""
+        # In a foreign batch script, srun's messages go to the output of that script.
         named = (Path(LOGS_FOLDER, LAUNCHER_LOG), Path(f"slurm-{self.id}.log"))
         logs = (*(self.folder / path for path in named), *submitted_logs(self.folder))
         failed = [host for path in logs for host in failed_nodes(_tail(path))]
         hosts, lost = host_names(self._nodes()), set[str]()
         with contextlib.suppress(SystemFaultError):
             lost |= lost_nodes(client.node_states(hosts)).keys() if hosts else set()
-        # A job that was first heard of after the loss no longer has the node on its list.
+        # Slurm's list of a job lacks the lost node if the job was first seen after the loss.
         return tuple(dict.fromkeys([*failed, *(host for host in hosts if host in lost)]))
 
     def _accounted(self, last: JobState) -> JobState:
-        """The last state with whoever cancelled the job, once accounting has its row."""
+        """Return the last state with the user who cancelled the job.
+
+        Waits for accounting to have the job's row; without one `last` is returned.
+        """
         deadline = time.monotonic() + WHO_LIMIT_S
         while client.has_accounting() and time.monotonic() < deadline:
             row = client.accounts([self.id]).get(self.id)
@@ -284,12 +289,15 @@ class BatchRun(Handle):
         return last
 
     def _nodes(self) -> str:
-        """The nodes that the attempt began on: Slurm takes a lost one off a job's list."""
+        """Return the nodes on which the attempt started.
+
+        Slurm removes a lost node from a job's list, so the recorded list takes precedence.
+        """
         return self._diary.last.nodes or (self._last.nodes if self._last else "")
 
 
 def _tail(path: Path) -> str:
-    """The last lines of a log; nothing of one that is not there."""
+    """Return the last lines of a log; empty if it does not exist."""
     with contextlib.suppress(OSError), open_regular(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         return file.read(TAIL_BYTES).decode(errors="replace")

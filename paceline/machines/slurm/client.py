@@ -1,4 +1,4 @@
-"""Slurm's commands, each of words and never a line for a shell; one question for all jobs."""
+"""Client of Slurm's commands, which are run without a shell; one query covers all jobs."""
 
 from __future__ import annotations
 
@@ -28,35 +28,36 @@ from paceline.machines.slurm.states import (
 )
 
 LIMIT_S = 60.0
-"""How long a command may take; a busy controller needs many seconds."""
+"""Time limit of a command in seconds; a busy controller needs many seconds."""
 OWN = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_")
-"""Variables that give Slurm's commands other options than those that are written down."""
+"""Prefixes of variables that would change the options of Slurm's commands."""
 NO_SUCH_JOB = "Invalid job id"
-"""What Slurm's commands say of a number that they do not know (any more)."""
+"""Message of Slurm's commands for a job number that they do not know, or no longer know."""
 SUBMIT_LIMIT_S = 600.0
-"""How long somebody else's tool may take that submits a job."""
+"""Time limit in seconds of a foreign tool that submits a job."""
 QUEUE_LIMIT_S = 20.0
-"""How long squeue may take, which all runs of this process wait for."""
+"""Time limit of squeue in seconds; all runs of this process wait for it."""
 _SETTINGS: dict[str, dict[str, str]] = {}
-"""What each cluster says of itself, by its SLURM_CONF."""
+"""Cached configuration of each cluster, by its SLURM_CONF."""
 PARTITION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 
 
 class UnknownJobError(SystemFaultError):
-    """Slurm does not know the job (any more)."""
+    """Failure because Slurm does not know the job, or no longer knows it."""
 
 
 def ask(words: Sequence[str], limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
-    """Run one command; raises SystemFaultError where there is none or it does not answer."""
+    """Run one command; raises SystemFaultError if it is missing or does not answer."""
     return _run(words, environment({}), None, limit_s)
 
 
 def sbatch(job: Job, folder: Path, script: str, options: Sequence[str] = ()) -> str:
-    """Submit a script of `folder`, or run the one that submits somebody else's; the job's number.
+    """Submit a script of `folder` and return the job's number.
 
-    Variables that look like secrets travel in this command's environment, never in the script or
-    the arguments. Raises SystemFaultError with Slurm's own words when it refuses.
+    For a foreign batch script, job.sh is run instead, which submits it. Variables that look like
+    secrets are passed in the command's environment, never in the script or the arguments. Raises
+    SystemFaultError with Slurm's own message if it refuses the job.
     """
     own = ["sbatch", "--parsable", *options, script]
     words = ["bash", script, *options] if job.batch else own
@@ -77,14 +78,14 @@ def sbatch(job: Job, folder: Path, script: str, options: Sequence[str] = ()) -> 
 
 
 def scancel(job: str) -> bool:
-    """Ask Slurm to end a job; False where it does not take the order, as for one that has ended."""
+    """Ask Slurm to end a job; return False if it refuses, as for a job that has ended."""
     return ask(["scancel", job]).returncode == 0
 
 
 def states(jobs: Iterable[str]) -> dict[str, JobState] | None:
-    """What the queue says of these jobs, ended ones it still remembers among them.
+    """Return the queue's states of these jobs, including ended ones that it still remembers.
 
-    None when Slurm does not answer; a job that it does not know is left out.
+    None if Slurm does not answer. Jobs that it does not know are left out.
     """
     words = ["squeue", "-h", "-r", "-t", "all", "-o", SQUEUE_FORM, "-j", ",".join(jobs)]
     try:
@@ -97,7 +98,7 @@ def states(jobs: Iterable[str]) -> dict[str, JobState] | None:
 
 
 def accounts(jobs: Iterable[str]) -> dict[str, JobState]:
-    """What accounting says of these jobs; none where a site keeps none, or not yet."""
+    """Return accounting's states of these jobs; empty if the site has none, or none yet."""
     if not has_accounting():
         return {}
     try:
@@ -107,12 +108,12 @@ def accounts(jobs: Iterable[str]) -> dict[str, JobState]:
 
 
 def node_states(hosts: Sequence[str]) -> str:
-    """Lines `NAME|STATE|REASON` of these nodes."""
+    """Return lines `NAME|STATE|REASON` for these nodes."""
     return ask(["sinfo", "-h", "-N", "-n", ",".join(hosts), "-o", "%N|%T|%E"]).stdout
 
 
 def settings() -> Mapping[str, str]:
-    """What `scontrol show config` says, by name; empty while Slurm does not answer."""
+    """Return the output of `scontrol show config` by name; empty while Slurm does not answer."""
     values = _SETTINGS.setdefault(os.environ.get("SLURM_CONF", ""), {})
     if not values:
         with contextlib.suppress(SystemFaultError):
@@ -123,7 +124,7 @@ def settings() -> Mapping[str, str]:
 
 
 def answers() -> bool:
-    """Whether Slurm's commands are here and a controller answers them."""
+    """Return True if Slurm's commands are installed and a controller answers them."""
     if shutil.which("sbatch") is None:
         return False
     try:
@@ -133,17 +134,17 @@ def answers() -> bool:
 
 
 def has_accounting() -> bool:
-    """Whether Slurm keeps a database of jobs, as far as is known."""
+    """Return False if Slurm is known to keep no database of jobs."""
     return not settings().get("AccountingStorageType", "").endswith(("none", "(null)"))
 
 
 def stores_environment() -> bool:
-    """Whether Slurm writes the environment of jobs into its database."""
+    """Return True if Slurm stores the environment of jobs in its database."""
     return "job_env" in settings().get("AccountingStoreFlags", "")
 
 
 def from_allocation(job: str) -> tuple[Host, ...]:
-    """The hosts of a running Slurm job; raises UserError where it has none (yet)."""
+    """Return the hosts of a running Slurm job; raises UserError if it has none."""
     nodes = _answer(["squeue", "--noheader", "--jobs", job, "--states=running", "--format=%N"])
     names = expand(",".join(nodes.split()), f"job {job}")
     if not names:
@@ -152,12 +153,15 @@ def from_allocation(job: str) -> tuple[Host, ...]:
 
 
 def from_partition(partition: str | None = None) -> tuple[Host, ...]:
-    """The idle hosts of a partition, of all without one; raises UserError when none is idle."""
+    """Return the idle hosts of a partition, or of all partitions if none is given.
+
+    Raises UserError if no host is idle.
+    """
     if partition is not None and not PARTITION.fullmatch(partition):
         raise UserError("partition", f"{partition!r} is no name of one")
     options = [f"--partition={partition}"] if partition else []
     listing = _answer(["sinfo", "--noheader", "--format=%t %N", *options])
-    # sinfo's own --states=idle also takes drained nodes, and those that do not answer (`idle*`).
+    # sinfo's own --states=idle also lists drained nodes, and nodes that do not answer (`idle*`).
     lines = (line.split() for line in listing.splitlines())
     idle = [line[1] for line in lines if len(line) == 2 and line[0] == "idle"]
     names = expand(",".join(idle), "sinfo")
@@ -171,7 +175,10 @@ def from_partition(partition: str | None = None) -> tuple[Host, ...]:
 
 
 def _answer(words: Sequence[str]) -> str:
-    """What a command of Slurm prints; raises SystemFaultError where it is missing or fails."""
+    """Return the output of a Slurm command.
+
+    Raises SystemFaultError if the command is missing or fails.
+    """
     done = ask(words, QUEUE_LIMIT_S)
     if done.returncode:
         messages = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
@@ -181,7 +188,7 @@ def _answer(words: Sequence[str]) -> str:
 
 
 def needs_pyxis(job: Job) -> None:
-    """Raise UserError when the job asks for a container and srun knows none."""
+    """Raise UserError if the job requests a container and srun does not support them."""
     image = job.cluster and job.cluster.slurm.container_image
     if image and "--container-image" not in ask(["srun", "--help"]).stdout:
         raise UserError(
@@ -192,10 +199,11 @@ def needs_pyxis(job: Job) -> None:
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's variables for one of Slurm's commands, with the secrets of `extra`.
+    """Return this process's variables for one of Slurm's commands, with the secrets of `extra`.
 
-    Left out are secrets that the run does not name, and what would change the command's options:
-    to sbatch a variable counts more than the #SBATCH line that is shown and stored.
+    Secrets that the run does not name are removed, and so are variables that would change the
+    command's options: for sbatch a variable takes precedence over the #SBATCH line that is shown
+    and stored.
     """
     kept = {
         name: value
@@ -238,42 +246,43 @@ def _error_text(text: str) -> str:
 
 
 FIRST_S, LONGEST_S, GROWTH = 0.5, 10.0, 1.4
-"""Seconds between two questions: at first, at most, and their growth while nothing changes."""
+"""Interval between two queries in seconds: initial and maximum value, and growth factor while
+nothing changes."""
 AT_LEAST_S = 0.25
-"""Between two questions of which the second one is urgent."""
+"""Minimum interval in seconds before an urgent query."""
 
 
 @dataclass
 class Queue:
-    """What Slurm last said of the jobs that are watched; any thread may ask."""
+    """Last known states of the watched jobs. It can be used from any thread."""
 
     longest_s: float = LONGEST_S
     questions: int = 0
     silent_since: float | None = None
-    """Since when Slurm has not answered, by time.monotonic()."""
+    """Time since which Slurm has not answered, by time.monotonic()."""
     _states: dict[str, JobState | None] = field(default_factory=dict[str, JobState | None])
     _missing: dict[str, float] = field(default_factory=dict[str, float])
-    """Since when Slurm has answered without a job that it had known."""
+    """Time since which Slurm has answered without a job that it had known."""
     _asked_at: float = -1e9
     _interval_s: float = FIRST_S
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def watch(self, job: str) -> None:
-        """Ask about this job too, soon; an earlier one of its number is forgotten."""
+        """Query this job too, starting soon; an earlier job of the same number is forgotten."""
         with self._lock:
             self._states[job] = None
             self._missing.pop(job, None)
             self._interval_s = FIRST_S
 
     def forget(self, job: str) -> None:
-        """Ask about this job no more."""
+        """Stop querying this job."""
         with self._lock:
             self._states.pop(job, None)
 
     def state(self, job: str, urgent: bool = False) -> JobState | None:
-        """What is known of a job; None while Slurm has not said anything of it.
+        """Return the last known state of a job; None while Slurm has not reported it.
 
-        `urgent` asks now, if the last question is not just over.
+        `urgent` queries now, unless the last query was less than `AT_LEAST_S` ago.
         """
         with self._lock:
             self._states.setdefault(job, None)
@@ -283,7 +292,10 @@ class Queue:
             return self._states[job]
 
     def missing_s(self, job: str) -> float:
-        """For how long neither queue nor accounting have known of a job whose end nobody told."""
+        """Return the time in seconds since a job without a known end disappeared, else 0.
+
+        The job has then disappeared from both queue and accounting.
+        """
         since = self._missing.get(job)
         return 0.0 if since is None else time.monotonic() - since
 
@@ -312,4 +324,4 @@ class Queue:
 
 
 QUEUE = Queue()
-"""The one that all runs of this process share."""
+"""The queue that all runs of this process share."""

@@ -1,4 +1,4 @@
-"""A batch script of somebody else: job.sh exports its variables and gives it to sbatch as it is."""
+"""Foreign batch scripts: job.sh exports the run's variables and submits the script unchanged."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ from paceline.files.run_folder import LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER
 from paceline.machines.node.script import open_variables
 
 OWN_OPTIONS = ("--parsable", "--no-requeue", '--output="$folder/slurm-%j.log"')
-"""What sbatch is told besides: its answer is read, the run begun once, what is printed kept."""
+"""Additional options of sbatch: its answer is parsed, the run is started once only, and its output
+is kept."""
 RECORD_FILE, KEPT_FOLDER = "batch.json", "batch"
-"""Of a run folder: what was submitted, and the script as it was at that moment."""
+"""File and folder of a run folder that hold the record of the submission, and a copy of the script.
+"""
 PRINTED = "slurm-*.log"
 
 
 class SubmittedScript(Value):
-    """batch.json of a run folder: the script of somebody else that the run was."""
+    """Foreign batch script of a run, as in batch.json of the run folder."""
 
     script: str
-    """Its path when it was submitted."""
+    """Path of the script when it was submitted."""
     sha256: str
     folder: str
-    """Where sbatch was called."""
+    """Folder in which sbatch was called."""
     options: tuple[str, ...]
     logs: tuple[InnerPath, ...]
-    """Patterns of the files in the run folder that hold the whole job's log."""
+    """Patterns of the files in the run folder that hold the log of the whole job."""
 
 
 def submission_script(job: Job, batch: BatchScript) -> str:
-    """job.sh of a job whose batch script is somebody else's; it prints the job's number.
+    """Return job.sh of a job with a foreign batch script, which was not written by Paceline.
 
-    Secrets are not in it: they are expected in the environment. Raises ValueError for a variable's
-    name that bash would read as something else.
+    job.sh prints the job's number. It contains no secrets; they are expected in the environment.
+    Raises ValueError for a variable name that bash would misread.
     """
     what = "submits the job" if batch.submits else "is submitted as it is"
     title = " ".join(f"{job.name}: {batch.script} {what}".split())
@@ -60,9 +62,9 @@ def submission_script(job: Job, batch: BatchScript) -> str:
 
 
 def prepare_foreign(job: Job, batch: BatchScript, folder: Path) -> None:
-    """Write the job's files and job.sh, and keep the batch script as it is at this moment.
+    """Write the job's files and job.sh, and keep a copy of the batch script.
 
-    Raises UserError when there is no such script, or one that cannot be read as text.
+    Raises UserError if the script does not exist or cannot be read as text.
     """
     for name, text in job.files.items():
         write_text(folder / name, text)
@@ -89,10 +91,10 @@ def prepare_foreign(job: Job, batch: BatchScript, folder: Path) -> None:
 
 
 def submitted_logs(folder: Path) -> list[Path]:
-    """The files of a run folder that hold the log of somebody else's script, by their names.
+    """Return the log files of a foreign batch script in a run folder, sorted by name.
 
-    Last comes what the script itself printed: not every srun takes $SRUN_OUTPUT, by which scripts
-    send the output of their steps elsewhere.
+    The script's own output comes last. It is included because not every srun uses $SRUN_OUTPUT, by
+    which scripts redirect the output of their steps.
     """
     try:
         record = read_value(folder / RECORD_FILE, SubmittedScript)
@@ -103,10 +105,10 @@ def submitted_logs(folder: Path) -> list[Path]:
 
 
 def keep_linked_logs(folder: Path) -> None:
-    """Put copies of logs in the place of a link to the folder where the ended job wrote them.
+    """Replace a link to a folder with logs of the ended job by copies of these logs.
 
-    So the run folder holds its logs itself, when the tool that submitted the job cleans up. Where
-    they cannot be copied the link stays.
+    The run folder then still has its logs after the submitting tool cleans up. The link is kept if
+    the logs cannot be copied.
     """
     linked: dict[Path, list[Path]] = {}
     for path in submitted_logs(folder):
@@ -123,6 +125,6 @@ def keep_linked_logs(folder: Path) -> None:
 
 
 def _quoted(text: str) -> str:
-    """One word of bash, in which the run folder's place is filled in when the script runs."""
+    """Quote one word for bash; the path of the run folder is filled in when the script runs."""
     parts = (shlex.quote(part) if part else "" for part in text.split(RUN_FOLDER))
     return '"$folder"'.join(parts) or "''"

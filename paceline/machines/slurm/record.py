@@ -1,4 +1,4 @@
-"""slurm.json: which jobs a run was, on which nodes, how they ended and what was left out."""
+"""Record of a run's Slurm jobs in slurm.json: jobs, nodes, ends and excluded nodes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ RECORD_FILE = "slurm.json"
 
 
 class SlurmAttempt(Value):
-    """One job, or one more start of it by Slurm itself."""
+    """One job, or one restart of it by Slurm itself."""
 
     job: str
     restart: NonNegativeInt = 0
-    """How often Slurm had started this job before."""
+    """Number of times that Slurm had restarted this job before."""
     nodes: str = ""
     state: str = "PENDING"
     reason: str | None = None
@@ -29,41 +29,41 @@ class SlurmAttempt(Value):
 
 
 class SlurmRecord(Value):
-    """slurm.json of a run folder."""
+    """Contents of slurm.json in a run folder."""
 
     attempts: tuple[SlurmAttempt, ...] = ()
     excluded: dict[str, str] = {}
-    """Nodes that the next attempt was kept from, with the reason."""
+    """Nodes excluded from the next attempt, each with the reason."""
     warnings: tuple[str, ...] = ()
 
 
 class Marks(Value):
-    """What job.sh itself has written of its latest start."""
+    """Markers that job.sh itself has written about its latest start."""
 
     restart: int = 0
     nodes: str = ""
     code: int | None = None
-    """Its exit code, once it has ended."""
+    """Exit code of job.sh, once it has ended."""
 
 
 @dataclass
 class Diary:
-    """slurm.json of one run folder while the run goes on, and the folders of earlier attempts."""
+    """Writer of slurm.json while a run is in progress, and of the folders of earlier attempts."""
 
     folder: Path
     record: SlurmRecord = field(default_factory=SlurmRecord)
 
     @property
     def last(self) -> SlurmAttempt:
-        """The attempt that goes on or ended last."""
+        """Attempt that is in progress or ended last."""
         return self.record.attempts[-1]
 
     def begin(self, job: str, restart: int = 0) -> None:
-        """Note one more attempt."""
+        """Add an attempt."""
         self._write(attempts=(*self.record.attempts, SlurmAttempt(job=job, restart=restart)))
 
     def note(self, **changes: object) -> None:
-        """Change what is known of the last attempt."""
+        """Update the last attempt."""
         last = self.last.model_copy(update=changes)
         if last != self.last:
             self._write(attempts=(*self.record.attempts[:-1], last))
@@ -73,12 +73,15 @@ class Diary:
         self._write(warnings=(*self.record.warnings, text))
 
     def exclude(self, hosts: Iterable[str], reason: str) -> tuple[str, ...]:
-        """Note nodes that the next attempt must do without; all that were noted so far."""
+        """Exclude nodes from the next attempt; return all nodes excluded so far."""
         self._write(excluded={**self.record.excluded, **dict.fromkeys(hosts, reason)})
         return tuple(self.record.excluded)
 
     def put_away(self) -> Path:
-        """Move what the last attempt wrote apart, unless job.sh has; where, in the run folder."""
+        """Move the output of the last attempt into a folder of its own, unless job.sh has done so.
+
+        Returns the path of that folder, relative to the run folder.
+        """
         kept = Path(ATTEMPTS_FOLDER) / f"{self.last.job}.{self.last.restart}"
         place = self.folder / kept
         with contextlib.suppress(FileExistsError):
@@ -97,15 +100,15 @@ class Diary:
 
 
 class LeftJob(Value):
-    """A job that had not ended when its controller last looked."""
+    """A job that had not ended when its controller last checked."""
 
     job: str
     code: int | None = None
-    """What job.sh ended with since; None when it has not."""
+    """Exit code that job.sh has written since; None if it has not ended."""
 
 
 def left_job(folder: Path) -> LeftJob | None:
-    """The job in Slurm's queue that a run without its controller has left, if there is one."""
+    """Return the job that a run without a controller has left in Slurm's queue, if any."""
     record = read_slurm_record(folder)
     if record is None or not record.attempts or record.attempts[-1].exit_code is not None:
         return None
@@ -115,7 +118,7 @@ def left_job(folder: Path) -> LeftJob | None:
 
 
 def note_abandoned(folder: Path) -> None:
-    """Close the last attempt of a run whose job was cancelled on behalf of nobody any more."""
+    """Record the last attempt of a run without a controller as cancelled."""
     record = read_slurm_record(folder)
     if record is not None and record.attempts:
         closed = {"state": "CANCELLED", "reason": "its controller had died", "exit_code": 143}
@@ -125,7 +128,7 @@ def note_abandoned(folder: Path) -> None:
 
 
 def read_slurm_record(folder: Path) -> SlurmRecord | None:
-    """slurm.json of a run folder, None where the run was none of Slurm's."""
+    """Return slurm.json of a run folder, or None if the run did not use Slurm."""
     try:
         return read_value(folder / RECORD_FILE, SlurmRecord)
     except UserError:
@@ -133,7 +136,7 @@ def read_slurm_record(folder: Path) -> SlurmRecord | None:
 
 
 def read_marks(folder: Path, job: str) -> Marks | None:
-    """The latest start of a job by its own marks; None before it has begun."""
+    """Return the latest start of a job by its own markers; None before it has started."""
     try:
         text = (folder / STATUS_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:

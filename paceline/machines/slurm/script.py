@@ -1,8 +1,8 @@
-"""The scripts that Slurm runs: job.sh for sbatch, its form for steps, and arrays of such jobs.
+"""Scripts that Slurm runs: job.sh for sbatch, its variant for steps, and arrays of such jobs.
 
-They name no folder: Slurm starts job.sh in the folder that it was submitted from. What a user wrote
-reaches an #SBATCH line only if it is of letters that Slurm reads in one way, and bash only in
-quotes.
+The scripts contain no folder, because Slurm starts job.sh in the folder that it was submitted from.
+A user's text is put into an #SBATCH line only if it consists of characters that Slurm reads in one
+way, and into bash only in quotes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, STEPS_FOLDER
 from paceline.machines.node.script import FIRST_PORT, NODE_SCRIPT, NUM_PORTS, rendezvous_port
 
 STATUS_FILE = "slurm.status"
-"""Lines `start JOB RESTART NODES` and `end JOB RESTART CODE`, which job.sh writes."""
+"""File to which job.sh writes lines `start JOB RESTART NODES` and `end JOB RESTART CODE`."""
 ATTEMPTS_FOLDER = "attempts"
-"""Logs and steps of earlier attempts, by `JOB.RESTART`."""
+"""Folder with logs and steps of earlier attempts, in subfolders `JOB.RESTART`."""
 MAY_BE_THERE = ("mlperf", "telemetry")
-"""Folders that only some runs leave; a new start would write over what the last one left."""
+"""Folders that only some runs create; a restart would overwrite those of the previous start."""
 
 _VALUE = re.compile(r"[A-Za-z0-9_.,:+@&|*()\[\]=/!-]+")
 _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -31,11 +31,15 @@ _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 _NODE = (
     f'exec bash {NODE_SCRIPT} "$SLURM_PROCID" "$@" >>"{LOGS_FOLDER}/host-$SLURMD_NODENAME.log" 2>&1'
 )
-"""What srun starts on every node, by way of bash, which knows the node's own variables."""
+"""Command that srun starts on every node. It is run by bash, which expands the node's own
+variables."""
 
 
 def batch_script(job: Job) -> str:
-    """job.sh for sbatch; raises UserError for a setting that could be read as something else."""
+    """Return job.sh for sbatch.
+
+    Raises UserError for a setting that Slurm could misread.
+    """
     cluster = _cluster(job)
     port = f"{FIRST_PORT} + ({rendezvous_port(job.name)} + SLURM_JOB_ID + restart) % {NUM_PORTS}"
     lines = [
@@ -56,7 +60,7 @@ def batch_script(job: Job) -> str:
 
 
 def step_script(job: Job, allocation: str) -> str:
-    """job.sh for a run that is one step of the allocation numbered `allocation`."""
+    """Return job.sh for a run that is one step of the allocation numbered `allocation`."""
     cluster = _cluster(job)
     number = checked("allocation", allocation)
     cpus = "" if cluster.slurm.cpus_per_task else "--cpus-per-task=$((cpus / nodes)) "
@@ -75,9 +79,9 @@ def step_script(job: Job, allocation: str) -> str:
 
 
 def array_script(jobs: Sequence[Job], folders: Sequence[str], at_once: int | None = None) -> str:
-    """A script whose task N runs job.sh in the Nth of `folders`.
+    """Return a script whose task N runs job.sh in the Nth of `folders`.
 
-    Raises UserError when the jobs do not ask Slurm for the same.
+    Raises UserError if the jobs do not request the same resources from Slurm.
     """
     requests = {tuple(batch_options(job)[1:]) for job in jobs}
     if len(requests) != 1:
@@ -103,7 +107,7 @@ def array_script(jobs: Sequence[Job], folders: Sequence[str], at_once: int | Non
 
 
 def batch_options(job: Job) -> list[str]:
-    """What the job asks of sbatch; the first one is its name."""
+    """Return the options of sbatch for the job; the first one is its name."""
     cluster = _cluster(job)
     site = cluster.slurm
     nodes = ",".join(cluster.hosts)
@@ -131,14 +135,14 @@ def batch_options(job: Job) -> list[str]:
 
 
 def hosts_line(cluster: Cluster, otherwise: str) -> str:
-    """The line that sets `hosts`: those that the cluster names, or as the line `otherwise` does."""
+    """Return the line that sets `hosts`: the cluster's hosts if it names any, else `otherwise`."""
     if not cluster.hosts:
         return otherwise
     return f"hosts=({' '.join(map(shlex.quote, cluster.hosts))})"
 
 
 def step_lines(job: Job, where: str, first: str = "") -> list[str]:
-    """The srun that starts one agent a node, with rank 0's on the first of `hosts`."""
+    """Return the srun command that starts one agent per node, rank 0's on the first of `hosts`."""
     cluster = _cluster(job)
     words = [
         f"--nodes={job.nodes}",
@@ -163,10 +167,11 @@ def step_lines(job: Job, where: str, first: str = "") -> list[str]:
 
 
 def cpu_words(cluster: Cluster) -> list[str]:
-    """The CPUs of a step, which srun does not take from the job's `--cpus-per-task` (from 22.05).
+    """Return the CPU options of a step.
 
-    srun takes `--hint` in place of `--cpu-bind`, and then binds to as many CPUs as it is told:
-    without a number to a single one. So the hint is the job's alone unless the number is known.
+    Since Slurm 22.05, srun does not inherit the job's `--cpus-per-task`. `--hint` replaces
+    `--cpu-bind`, and srun then binds to the given number of CPUs, or to a single one without a
+    number. The hint is therefore passed only if the number is known.
     """
     site = cluster.slurm
     if site.cpus_per_task is None:
@@ -176,9 +181,10 @@ def cpu_words(cluster: Cluster) -> list[str]:
 
 
 def address_lines(cluster: Cluster, where: str) -> list[str]:
-    """Where rank 0 listens: its host's name, or its address on the chosen interface.
+    """Return lines that set the address of rank 0: its host's name, or its address on an interface.
 
-    A host whose own name leads to a loopback address finds its way to the others by one of them.
+    If a host's own name resolves to a loopback address, it uses PACELINE_PEER to find its route to
+    the others.
     """
     if cluster.interface is None:
         return ['address="${hosts[0]}"', 'export PACELINE_PEER="${hosts[1]:-}"']
@@ -194,7 +200,11 @@ def address_lines(cluster: Cluster, where: str) -> list[str]:
 
 
 def restart_lines(cluster: Cluster) -> list[str]:
-    """What job.sh does first: no more restarts than allowed, logs of the last start put away."""
+    """Return the first lines of job.sh.
+
+    They enforce the limit on restarts, and move the logs of the previous start to a folder of its
+    own.
+    """
     retries = cluster.slurm.retries
     bound = f"""\
 if [ "$restart" -gt {retries} ]; then
@@ -216,7 +226,7 @@ mkdir -p {LOGS_FOLDER} {STEPS_FOLDER}"""
 
 
 def checked(name: str, value: str) -> str:
-    """`value`, if Slurm cannot read it as more than one word; raises UserError else."""
+    """Return `value` if Slurm reads it as exactly one word; raises UserError otherwise."""
     if _VALUE.fullmatch(value):
         return value
     raise UserError(
@@ -241,7 +251,7 @@ def _container(cluster: Cluster) -> str:
 
 
 def _run_gpus(job: Job) -> dict[str, str]:
-    """The GPUs of the run, where the site's settings leave that to the job."""
+    """Return the GPU option of the run, if the site's settings leave it to the job."""
     cluster = _cluster(job)
     if cluster.slurm.gres is not None or cluster.device == "cpu":
         return {}

@@ -1,4 +1,4 @@
-"""What Slurm's commands say of jobs, and what a job's last state means for its run."""
+"""States of Slurm jobs and nodes as reported by Slurm's commands, and their meaning for a run."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ NEVER = frozenset(
         "launch failed requeued held",
     }
 )
-"""Reasons for which a waiting job will never begin."""
+"""Reasons for which a waiting job will never start."""
 
 _NODE_FAILURE = re.compile(r"Node failure on (\S+)")
-# Slurm puts `*` behind the state of a node that does not answer.
+# Slurm appends `*` to the state of a node that does not answer.
 _LOST = re.compile(r"(down|fail|error|unknown|.*\*$)", re.IGNORECASE)
 _MEANING: dict[str, tuple[Status, str]] = {
     "TIMEOUT": ("timeout", "was ended by Slurm at its time limit"),
@@ -66,31 +66,31 @@ _MEANING: dict[str, tuple[Status, str]] = {
 
 @dataclass(frozen=True)
 class JobState:
-    """What Slurm last said of a job."""
+    """Last state of a job as reported by Slurm."""
 
     id: str
     state: str
-    """A state by its long name, without what follows it."""
+    """Long name of the state, without any suffix."""
     nodes: str = ""
     reason: str = ""
     exit_code: int | None = None
-    """As a shell tells it: 128 and the number for a signal. None where squeue alone was asked."""
+    """Exit code as in a shell: 128 + number for a signal. None if only squeue was queried."""
     by: int | None = None
-    """User id of whoever cancelled it, where accounting tells."""
+    """User id of the user who cancelled the job, if accounting reports it."""
 
     @property
     def ended(self) -> bool:
-        """Whether the state is a last one."""
+        """True if the state is final."""
         return self.state in ENDED
 
     @property
     def hopeless(self) -> bool:
-        """Whether it waits for what never comes."""
+        """True if the job waits for a condition that will never hold."""
         return self.state in WAITING and self.reason.partition(",")[0] in NEVER
 
     @property
     def phase(self) -> str:
-        """What a watcher is shown."""
+        """Text that is shown while the job is watched."""
         reason = f": {self.reason}" if self.reason else ""
         if self.state in WAITING:
             return f"job {self.id} waits in Slurm's queue{reason}"
@@ -98,7 +98,7 @@ class JobState:
 
 
 def parse_squeue(text: str) -> dict[str, JobState]:
-    """The jobs in the output of `squeue -h -r -o SQUEUE_FORM`, by id."""
+    """Return the jobs in the output of `squeue -h -r -o SQUEUE_FORM`, by id."""
     jobs: dict[str, JobState] = {}
     for line in text.splitlines():
         fields = line.strip().split("|", 3)
@@ -109,7 +109,7 @@ def parse_squeue(text: str) -> dict[str, JobState]:
 
 
 def parse_sacct(text: str) -> dict[str, JobState]:
-    """The jobs in the output of `sacct -nXP -o SACCT_FORM`, by id."""
+    """Return the jobs in the output of `sacct -nXP -o SACCT_FORM`, by id."""
     jobs: dict[str, JobState] = {}
     for line in text.splitlines():
         fields = line.strip().split("|", 4)
@@ -123,7 +123,11 @@ def parse_sacct(text: str) -> dict[str, JobState]:
 
 
 def merged(queue: JobState | None, account: JobState | None) -> JobState | None:
-    """What is known of one job: the queue says where it stands, accounting how it ended."""
+    """Return the state of one job from the queue and from accounting.
+
+    The queue's state is used until both report an end. Then accounting's is used, with the queue's
+    reason.
+    """
     if queue is None or account is None:
         return queue or account
     if not queue.ended or not account.ended:
@@ -132,7 +136,7 @@ def merged(queue: JobState | None, account: JobState | None) -> JobState | None:
 
 
 def verdict_of(last: JobState, lost: tuple[str, ...] = ()) -> JobEnd | None:
-    """What a job's last state says of its run; None where the ranks must tell."""
+    """Return what a job's last state means for its run; None if only the ranks can tell."""
     who = f"Slurm job {last.id}"
     if last.hopeless:
         return JobEnd("failed", f"{who} can never begin: {last.reason}")
@@ -154,7 +158,7 @@ def verdict_of(last: JobState, lost: tuple[str, ...] = ()) -> JobEnd | None:
 
 
 def host_names(nodes: str) -> tuple[str, ...]:
-    """The names that Slurm's list stands for; none where it cannot be read."""
+    """Return the hosts in Slurm's compressed list; empty if it cannot be parsed."""
     try:
         return tuple(expand(nodes)) if nodes else ()
     except UserError:
@@ -162,20 +166,21 @@ def host_names(nodes: str) -> tuple[str, ...]:
 
 
 def failed_nodes(log: str) -> list[str]:
-    """Nodes that srun saw fail, by what it printed."""
+    """Return the nodes that failed according to srun's output."""
     names = [name.rstrip(".,:") for name in _NODE_FAILURE.findall(log)]
     return sorted({name for list_ in names for name in host_names(list_) or (list_,)})
 
 
 def lost_nodes(sinfo: str) -> dict[str, str]:
-    """Nodes that Slurm has lost, with their state, from `sinfo -h -N -o '%N|%T|%E'`."""
+    """Return nodes that Slurm has lost, with their state, from `sinfo -h -N -o '%N|%T|%E'`."""
     return {name: why for name, (state, why) in _node_states(sinfo) if _LOST.fullmatch(state)}
 
 
 def unusable_nodes(sinfo: str, reserved: bool = False) -> dict[str, str]:
-    """Nodes that no new job can use, with state and reason, from the same output.
+    """Return nodes that no new job can use, with state and reason, from the same output.
 
-    A job with a reservation may use nodes that are kept for maintenance: that may be its own.
+    A job with a reservation may use nodes reserved for maintenance, because the reservation may be
+    its own.
     """
     kept = ("drain", "power", "futur", "inval", *(() if reserved else ("maint",)))
     return {

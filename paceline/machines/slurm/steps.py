@@ -1,4 +1,4 @@
-"""A run that is one step of an allocation: srun on a fixed part of its nodes."""
+"""Run that is one step of an allocation: srun on a fixed part of its nodes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from paceline.machines.slurm.client import QUEUE, Queue
 from paceline.machines.slurm.states import JobState, failed_nodes, host_names
 
 STOP_GRACE_S = 60.0
-"""How long srun may take to end its step after SIGTERM (Slurm's KillWait is 30 s)."""
+"""Time in seconds that srun has to end its step after SIGTERM (Slurm's KillWait is 30 s)."""
 SETTLE_S = 5.0
-"""How long an allocation may seem to run after its steps were ended with it."""
+"""Time in seconds for which an allocation may still be reported as running after it ended its
+steps."""
 LOOK_S = 0.5
 
 _CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+( DUE TO TIME LIMIT)?")
@@ -28,14 +29,17 @@ _TASK_ENDED = re.compile(r"task \S+: (?:Exited|Killed|Terminated|Aborted|Segment
 
 
 def cancelled(log: str) -> re.Match[str] | None:
-    """Where srun says that its step was cancelled, unless the end of a task was the cause."""
+    """Return srun's message that its step was cancelled, or None.
+
+    A cancellation caused by the end of a task does not count.
+    """
     match = _CANCELLED.search(log)
     return None if match is None or _TASK_ENDED.search(log, 0, match.start()) else match
 
 
 @dataclass
 class StepRun(local.LocalRun):
-    """A started step; it ends with srun, and srun with this process."""
+    """A started step. It ends with srun, and srun ends with this process."""
 
     folder: Path = field(default_factory=Path)
     allocation: str = ""
@@ -46,34 +50,38 @@ class StepRun(local.LocalRun):
 
     @property
     def waiting(self) -> bool:
-        """Whether srun waits for nodes that are in use: no node has opened its log yet."""
+        """True while srun waits for nodes that are in use: no node has opened its log yet."""
         if self._begun_at is None and any((self.folder / LOGS_FOLDER).glob("host-*.log")):
             self._begun_at = time.monotonic()
         return self._begun_at is None
 
     @property
     def phase(self) -> str:
-        """Whether it has begun, and where."""
+        """Text that says whether the step waits for nodes or runs on them."""
         verb = "waits for" if self.waiting else "runs on"
         return f"{verb} nodes of allocation {self.allocation}"
 
     @property
     def timed_out(self) -> bool:
-        """True when the job's time limit has passed since it began; waiting does not count."""
+        """True when the job's time limit has passed since its start; waiting does not count."""
         if self.limit_s is None or self.waiting or self._begun_at is None:
             return False
         return time.monotonic() - self._begun_at > self.limit_s
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> int:
-        """Have srun end the step, and kill srun when it does not; the exit code."""
+        """End the step through srun, kill srun if it does not end, and return the exit code."""
         self._stopped = True
         return super().stop(grace_s)
 
     def hurry(self) -> None:
-        """Nothing: srun was asked already, and killing it would leave its step on the nodes."""
+        """Do nothing: srun is ending its step, and killing srun would leave the step running."""
 
     def verdict(self) -> JobEnd | None:
-        """That the allocation ended or lost a node, or that somebody else ended the step."""
+        """Return the end of the job if Slurm or another user caused it, else None.
+
+        Causes are the end of the allocation, a lost node, the step's time limit, and a cancelled
+        step.
+        """
         path = self.folder / LOGS_FOLDER / LAUNCHER_LOG
         log = path.read_text(errors="replace") if path.exists() else ""
         if not self.process.returncode or (self._stopped and not failed_nodes(log)):
@@ -94,7 +102,10 @@ class StepRun(local.LocalRun):
         return None
 
     def _settled(self) -> JobState | None:
-        """The allocation's state, which follows a moment after the end of its steps."""
+        """Return the allocation's state, after waiting up to `SETTLE_S` for its end.
+
+        An allocation is reported as ended a moment after its steps.
+        """
         deadline = time.monotonic() + SETTLE_S
         while True:
             state = self.queue.state(self.allocation, urgent=True)
@@ -106,7 +117,7 @@ class StepRun(local.LocalRun):
 def submit_step(job: Job, folder: Path, allocation: str) -> StepRun:
     """Start job.sh as a step on its nodes of a running allocation.
 
-    Raises UserError for hosts that are not in it, SystemFaultError when it does not run.
+    Raises UserError for hosts that are not in it, and SystemFaultError if it is not running.
     """
     check_allocation(allocation, job.cluster.hosts if job.cluster else (), job.nodes)
     QUEUE.watch(allocation)
@@ -117,7 +128,10 @@ def submit_step(job: Job, folder: Path, allocation: str) -> StepRun:
 
 
 def check_allocation(allocation: str, hosts: Sequence[str], nodes: int) -> None:
-    """Raise as submit_step does unless the allocation runs and has these hosts or enough nodes."""
+    """Check that the allocation runs and has these hosts, or enough nodes.
+
+    Raises like submit_step if it does not.
+    """
     where = f"allocation {allocation}"
     jobs = client.states([allocation])
     if jobs is None:

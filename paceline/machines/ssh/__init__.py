@@ -1,8 +1,8 @@
-"""Hosts that are reached by ssh: one process group a host, followed and ended by one loop.
+"""Launcher for hosts reached by ssh: one process group per host, monitored and ended by one loop.
 
-The first connection carries the checks, the job's output and the signs of life of both ends; when
-it ends, the program on the host ends the job. What has not confirmed its end is ended through a
-second connection, by its recorded group.
+The first connection carries the checks, the job's output and the heartbeats of both ends. When it
+ends, the program on the host ends the job. A host that has not confirmed the end is ended through a
+second connection, by its recorded process group.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from paceline.machines.ssh.run import SshHost, SshRun
 from paceline.machines.ssh.session import Fanout, Session, allow_files
 
 SILENCES = 12
-"""Intervals without a sign of the controller after which a host ends its ranks."""
+"""Number of intervals without a heartbeat of the controller after which a host ends its ranks."""
 
 
 def render(job: Job) -> str:
-    """node.sh, and in comments how it is started on each host."""
+    """Return node.sh, with comments that show how it is started on each host."""
     cluster = _cluster(job)
     command = shlex.join(ssh_argv(cluster.hosts[0], cluster.ssh)[:-2])
     starts = [
@@ -64,7 +64,7 @@ def prepare(job: Job, folder: Path) -> None:
 def submit(job: Job, folder: Path) -> SshRun:
     """Connect to all hosts, check them, and start node.sh on each.
 
-    Raises SystemFaultError, with every host at fault, before anything has been started.
+    Raises SystemFaultError with every host at fault, before anything has been started.
     """
     cluster, folder = _cluster(job), folder.resolve()
     allow_files(len(cluster.hosts))
@@ -77,7 +77,7 @@ def submit(job: Job, folder: Path) -> SshRun:
     run = SshRun(fanout, hosts, cluster.ssh, sockets)
     try:
         _start(run, job, folder)
-    except BaseException:  # an interrupt too must leave no connection and no socket behind
+    except BaseException:  # an interrupt must not leave a connection or a socket behind either
         run.close()
         raise
     if job.timeout_s is not None:
@@ -86,14 +86,14 @@ def submit(job: Job, folder: Path) -> SshRun:
 
 
 def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, str]:
-    """Log in to every host; return those on which nothing can be started, with the reason."""
+    """Log in to every host; return those on which no job can be started, with the reason."""
     questions = Questions(cluster.interpreter, folder, cluster.interface, cluster.world_size)
     checks = check_hosts(cluster.hosts, questions, cluster.ssh)
     return {check.host: check.fault for check in checks if check.fault}
 
 
 def _start(run: SshRun, job: Job, folder: Path) -> None:
-    """Check all hosts; start node.sh on each of them when none is at fault."""
+    """Check all hosts, then start node.sh on each of them if none is at fault."""
     cluster = _cluster(job)
     for host in run.hosts:
         host.session.send(remote.greeting(job.env))
@@ -116,7 +116,7 @@ def _session(name: str, node: int, cluster: Cluster, folder: Path, sockets: Path
 
 
 def _cluster(job: Job) -> Cluster:
-    """The cluster with a host a node; raises UserError."""
+    """Return the job's cluster; raises UserError unless it has one host per node."""
     cluster = job.cluster
     if cluster is None or len(cluster.hosts) != job.nodes:
         count = len(cluster.hosts) if cluster else 0
@@ -133,11 +133,12 @@ LOOPBACK = "127.0.0.1"
 
 
 def rendezvous_address(checks: Sequence[HostCheck]) -> str:
-    """An address of the first host at which all of them find it.
+    """Return an address of the first host at which every host can reach it.
 
-    Of the interface that was asked for; else what the others find for its name, unless that is a
-    loopback address; else where this machine reached it, loopback only when that holds for all
-    hosts. One host alone needs no other than loopback.
+    It is the address of the requested interface, if any. Otherwise it is the address that the other
+    hosts resolve its name to, unless that is a loopback address. Otherwise it is the address at
+    which this machine reached the host. Loopback is used only if all hosts were reached by it, or
+    for a single host. Raises SystemFaultError if there is no common address.
     """
     first, *others = checks
     if first.address:
@@ -160,7 +161,10 @@ def rendezvous_address(checks: Sequence[HostCheck]) -> str:
 
 
 def rendezvous(fanout: Fanout, checks: Sequence[HostCheck], job: Job, run: str) -> tuple[str, int]:
-    """The address, and a port that is free on the first host; raises SystemFaultError."""
+    """Return the address, and a port that is free on the first host.
+
+    Raises SystemFaultError if no port can be found.
+    """
     address, session = rendezvous_address(checks), fanout.sessions[0]
     ports = [str(rendezvous_port(run, attempt)) for attempt in range(PORTS_TRIED)]
     session.send(remote.ask(job.python, "port", address, *ports))
@@ -182,9 +186,10 @@ def rendezvous(fanout: Fanout, checks: Sequence[HostCheck], job: Job, run: str) 
 
 
 def gloo_interface(check: HostCheck, job: Job) -> dict[str, str]:
-    """The variable that keeps gloo off the loopback address that some hosts' own names have.
+    """Return the variable that keeps gloo off loopback on hosts whose own name resolves to it.
 
-    Empty where the job names an interface, runs on one host, or the host's name is no such trap.
+    Empty if the job names an interface or runs on one host, or if the host's name does not resolve
+    to a loopback address.
     """
     chosen = (job.cluster and job.cluster.interface) or "GLOO_SOCKET_IFNAME" in job.env
     if job.nodes == 1 or chosen or not check.reached_on or not is_loopback(check.own_address):

@@ -1,4 +1,4 @@
-"""What must hold on every host before anything starts there, asked of all hosts at once."""
+"""Checks that every host must pass before a job starts there, run on all hosts at once."""
 
 from __future__ import annotations
 
@@ -25,76 +25,78 @@ from paceline.machines.ssh.connection import meaning, ssh_argv
 from paceline.machines.ssh.session import Fanout, Heard, Session, allow_files
 
 MAX_SKEW_S = 1.0
-"""Clocks that differ by more make stamps of several hosts useless."""
+"""Maximum clock skew in seconds; beyond it, timestamps of several hosts cannot be compared."""
 MIN_OPEN_FILES = 1024
 OPEN_FILES_PER_RANK = 4
-"""Every rank may hold connections to every other one, in several groups."""
+"""Open files per rank of the world: every rank may hold connections to every other one, in several
+groups."""
 MIN_FREE_BYTES = 64e6
 
 
 class HostCheck(Value):
-    """What one host told; None where it is unknown."""
+    """Facts about one host and the result of its check; None where unknown."""
 
     host: str
     fault: str | None = None
-    """Why no job can run there."""
+    """Reason why no job can run on the host."""
     remedy: str | None = None
     round_trip_s: float | None = None
     clock_skew_s: float | None = None
-    """Its clock minus this machine's, known to half a round trip."""
+    """Host clock minus this machine's clock in seconds, accurate to half a round trip."""
     python: str | None = None
     torch: str | None = None
     open_files: int | None = None
     folder: str | None = None
-    """How it sees the run folder: shared, missing, another, read-only."""
+    """State of the run folder on the host: shared, missing, another, read-only."""
     free_bytes: int | None = None
-    """Where the run folder lies."""
+    """Free space in bytes in the run folder."""
     temporary: str | None = None
     temporary_free_bytes: int | None = None
     address: str | None = None
-    """Of the interface that was asked for."""
+    """Address of the requested network interface."""
     peer_address: str | None = None
-    """What it finds for the first host's name."""
+    """Address that the host resolves the first host's name to."""
     own_address: str | None = None
-    """What it finds for its own name."""
+    """Address that the host resolves its own name to."""
     reached_on: str | None = None
-    """The interface through which it was reached."""
+    """Network interface through which the host was reached."""
     server_address: str | None = None
-    """The address at which it was reached."""
+    """Address at which the host was reached."""
     interfaces: tuple[str, ...] = ()
     machine: str | None = None
-    """The start of its kernel and its own name, which two hosts hardly share."""
+    """Boot id of the kernel and the host's own name. Together they identify a machine."""
     addresses: tuple[str, ...] = ()
-    """Of all its interfaces but loopback, IPv4."""
+    """IPv4 addresses of all its interfaces except loopback."""
 
     @property
     def on_loopback(self) -> bool:
-        """Whether it was reached by no network, as tunnels and tests reach hosts."""
+        """True if the host was reached without a network, as through tunnels and in tests."""
         return self.server_address is None or is_loopback(self.server_address)
 
 
 @dataclass(frozen=True)
 class Questions:
-    """What the hosts are asked."""
+    """Requirements that the hosts are checked for."""
 
     python: str
     folder: Path | None = None
-    """A folder that all of them must share with this machine."""
+    """Folder that all hosts must share with this machine."""
     interface: str | None = None
     world_size: int = 1
 
 
 def judged(checks: Sequence[HostCheck], questions: Questions) -> tuple[HostCheck, ...]:
-    """The checks with the first rule that each host breaks."""
+    """Return the checks, each with the first rule that its host violates."""
     usual = {name: _usual(checks, name) for name in ("python", "torch")}
     return _twins_named([_judge(check, usual, questions) for check in checks])
 
 
 def _twins_named(checks: Sequence[HostCheck]) -> tuple[HostCheck, ...]:
-    """The checks, with a fault for each host that another name before it stands for as well.
+    """Return the checks, with a fault for each host that is the same machine as an earlier one.
 
-    One machine has one start of its kernel, one name of its own and one set of addresses. Virtual
-    hosts on one kernel differ in the others; hosts that were all reached by loopback tell nothing.
+    A machine has one boot id, one name of its own and one set of addresses. Virtual hosts on one
+    kernel differ in name or addresses. If both hosts were reached by loopback, the facts do not
+    show whether they are the same machine.
     """
     first: dict[tuple[str | None, tuple[str, ...]], HostCheck] = {}
     named: list[HostCheck] = []
@@ -187,18 +189,18 @@ def _interface(check: HostCheck, questions: Questions) -> tuple[str, str] | None
 
 
 def _usual(checks: Sequence[HostCheck], name: str) -> str | None:
-    """The version that most hosts have."""
+    """Return the version that most hosts have."""
     counts = Counter(getattr(check, name) for check in checks if check.python)
     return counts.most_common(1)[0][0] if counts else None
 
 
 def is_loopback(address: str | None) -> bool:
-    """Whether an address leads nowhere but to the host itself."""
+    """Return True if an address leads to the host itself only."""
     return address is not None and ip_address(address.partition("%")[0]).is_loopback
 
 
 def raise_for_faults(checks: Sequence[HostCheck]) -> None:
-    """One SystemFaultError that names every host at fault; nothing when there is none."""
+    """Raise one SystemFaultError that names every host at fault, if there is any."""
     faults: dict[tuple[str, str | None], list[str]] = {}
     for check in checks:
         if check.fault:
@@ -219,16 +221,18 @@ def raise_for_faults(checks: Sequence[HostCheck]) -> None:
 
 CLOCK_QUESTIONS = 3
 ANSWER_LIMIT_S = 60.0
-"""How long a connected host may take to answer; its interpreter may lie on a slow folder."""
+"""Time in seconds that a connected host has to answer; its interpreter may be on a slow file
+system."""
 LATE_S = 1.0
-"""What a connection may take beyond ssh's own limit, so that ssh can say itself why it failed."""
+"""Time in seconds that a connection has beyond ssh's own limit, so that ssh can report why it
+failed."""
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 SLOW = "see what its shell does at log-in and what its interpreter waits for"
 
 
 @dataclass
 class _Examination:
-    """The questions to one host and what it answered."""
+    """The questions to one host, and its answers."""
 
     session: Session
     first: str
@@ -240,7 +244,7 @@ class _Examination:
     clock: list[tuple[float, float | None]] = field(
         default_factory=list[tuple[float, float | None]]
     )
-    """(round trip, skew) of each question; no skew where the host told no time."""
+    """Round trip and skew of each question in seconds; no skew if the host reported no time."""
     facts: dict[str, Any] | None = None
     unable: str | None = None
     late: str | None = None
@@ -251,7 +255,7 @@ class _Examination:
         return answer is not None or (self.session.ended and not self.session.heard)
 
     def look(self) -> None:
-        """Take what was heard, ask the next question, and give up when it takes too long."""
+        """Process received messages, send the next question, and give up on a timeout."""
         while self.session.heard and not self.done:
             self._take(self.session.heard.popleft())
         started_s = self.session.started_s
@@ -297,16 +301,19 @@ class _Examination:
         return remote.ask(questions.python, "facts", *words)
 
     def _take_clock(self, heard: Heard) -> None:
-        """The host's clock minus this one's at the middle of the round trip (Cristian's method)."""
+        """Add the host's clock minus this one's at the middle of the round trip.
+
+        Source: Cristian's method.
+        """
         trip_s = heard.at_s - self.asked_s
         middle_unix = time.time() - (time.monotonic() - heard.at_s) - trip_s / 2
-        match = _NUMBER.match(heard.rest)  # a `date` without %N leaves the letter behind the dot
+        match = _NUMBER.match(heard.rest)  # a `date` without %N prints the letter after the dot
         skew_s = float(match[0]) - middle_unix if match else None
         self.clock.append((trip_s, skew_s))
 
 
 def examine(fanout: Fanout, questions: Questions, settings: SshSettings) -> tuple[HostCheck, ...]:
-    """Ask every host of `fanout`; its sessions stay open where the host answered."""
+    """Check every host of `fanout`; the sessions of hosts that answer stay open."""
     nonce = f".paceline-{secrets.token_hex(8)}={secrets.token_hex(16)}" if questions.folder else ""
     first = fanout.sessions[0].host
     examinations = [_Examination(s, first, questions, settings, nonce) for s in fanout.sessions]
@@ -330,7 +337,7 @@ def check_hosts(
     settings: SshSettings,
     env: Mapping[str, str] | None = None,
 ) -> tuple[HostCheck, ...]:
-    """What each host tells, in their order, with the fault of each at which a job would fail."""
+    """Return the check of each host, in order, with its fault if a job would fail there."""
     allow_files(len(hosts))
     sessions = [Session(host, ssh_argv(host, settings)) for host in hosts]
     for session in sessions:
@@ -343,7 +350,10 @@ def check_hosts(
 
 
 def _address(text: str) -> str:
-    """An address, empty where sshd says none (`UNKNOWN` where it was reached by no network)."""
+    """Return an address, empty if sshd reports none.
+
+    sshd reports `UNKNOWN` if the host was reached without a network.
+    """
     try:
         return str(ip_address(text))
     except ValueError:

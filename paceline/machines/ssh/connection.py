@@ -1,4 +1,4 @@
-"""How the system's ssh is called, and what its messages mean."""
+"""Command line of the system's ssh, and the meaning of its messages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from paceline.machines.ssh.remote import COMMAND
 
 SSH = "ssh"
 SIGNS_MISSED = 3
-"""Signs of life that may stay out before a connection counts as lost."""
+"""Number of missed heartbeats after which a connection counts as lost."""
 MAX_SOCKET_PATH = 80
-"""Bytes; the kernel takes 108, and ssh adds a suffix of its own while it makes the socket."""
+"""Maximum length of a socket path in bytes. The kernel allows 108, and ssh adds a suffix of its own
+while it creates the socket."""
 _PREFIX = "pl-"
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@:=,-]+")
 
 CHANGED_KEY = "REMOTE HOST IDENTIFICATION HAS CHANGED"
-"""Stands in the middle of what ssh says, and ends with the words for an unknown key."""
+"""Message of a changed host key. It comes in the middle of ssh's output, which ends with the
+message for an unknown key."""
 MEANINGS = (
     (
         CHANGED_KEY,
@@ -53,16 +55,16 @@ MEANINGS = (
     (r"Connection refused", "no ssh server listens there", "start sshd, or leave it out"),
     (r"open-file|Too many open files", "too many open files here", "raise `ulimit -n`"),
 )
-"""What ssh says, what it means for the host, and what helps."""
+"""Patterns of ssh's messages, what they mean for the host, and the remedy."""
 
 
 def ssh_argv(
     host: str, settings: SshSettings, control: str | None = None, master: bool = False
 ) -> list[str]:
-    """The command for one host; the user's own configuration decides whatever is not said here.
+    """Return the ssh command for one host; other options come from the user's configuration.
 
-    `control` is the socket of the shared connection, which the `master` makes. Host keys are
-    checked as the configuration says; without a terminal an unknown one is refused.
+    `control` is the socket of the shared connection, which the `master` creates. Host keys are
+    checked as the configuration requires. Without a terminal an unknown key is refused.
     """
     options = {
         "BatchMode": "yes",
@@ -86,12 +88,13 @@ def ssh_argv(
 
 
 def private_folder() -> Path:
-    """A new folder for sockets that nobody else may enter, with a path that kernel and ssh take.
+    """Create a folder for sockets that no other user can enter, and return its path.
 
-    ssh reads `%` and quotes in it as something else, and a space as its end.
+    The path suits the kernel's length limit and ssh, which interprets `%` and quotes in it and ends
+    it at a space.
     """
     place = tempfile.gettempdir()
-    # mkdtemp adds eight letters.
+    # mkdtemp adds eight characters.
     length = len(os.fsencode(place)) + len(f"/{_PREFIX}{os.getpid()}-") + 8
     if length > MAX_SOCKET_PATH or not _PLAIN_PATH.fullmatch(place):
         place = "/tmp"
@@ -100,19 +103,20 @@ def private_folder() -> Path:
 
 
 def _clear(place: Path) -> None:
-    """Remove what killed processes of this user have left there; their sockets went with ssh."""
+    """Remove folders that killed processes of this user left; their sockets ended with ssh."""
     for folder in place.glob(f"{_PREFIX}*-*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         with contextlib.suppress(OSError):
             owned = folder.lstat().st_uid == os.getuid()
             if owned and pid.isdecimal() and not psutil.pid_exists(int(pid)):
-                folder.rmdir()  # fails where something is in it: a process of another namespace
+                folder.rmdir()  # fails if not empty: a process of another namespace uses it
 
 
 def meaning(messages: str) -> tuple[str, str | None]:
-    """What ssh's messages say about a host, and what helps; its last line where they are unknown.
+    """Return the meaning of ssh's messages for a host, and a remedy.
 
-    The last message that is known counts: before it a host may have said anything in its greeting.
+    If no message is known, the last line is returned. Otherwise the last known message is used,
+    because a host may print any text in its greeting before it.
     """
     lines = [line.strip() for line in messages.splitlines() if line.strip()]
     for text in [*(line for line in lines if CHANGED_KEY in line), *reversed(lines)]:

@@ -1,13 +1,13 @@
-"""What runs on a host besides the job: a bash program that travels on standard input.
+"""Bash program that runs on a host along with the job; it is sent on standard input.
 
-The command that ssh is given is the same for every host and every run, so no process list shows
-names, paths or secrets. The program speaks on standard error, in lines that begin with `@`;
-standard output belongs to the job. It starts the job in a session of its own (`@pgid N`), tells its
-exit code last (`@rc N`; ssh's own 255 also means a death by a signal), and answers the controller's
-signs of life. When those stay out, or the connection ends, it ends the job.
+The command given to ssh is the same for every host and every run, so no process list shows names,
+paths or secrets. The program writes messages to standard error, in lines that begin with `@`.
+Standard output belongs to the job. The program starts the job in a session of its own (`@pgid N`),
+answers the controller's heartbeats, and reports the job's exit code last (`@rc N`; ssh's own 255
+also means death by a signal). It ends the job if the heartbeats stop or the connection ends.
 
-Processes are known by a mark in their environment as well as by their group, so that neither a
-process id that was given anew nor a process that has left the group leads to the wrong one.
+Processes are identified by a mark in their environment as well as by their group. A reused process
+id, or a process that has left the group, therefore does not lead to the wrong process.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from collections.abc import Mapping
 from importlib import resources
 
 COMMAND = "exec bash --noprofile --norc -s"
-"""All that ssh is asked to run."""
+"""Command that ssh runs on every host."""
 WORDS = frozenset({"@ready", "@clock", "@facts", "@unable", "@pgid", "@alive", "@rc", "@ended"})
-"""What its lines begin with; ssh has lines of its own that begin with `@`."""
+"""First words of the program's messages; ssh has lines of its own that begin with `@`."""
 MARK = "PACELINE_MARK"
 GRACE_S = 8
-"""How long ranks may take to leave their stacks after SIGTERM; above that of the node's agent."""
+"""Time in seconds that ranks have to write their stacks after SIGTERM. It exceeds the grace period
+of the node's agent."""
 
 PROGRAM = rf"""
 trap '' HUP PIPE
@@ -87,7 +88,7 @@ paceline_run() {{ # FOLDER MARK SILENCE NODE ADDRESS PORT
 
 
 def greeting(env: Mapping[str, str]) -> str:
-    """The program, the job's environment, and a first sign: `@ready ADDRESS`."""
+    """Return the program, the job's environment, and a first message: `@ready ADDRESS`."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
     facts = (resources.files("paceline.machines.node") / "host_facts.py").read_text(
         encoding="utf-8"
@@ -97,28 +98,34 @@ def greeting(env: Mapping[str, str]) -> str:
 
 
 def tell_time() -> str:
-    """Asks for `@clock SECONDS`."""
+    """Return the request for `@clock SECONDS`."""
     return 'echo "@clock $(date +%s.%N </dev/null)" >&2\n'
 
 
 def ask(python: str, *arguments: str) -> str:
-    """Asks host_facts.py: `@facts JSON`, or `@unable WHY` when the interpreter does not run it."""
+    """Return the request to run host_facts.py.
+
+    The answer is `@facts JSON`, or `@unable WHY` if the interpreter does not run it.
+    """
     return call("paceline_ask", python, *arguments)
 
 
 def start(
     folder: str, mark: str, silence_s: float, *node: str, env: Mapping[str, str] | None = None
 ) -> str:
-    """Starts node.sh with the words `node`, and ends it after `silence_s` without signs of life."""
+    """Return the request to start node.sh with the arguments `node`.
+
+    The host ends the job after `silence_s` seconds without a heartbeat.
+    """
     exports = [f"export {name}={shlex.quote(value)}\n" for name, value in (env or {}).items()]
     return "".join(exports) + call("paceline_run", folder, mark, f"{silence_s:g}", *node)
 
 
 def end(mark: str, group: int) -> str:
-    """A program of its own that ends what carries the mark, and says `@ended`."""
+    """Return a separate program that ends all processes with the mark, and reports `@ended`."""
     return PROGRAM + call("paceline_end", mark, str(group)) + "echo @ended >&2; exit\n"
 
 
 def call(function: str, *words: str) -> str:
-    """A line of bash; its words stay words."""
+    """Return a line of bash that calls a function, with its arguments quoted."""
     return shlex.join([function, *words]) + "\n"

@@ -1,4 +1,4 @@
-"""A job on several hosts: followed, and ended everywhere when it fails anywhere."""
+"""Job on several hosts, which is monitored and ended on all hosts if it fails on any."""
 
 from __future__ import annotations
 
@@ -17,41 +17,42 @@ from paceline.machines.ssh.connection import SIGNS_MISSED, meaning, ssh_argv
 from paceline.machines.ssh.session import Fanout, Session
 
 FOLLOW_S = 5.0
-"""How long the other hosts may take to say their last words after the first has failed."""
+"""Time in seconds that the other hosts have to report their own failures after the first one."""
 CONFIRM_S = remote.GRACE_S + 3.0
-"""How long a host may take to say that its ranks have ended."""
+"""Time in seconds that a host has to confirm that its ranks have ended."""
 SLACK_S = 2.0
-"""What a sign of life may take on its way beyond the time that ssh itself allows."""
+"""Time in seconds that a heartbeat may take beyond ssh's own limit."""
 ROUNDS = 50
-"""How often a look reads on while more comes: much output must not wait for the next look."""
+"""Maximum number of reads per check while more output arrives. Large output must not have to wait
+for the next check."""
 LOST_CODE = 255
-"""What ssh itself ends with when its connection is lost."""
+"""Exit code of ssh when its connection is lost."""
 
 
 @dataclass
 class SshHost:
-    """What is known of one host's part of the job."""
+    """State of the job on one host."""
 
     node: int
     session: Session
     group: int = 0
-    """Its process group there; 0 until it was told."""
+    """Process group on the host; 0 until the host has reported it."""
     mark: str = field(default_factory=lambda: secrets.token_hex(16))
-    """What its processes carry in their environment."""
+    """Mark in the environment of the job's processes."""
     code: int | None = None
-    """Exit code of node.sh, as the host told it."""
+    """Exit code of node.sh, as reported by the host."""
     failed_s: float | None = None
     lost: str | None = None
-    """Why its connection ended before the job did."""
+    """Reason why the connection ended before the job did."""
     answered: int = 0
-    """The last sign of life that it returned."""
+    """Number of the last heartbeat that the host returned."""
 
     @property
     def over(self) -> bool:
         return self.code is not None or self.lost is not None
 
     def look(self) -> None:
-        """Take what was heard."""
+        """Process received messages."""
         while self.session.heard:
             _, word, rest = self.session.heard.popleft()
             if word == "@pgid":
@@ -66,7 +67,7 @@ class SshHost:
             self.failed_s = time.monotonic()
 
     def lose(self, why: str) -> None:
-        """Note that the connection is of no use any more, and end its ssh."""
+        """Record that the connection is lost, and end its ssh."""
         self.lost = self.lost or why
         self.session.kill()
 
@@ -81,13 +82,13 @@ class SshRun(Handle):
     sockets: Path
     deadline: float | None = None
     _signs: dict[int, float] = field(default_factory=dict[int, float])
-    """When each sign of life was sent, while some host has not returned it."""
+    """Time at which each heartbeat was sent, until all hosts have returned it."""
     _number: int = 0
     _looked_s: float = field(default_factory=time.monotonic)
     _question: int | None = None
-    """The sign of life that was sent when the first host had failed."""
+    """Number of the heartbeat that was sent when the first host had failed."""
     _hung_up_s: float = math.inf
-    """Since when the hosts end the job because they were told to."""
+    """Time since which the hosts are ending the job on request."""
     _closed: bool = False
 
     @property
@@ -96,7 +97,7 @@ class SshRun(Handle):
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def poll(self) -> int | None:
-        """The exit code when the job has ended on all hosts, else None."""
+        """Return the exit code if the job has ended on all hosts, else None."""
         if self._closed:
             return self._code()
         self._look()
@@ -105,7 +106,7 @@ class SshRun(Handle):
         return None
 
     def stop(self) -> int:
-        """End every process of the job on every host; the exit code."""
+        """End every process of the job on every host and return the exit code."""
         if self._closed:
             return self._code()
         try:
@@ -116,11 +117,11 @@ class SshRun(Handle):
         return self._code()
 
     def sweep(self) -> None:
-        """End the connections; what the job left behind each host has ended itself."""
+        """End the connections; each host has itself ended what the job left behind."""
         self.close()
 
     def verdict(self) -> JobEnd | None:
-        """The hosts whose connection was lost, or the one whose ranks could not be started."""
+        """Return hosts whose connection was lost, or the one whose ranks could not be started."""
         lost = [host for host in self.hosts if host.lost]
         if lost:
             names = tuple(host.session.host for host in lost)
@@ -146,10 +147,10 @@ class SshRun(Handle):
         shutil.rmtree(self.sockets, ignore_errors=True)
 
     def _look(self) -> None:
-        """Hear every host, send a sign of life when it is time, and find those that return none."""
+        """Read from every host, send a heartbeat if due, and find hosts that return none."""
         now = time.monotonic()
         pause_s, self._looked_s = now - self._looked_s, now
-        if pause_s > SLACK_S:  # this process was stopped itself: nobody is late for that
+        if pause_s > SLACK_S:  # this process itself was stopped, so no host is late
             self._signs = {number: at + pause_s for number, at in self._signs.items()}
         for _ in range(ROUNDS):
             if not self.fanout.step(0):
@@ -175,7 +176,11 @@ class SshRun(Handle):
             host.session.write()
 
     def _failure_is_clear(self) -> bool:
-        """Whether a host has failed, the others had their say, and each is either alive or lost."""
+        """Return True if a host has failed and the state of all others is known.
+
+        The others have had `FOLLOW_S` to report, and each has answered a heartbeat, ended or been
+        lost.
+        """
         failures = [host.failed_s for host in self.hosts if host.failed_s is not None]
         if not failures or all(host.over for host in self.hosts):
             return False
@@ -186,7 +191,7 @@ class SshRun(Handle):
         return answered and time.monotonic() - min(failures) > FOLLOW_S
 
     def _hang_up(self) -> None:
-        """End the first connections, and wait until the hosts say that the job has ended there."""
+        """End the first connections, and wait until the hosts report the end of the job."""
         self._hung_up_s = time.monotonic()
         for host in self.hosts:
             host.session.hang_up()
@@ -197,10 +202,10 @@ class SshRun(Handle):
                 host.look()
 
     def _end_by_group(self) -> None:
-        """End by their groups, through second connections, the jobs whose end was not confirmed.
+        """End jobs whose end was not confirmed, by their groups, through second connections.
 
-        They share the first connection of a host that still answered; where that leads to nothing,
-        and on all other hosts, they are new ones.
+        These share the first connection of a host that still answered. If that fails, and for all
+        other hosts, they are new connections.
         """
         left = [host for host in self.hosts if host.code is None]
         for host in left:
@@ -213,13 +218,16 @@ class SshRun(Handle):
         self._still_left(left, shared=False)
 
     def _answered(self, host: SshHost) -> bool:
-        """Whether the host had returned the signs of life when it was told to end."""
+        """Return True if the host had returned its heartbeats when it was asked to end the job."""
         sent_s = self._signs.get(host.answered + 1, self._hung_up_s)
         late_s = self._hung_up_s - sent_s
         return not host.session.ended and late_s < self.settings.alive_interval_s
 
     def _still_left(self, hosts: list[SshHost], shared: bool) -> list[SshHost]:
-        """Those of `hosts` that did not end their ranks when a second connection told them to."""
+        """Return the hosts that did not end their ranks through a second connection.
+
+        `shared` reuses the first connection of each host.
+        """
         enders: list[Session] = []
         for host in hosts:
             control = str(self.sockets / str(host.node)) if shared else None
@@ -243,6 +251,6 @@ class SshRun(Handle):
         return ended or (0 if all(host.code == 0 for host in self.hosts) else LOST_CODE)
 
     def _first_failure(self) -> SshHost | None:
-        """The host that failed first by itself."""
+        """Return the host that failed first without being asked to end, or None."""
         failed = [h for h in self.hosts if h.failed_s is not None and h.failed_s < self._hung_up_s]
         return min(failed, key=lambda host: host.failed_s or 0.0, default=None)

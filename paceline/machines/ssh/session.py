@@ -1,4 +1,4 @@
-"""ssh processes, one a host, driven together by one loop without a thread a host."""
+"""Sessions of ssh, one process per host, all driven by one loop without a thread per host."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from paceline.machines.ssh.remote import WORDS
 CHUNK_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
 DRAIN_S = 1.0
-"""How long after the end of ssh its output may still come, through a helper that outlives it."""
+"""Time in seconds after the end of ssh in which its output may still arrive, through a helper
+process that outlives it."""
 KEPT_MESSAGES = 20
 KEPT_OUTPUT = 4096
 
 
 class Heard(NamedTuple):
-    """A line of the program on the host: when it came (monotonic), its first word, the rest."""
+    """Message of the program on the host: arrival time (monotonic), first word, remainder."""
 
     at_s: float
     word: str
@@ -35,37 +36,37 @@ class Heard(NamedTuple):
 
 @dataclass
 class Session:
-    """One host: its ssh process, what is to be sent, and what was heard."""
+    """Connection to one host: its ssh process, text to send, and received messages."""
 
     host: str
     argv: Sequence[str]
     log: Path | None = None
-    """File that the job's output and ssh's messages are added to."""
+    """File to which the job's output and ssh's messages are appended."""
     outbox: bytearray = field(default_factory=bytearray)
     heard: deque[Heard] = field(default_factory=deque[Heard])
     messages: deque[str] = field(default_factory=lambda: deque[str](maxlen=KEPT_MESSAGES))
-    """What ssh and the log-in said themselves."""
+    """Last messages of ssh and of the log-in."""
     last_output: str = ""
-    """The end of what the job printed."""
+    """End of the job's output."""
     settled: bool = False
-    """Whether it no longer counts among those that are on their way to being ready."""
+    """True if the session no longer counts as being set up."""
     started_s: float | None = None
     code: int | None = None
-    """ssh's exit code, once it has ended and everything it said was read."""
+    """Exit code of ssh, once it has ended and all its output was read."""
     process: subprocess.Popen[bytes] | None = None
     channel: socket.socket | None = None
-    """Standard input and output."""
+    """Socket for standard input and output."""
     errors: socket.socket | None = None
     _line: bytes = b""
     _exited_s: float | None = None
 
     @property
     def ended(self) -> bool:
-        """True when nothing more will be heard."""
+        """True if no more messages will arrive."""
         return self.code is not None
 
     def start(self) -> None:
-        """Start ssh, out of reach of the terminal's signals."""
+        """Start ssh in a session of its own, so that it does not get the terminal's signals."""
         self.started_s = time.monotonic()
         try:
             self.channel, ssh_end = socket.socketpair()
@@ -91,18 +92,18 @@ class Session:
             ssh_errors_end.close()
 
     def send(self, text: str) -> None:
-        """Have the loop send a text."""
+        """Queue a text that the loop will send."""
         self.outbox += text.encode()
 
     def hang_up(self) -> None:
-        """Say that nothing more will be sent: the program on the host ends the job."""
+        """Close the sending direction, upon which the program on the host ends the job."""
         self.outbox.clear()
         if self.channel is not None:
             with contextlib.suppress(OSError):
                 self.channel.shutdown(socket.SHUT_WR)
 
     def write(self) -> None:
-        """Send what can be sent now."""
+        """Send as much queued text as possible without blocking."""
         if not self.outbox or self.channel is None:
             return
         try:
@@ -110,12 +111,12 @@ class Session:
         except BlockingIOError:
             return
         except OSError:
-            self.outbox.clear()  # ssh has gone; its exit code tells
+            self.outbox.clear()  # ssh has ended; its exit code shows why
             return
         del self.outbox[:sent]
 
     def read_channel(self) -> bool:
-        """Take the job's output; False at its end."""
+        """Read the job's output; return False at its end."""
         data = _received(self.channel)
         if data:
             self._keep(data)
@@ -123,7 +124,7 @@ class Session:
         return data != b""
 
     def read_errors(self) -> bool:
-        """Take what ssh and the program on the host say; False at its end."""
+        """Read messages of ssh and of the program on the host; return False at their end."""
         data = _received(self.errors)
         *lines, self._line = (self._line + (data or b"")).split(b"\n")
         if data == b"" or len(self._line) > MAX_LINE_BYTES:
@@ -133,7 +134,10 @@ class Session:
         return data != b""
 
     def reap(self) -> bool:
-        """Note that ssh has ended, once its output has as well; True when that takes too long."""
+        """Record the exit code of ssh once its output has ended.
+
+        Returns True if the output has not ended within `DRAIN_S` of ssh's end.
+        """
         if self.code is not None or self.process is None or self.process.poll() is None:
             return False
         self._exited_s = self._exited_s or time.monotonic()
@@ -142,12 +146,12 @@ class Session:
         return time.monotonic() - self._exited_s > DRAIN_S
 
     def kill(self) -> None:
-        """End the local ssh."""
+        """Kill the local ssh process."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
 
     def close(self) -> None:
-        """Close the local ends."""
+        """Close the local sockets."""
         for end in (self.channel, self.errors):
             if end is not None:
                 end.close()
@@ -172,7 +176,7 @@ class Session:
 
 
 def _received(end: socket.socket | None) -> bytes | None:
-    """What has come: empty at the end, None when nothing has."""
+    """Return received bytes: empty at the end of the stream, None if nothing has arrived."""
     if end is None:
         return None
     try:
@@ -184,9 +188,9 @@ def _received(end: socket.socket | None) -> bytes | None:
 
 
 AT_ONCE = 32
-"""Hosts that may be on their way to being ready at one time: more would make each other late."""
+"""Maximum number of hosts that are set up at the same time; more would delay each other."""
 MOST_FILES = 1 << 16
-"""Open files that are asked for beforehand where the system allows them."""
+"""Number of open files requested in advance, if the system allows it."""
 
 
 class Fanout:
@@ -198,7 +202,10 @@ class Fanout:
         self._selector = selectors.DefaultSelector()
 
     def step(self, wait_s: float) -> bool:
-        """Do what can be done now, wait at most so long for more; whether something came."""
+        """Do what is possible now, then wait up to `wait_s` seconds for events.
+
+        Returns True if anything was received.
+        """
         self._start()
         events = self._selector.select(wait_s)
         for key, _ in events:
@@ -214,7 +221,7 @@ class Fanout:
         return bool(events)
 
     def close(self) -> None:
-        """End every local ssh and forget the sessions."""
+        """End every local ssh process and forget the sessions."""
         self._waiting.clear()
         for session in self.sessions:
             session.kill()
@@ -248,12 +255,13 @@ class Fanout:
 
 
 def allow_files(sessions: int) -> None:
-    """Raise this process's limit of open files to what so many sessions need.
+    """Raise this process's limit of open files to the needs of this number of sessions.
 
-    Sub-clusters of a campaign ask for it at the same time, before any of them has opened its files,
-    so it is raised far above the need of one. Raises SystemFaultError when the system allows fewer.
+    Sub-clusters of a scaling test call this at the same time, before any of them has opened its
+    files. The limit is therefore raised far above the needs of one. Raises SystemFaultError if the
+    system allows fewer.
     """
-    # Two sockets a session and a file for a moment, its log; 100 for all else meanwhile.
+    # Per session: two sockets, and its log while it is written. 100 for everything else.
     needed = 3 * sessions + 100 + len(list(Path("/dev/fd").iterdir()))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
