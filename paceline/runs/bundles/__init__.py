@@ -1,1 +1,1 @@
-"""One run as one archive: written, checked elsewhere, taken in, and repeated."""
+"""Bundles: archives of one run that can be written, verified, imported and repeated."""

@@ -1,4 +1,4 @@
-"""Archives become runs: a bundle as it is, any other archive by the training logs in it."""
+"""Import of archives as runs: a bundle unchanged, any other archive by its training logs."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from paceline.runs.outcome import evaluate
 
 @dataclass(frozen=True)
 class ImportedArchive:
-    """What an archive was taken in as."""
+    """Result of the import of an archive."""
 
     reports: tuple[RunReport, ...]
     left_out: tuple[str, ...]
-    """`file: why`, of logs that were not imported and of links."""
+    """Skipped logs and links, each as `file: reason`."""
     passed_over: int
-    """Files that are no training log."""
+    """Number of files that are not training logs."""
 
 
 def import_bundle(path: Path, root: Path, reimport: bool) -> RunReport:
-    """Store a bundle's run under `root` as it was made; nothing of it is computed anew.
+    """Store a bundle's run under `root` unchanged, without recomputing its figures.
 
-    Raises UserError for a bundle that is not whole, and for one that is there already unless
-    `reimport`.
+    Raises UserError for a damaged bundle, and for one that was imported before, unless
+    `reimport` is set.
     """
     with opened_bundle(path) as opened:
         if check_opened(opened, path).faults:
@@ -57,7 +57,7 @@ def import_bundle(path: Path, root: Path, reimport: bool) -> RunReport:
 
 
 def _stored(opened: OpenedBundle, root: Path) -> RunReport:
-    """The bundle's run as a new folder under `root`, which is there whole or not at all."""
+    """Copy the bundle's run to a new folder under `root`, completely or not at all."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root, prefix=".import-") as hidden:
@@ -67,7 +67,7 @@ def _stored(opened: OpenedBundle, root: Path) -> RunReport:
                 copy.rename(folder)
                 report = evaluate(folder)
                 Index.open(root).add(folder, report.result)
-            except BaseException:  # an interrupt too
+            except BaseException:  # including an interrupt
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
         return report
@@ -86,8 +86,8 @@ def import_archive(
 ) -> ImportedArchive:
     """Store every training log of an archive as a run under `root`, as `import_log` does.
 
-    Links in the archive are passed over. Raises UserError for what is no archive, and for one
-    without a training log.
+    Links in the archive are skipped. Raises UserError for a file that is not an archive, and for
+    an archive without a training log.
     """
     user.check()
     reports: list[RunReport] = []

@@ -1,4 +1,4 @@
-"""A run of a bundle once more, here: what it needs, what of it is missing, what is another."""
+"""Repetition of a bundle's run on this machine: its needed, missing and changed inputs."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ InputState = Literal["here", "staged here", "another", "missing"]
 
 
 class NeededInput(Value):
-    """What the run read, and whether it is here."""
+    """Input of the run, and its state on this machine."""
 
     field: str
     was: str
-    """Its path where the run was."""
+    """Path on the machine of the run."""
     identity: str
     state: InputState
     path: str | None
-    """Where it lies here."""
+    """Path on this machine."""
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """What would repeat a run on this machine."""
+    """Plan and inputs that repeat a run on this machine."""
 
     plan: Plan
     needed: tuple[NeededInput, ...]
     environment: tuple[EnvironmentChange, ...]
-    """Before: of the bundle; after: of this machine."""
+    """Differences between the bundle's environment (before) and this machine's (after)."""
     obstacles: tuple[str, ...]
-    """Why it cannot start here as it is; empty when it can."""
+    """Reasons why it cannot start on this machine; empty if it can."""
 
 
 def repetition(opened: OpenedBundle, path: Path, runs: Path) -> Repetition:
-    """The plan of a bundle's run for this machine; nothing of the bundle is run.
+    """Return the plan of a bundle's run for this machine; no code of the bundle is run.
 
     Raises UserError for a damaged bundle, and for a run that Paceline did not start.
     """
@@ -94,7 +94,7 @@ _OBSTACLE = {
 
 
 def _made_of(needed: tuple[NeededInput, ...]) -> Mapping[str, str]:
-    """Fields whose tokens are made afresh of a text, by that text's field."""
+    """Return the fields whose tokens are made again from a text, with the field of that text."""
     fields = {part.field: part for part in needed}
     pairs = (
         ("data.path", "data.text"),
@@ -104,7 +104,7 @@ def _made_of(needed: tuple[NeededInput, ...]) -> Mapping[str, str]:
 
 
 def _needed(part: RunInput) -> NeededInput:
-    """Where an input lies here: in a staged asset of equal content, else in the same place."""
+    """Find an input on this machine, in a staged asset of equal content or at the same path."""
     other: Path | None = None
     for path, state in _places(part):
         there = find_input(part.field, path)
@@ -126,7 +126,7 @@ def _needed_input(part: RunInput, state: InputState, path: Path | None) -> Neede
 
 
 def _places(part: RunInput) -> Iterator[tuple[Path, InputState]]:
-    """Where an input may lie, and what it is when it does: first in what it lay in before."""
+    """Yield candidate paths of an input with the state that each means; its own asset first."""
     if part.asset is not None:
         for content, _ in _staged(part.asset):
             yield content / part.inside, "staged here"
@@ -138,7 +138,7 @@ def _places(part: RunInput) -> Iterator[tuple[Path, InputState]]:
 
 
 def _staged(asset: str) -> Iterator[tuple[Path, Manifest]]:
-    """Content and manifest of whole assets of a name, whatever their recipe is here."""
+    """Yield content and manifest of all staged assets of a name, from any recipe."""
     for folder in sorted(stage_root().glob(f"{asset}-*")):
         manifest = read_manifest(folder)
         if manifest is not None and asset_state(folder) == "staged":
@@ -146,7 +146,7 @@ def _staged(asset: str) -> Iterator[tuple[Path, Manifest]]:
 
 
 def _called(name: str, manifest: Manifest, or_all: bool) -> Iterator[PurePosixPath]:
-    """Files, prefixes and folders of that name in an asset, then the whole of it."""
+    """Yield files, prefixes and folders of that name in an asset, then the asset's root."""
     files = {PurePosixPath(file.path) for file in manifest.files}
     prefixes = {file.with_suffix("") for file in files if file.suffix in INDEXED}
     folders = {folder for file in files for folder in file.parents}
@@ -158,12 +158,12 @@ def _called(name: str, manifest: Manifest, or_all: bool) -> Iterator[PurePosixPa
 def _with_inputs(
     spec: RunSpec, needed: tuple[NeededInput, ...], runs: Path
 ) -> tuple[RunSpec, tuple[TokenFile, ...]]:
-    """The run on what lies here; a text is turned into tokens again."""
+    """Return the run with the inputs of this machine; a text is tokenized again."""
     places = {part.was: part.path for part in needed if part.path is not None}
     content = cast(dict[str, Any], _placed(spec.model_dump(mode="json"), places))
     cluster: dict[str, Any] = content["cluster"]
     if spec.cluster.runs_here:
-        cluster["python"] = None  # That machine's interpreter is none of this one's.
+        cluster["python"] = None  # That machine's interpreter does not exist here.
     texts = {part.field: part.path for part in needed if part.path is not None}
     text = texts.get("data.text")
     if text is not None:
@@ -185,7 +185,7 @@ def _placed(value: object, places: Mapping[str, str]) -> object:
 
 
 def obstacles_text(repeat: Repetition) -> Iterator[str]:
-    """What stands in the way of a repetition and what is another here, a sentence each."""
+    """Yield found inputs, obstacles and environment changes, one line each."""
     for part in repeat.needed:
         if part.state in ("here", "staged here"):
             yield f"{part.field}: {part.identity}: {part.state} ({part.path})"

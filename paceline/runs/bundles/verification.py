@@ -1,4 +1,4 @@
-"""Whether a bundle is what was measured: its files by their digests, its figures by its files."""
+"""Verification of a bundle: its files by their digests, and its figures by its files."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from paceline.runs.bundles.writing import BUNDLE_FILE
 from paceline.runs.outcome import evaluate
 
 TOLERANCE = 1e-9
-"""Relative; another processor may round the last digits of a sum otherwise."""
+"""Relative tolerance; another processor may round the last digits of a sum differently."""
 
 FileFault = Literal["changed", "missing", "extra"]
 
 
 class BundleFault(Value):
-    """A file that is not as the bundle says."""
+    """File that differs from the bundle's file list."""
 
     path: str
     fault: FileFault
 
 
 class ChangedFigure(Value):
-    """A figure that does not follow from the raw files as it was stored."""
+    """Stored figure that cannot be reproduced from the raw files."""
 
     name: str
     stored: str
@@ -45,27 +45,27 @@ class ChangedFigure(Value):
 
 
 class BundleCheck(Value):
-    """What came of checking a bundle."""
+    """Result of the verification of a bundle."""
 
     bundle: str
     run: str
     sha256: str
-    """Of all paths and digests as the files are now; whoever made the bundle can tell theirs."""
+    """SHA-256 of all paths and file digests, to compare with the one of the bundle's author."""
     verdict: Literal["whole", "damaged", "other figures", "no figures"]
-    """`no figures`: the files are whole, and the run left no result to hold against them."""
+    """Result; `no figures` means intact files of a run without a result to compare with them."""
     n_files: NonNegativeInt
     bytes: NonNegativeInt
     faults: tuple[BundleFault, ...]
     n_figures: NonNegativeInt
     figures: tuple[ChangedFigure, ...]
     measured_by: str
-    """The version of Paceline that measured the run."""
+    """Version of Paceline that measured the run."""
     checked_by: str
 
 
 @dataclass(frozen=True)
 class OpenedBundle:
-    """A bundle's files in a folder that is there for as long as the bundle is open."""
+    """Files of a bundle in a temporary folder, which exists while the bundle is open."""
 
     bundle: Bundle
     folder: Path
@@ -73,9 +73,9 @@ class OpenedBundle:
 
 @contextmanager
 def opened_bundle(path: Path) -> Iterator[OpenedBundle]:
-    """A bundle unpacked beside nothing else, which names nothing outside its folder.
+    """Unpack a bundle into its own folder, after checking that no path leads out of it.
 
-    Raises UserError for what is no bundle, or hostile.
+    Raises UserError for a file that is not a bundle, or a malicious one.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bundle-") as name:
         place = Path(name)
@@ -94,10 +94,10 @@ def opened_bundle(path: Path) -> Iterator[OpenedBundle]:
 
 
 def _check_log(folder: Path) -> None:
-    """Raises UserError where the log that the run was imported from would lie elsewhere."""
+    """Raise UserError if the path of the run's imported log leads out of the folder."""
     try:
         log = read_record(folder).log
-    except PacelineError:  # The digests say what became of run.json; nothing else is read by it.
+    except PacelineError:  # The digests show a damaged run.json, which is not used otherwise.
         return
     try:
         if log is not None:
@@ -107,21 +107,21 @@ def _check_log(folder: Path) -> None:
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether an archive is a bundle, by its first member; raises UserError for no archive."""
+    """Return whether the first member marks an archive as a bundle; raises UserError."""
     return first_name(path).partition("/")[2] == BUNDLE_FILE
 
 
 def check_bundle(path: Path) -> BundleCheck:
-    """The bundle's files held against their digests, and its figures recomputed from them.
+    """Compare the files of a bundle with their digests, and recompute its figures from them.
 
-    Raises UserError for a file that is no bundle.
+    Raises UserError for a file that is not a bundle.
     """
     with opened_bundle(path) as opened:
         return check_opened(opened, path)
 
 
 def check_opened(opened: OpenedBundle, path: Path) -> BundleCheck:
-    """What `check_bundle` says of the bundle at `path`, which is open already."""
+    """Check an open bundle, read from `path`, as `check_bundle` does."""
     bundle = opened.bundle
     faults = tuple(_faults(opened))
     stored, figures = (None, ()) if faults else _figures(opened.folder)
@@ -162,7 +162,7 @@ def _digest(path: Path) -> str:
 
 
 def _figures(folder: Path) -> tuple[Result | None, tuple[ChangedFigure, ...]]:
-    """The stored result, and the figures of it that the raw files do not give."""
+    """Return the stored result, and its figures that the raw files do not reproduce."""
     file = folder / RESULT_FILE
     record = read_record(folder)
     if not file.is_file():
@@ -190,7 +190,7 @@ def _changed(
 
 
 def _numbers(metric: Metric | None) -> tuple[float | None, ...]:
-    """Value, number of steps, spread and interval of a figure."""
+    """Return value, number of steps, spread and interval of a figure."""
     if metric is None:
         return (None,) * 5
     return metric.value, metric.n, metric.spread, metric.low, metric.high
@@ -203,6 +203,6 @@ def _equal(ours: float | None, theirs: float | None) -> bool:
 
 
 def _text(numbers: tuple[float | None, ...]) -> str:
-    """`value (n, spread, low, high)` of what is there."""
+    """Return the numbers as text, with "-" for missing ones."""
     value, *rest = ("-" if number is None else f"{number:.12g}" for number in numbers)
     return f"{value} (n {rest[0]}, spread {rest[1]}, {rest[2]} to {rest[3]})"

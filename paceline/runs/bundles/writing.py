@@ -1,4 +1,4 @@
-"""A run folder as one archive: the same bytes from the same folder, without secrets."""
+"""Writing of a run folder as one archive, reproducible byte for byte and without secrets."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ BUNDLE_FILE = "bundle.json"
 BUNDLE_SUFFIX = ".bundle.tar.gz"
 _BLOCK_BYTES = 1 << 22
 _STATES = ("*.pt", "*.distcp", "*.safetensors")
-"""What frameworks save of a model's state; it is large, and no figure follows from it."""
+"""File patterns of model states, which are large and not needed for any figure."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A file of the run folder as it goes into the bundle."""
+    """File of the run folder as written to the bundle."""
 
     file: StagedFile
     redacted: bool
 
 
 def write_bundle(folder: Path, target: Path | None = None) -> tuple[Path, Bundle]:
-    """Write a run's folder as one archive, `RUN.bundle.tar.gz` here without a `target`.
+    """Write a run's folder as one archive.
 
-    Checkpoints, links and hidden files stay out, and the bundle says so. Secrets are replaced, by
-    their form and by this environment. Raises UserError while the run goes on and where there is a
-    file of that name, SystemFaultError where one cannot be read or written.
+    Without a `target` it is `RUN.bundle.tar.gz` in the current folder. Checkpoints, links and
+    hidden files are left out; the bundle lists the first two. Secrets are detected by their form
+    and from this environment, and are replaced. Raises UserError if the run has not ended or the
+    target exists, and SystemFaultError if a file cannot be read or written.
     """
     record = _finished(folder)
     target = target or Path(f"{folder.name}{BUNDLE_SUFFIX}")
@@ -82,7 +83,7 @@ def _finished(folder: Path) -> RunRecord:
 
 
 def _paths(folder: Path) -> Iterator[Path]:
-    """Files and links by their path; hidden ones are nobody's business."""
+    """Yield files and links in order of their paths, without hidden ones, which stay private."""
     for path in sorted(folder.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if not hidden and (path.is_symlink() or not path.is_dir()):
@@ -90,7 +91,7 @@ def _paths(folder: Path) -> Iterator[Path]:
 
 
 def _why_not(path: Path, name: str) -> str | None:
-    """Why a file is not taken; None when it is."""
+    """Return why a file is left out; None if it is included."""
     if path.is_symlink():
         return "a link"
     if not path.is_file():
@@ -115,7 +116,7 @@ def _read_part(path: Path, name: str) -> _Part:
 
 
 def _is_broken(path: Path) -> bool:
-    """Whether what is JSON is none without its secrets: a document, or a line of several."""
+    """Return whether the removal of secrets makes a JSON document or a JSON line invalid."""
     if path.suffix == ".jsonl":
         return any(
             sum(map(_is_json, clean.splitlines())) < sum(map(_is_json, raw.splitlines()))
@@ -137,7 +138,7 @@ def _is_json(content: bytes) -> bool:
 
 
 def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """A file's blocks of whole lines, as they are and without secrets; raw figures stay."""
+    """Yield blocks of complete lines of a file, unchanged and without secrets; numbers stay."""
     searched = {name: value for name, value in os.environ.items() if not is_number(value)}
     try:
         with open_regular(path) as file:
@@ -158,7 +159,7 @@ def _members(folder: Path, bundle: Bundle) -> Iterator[ArchivedFile]:
 
 
 def _without_secrets(path: Path) -> IO[bytes]:
-    copy = TemporaryFile()  # noqa: SIM115 (whoever writes the archive closes it)
+    copy = TemporaryFile()  # noqa: SIM115 (the writer of the archive closes it)
     copy.writelines(clean for _, clean in _blocks(path))
     copy.seek(0)
     return copy

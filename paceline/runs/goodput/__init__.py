@@ -1,1 +1,1 @@
-"""What a training's wall time was spent on, over all its restarts."""
+"""Goodput: breakdown of a training's wall time over all its restarts."""

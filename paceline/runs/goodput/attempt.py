@@ -1,4 +1,4 @@
-"""One start of a training: its steps in order, and when it began, was ready and ended."""
+"""Attempt of a training: its ordered steps, and the times of its start, readiness and end."""
 
 from __future__ import annotations
 
@@ -25,46 +25,46 @@ from paceline.runs.outcome import evaluate
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one start of the training did; None for what nothing tells."""
+    """One start of a training; unknown values are None."""
 
     name: str
     index: IntColumn
-    """Step numbers in order, a row each."""
+    """Step number of each row (rows,), in order."""
     steps: FloatColumn
-    """Steps that each row stands for: a log may print every tenth."""
+    """Number of steps that each row covers (rows,); a log may print every tenth step."""
     seconds: FloatColumn
-    """Of all steps of a row, slowest rank; NaN where they were not timed."""
+    """Time of all steps of each row (rows,) in seconds, slowest rank; NaN if not timed."""
     checkpoint_s: FloatColumn
-    """Part of them that waited for a checkpoint."""
+    """Part of `seconds` that waited for a checkpoint (rows,)."""
     resumed_after: int = 0
-    """The step whose checkpoint it went on from."""
+    """Step of the checkpoint that it resumed from; 0 for none."""
     evaluation_s: float = 0.0
     asked_unix: float | None = None
-    """When it was asked for."""
+    """Time of the request for this attempt, in Unix seconds."""
     launched_unix: float | None = None
     ready_unix: float | None = None
-    """When its slowest rank was ready to train."""
+    """Time when its slowest rank was ready to train, in Unix seconds."""
     ended_unix: float | None = None
     queues: bool = False
-    """Whether a queue lies between the launch and the start."""
+    """True if there is a queue between the launch and the start."""
     steps_requested: int | None = None
     status: str | None = None
     facts: RunSettings = field(default_factory=RunSettings)
-    """What is known of the training that it belongs to."""
+    """Known settings of the training."""
 
     @property
     def clocked(self) -> bool:
-        """Whether its whole wall time is known, which a log does not tell."""
+        """True if its full wall time is known, which a log does not contain."""
         return self.asked_unix is not None and self.ended_unix is not None
 
 
 def begun_order(attempt: Attempt) -> tuple[bool, float]:
-    """What attempts are sorted by: when each was asked for; logs, first, stay as they are."""
+    """Return the sort key of an attempt: the time of its request; logs come first, unsorted."""
     return attempt.asked_unix is not None, attempt.asked_unix or 0.0
 
 
 def attempts_of_run(folder: Path) -> list[Attempt]:
-    """The attempts in a run folder of Paceline: one, and those of a Slurm job before its restarts.
+    """Return the attempts in a run folder: one, after those that a Slurm job restarted.
 
     Raises UserError for an imported log.
     """
@@ -82,19 +82,19 @@ def attempts_of_run(folder: Path) -> list[Attempt]:
     asked = datetime.fromisoformat(record.created).timestamp()
     for name, ranks in tries:
         attempt = _attempt(f"{folder.name}/{name}", ranks, record, asked, None)
-        # Slurm asks for the next start as soon as this one is over.
+        # Slurm requests the next start as soon as this one has ended.
         asked = attempt.ended_unix or asked
         attempts.append(replace(attempt, status="failed"))
     last = _attempt(folder.name, read_ranks(folder), record, asked, record.ended_unix)
     last = replace(last, queues=(folder / RECORD_FILE).exists(), status=record.status)
-    # Of a program of somebody else the log alone may tell.
+    # A program without event lines may have only a log.
     return [*attempts, *([last] if len(last.index) else _logged(last, evaluate(folder).steps))]
 
 
 def _logged(run: Attempt, steps: Steps) -> list[Attempt]:
-    """The attempts in the log of a run without event lines, one after each restart.
+    """Return the attempts in the log of a run without event lines, one per start.
 
-    Its clock tells one wall time for them all: what was outside steps is the last one's.
+    The run has only one wall time for all of them. All time outside steps counts for the last one.
     """
     attempts: list[Attempt] = []
     parts = _parts(steps)
@@ -115,7 +115,7 @@ def _attempt(
     asked: float,
     ended: float | None,
 ) -> Attempt:
-    """What the ranks of one start tell; of one without an end, until its last whole step."""
+    """Return the attempt from its ranks' logs; without a recorded end, it ends at its last step."""
     steps = merge_ranks({rank: Steps.of(log.steps) for rank, log in ranks.items()})
     first = max((log.start.first_step for log in ranks.values() if log.start), default=1)
     return Attempt(
@@ -137,14 +137,15 @@ def _attempt(
 
 
 def _ready_unix(ranks: dict[int, RankLog]) -> float | None:
-    """When the slowest rank was ready to train."""
+    """Return when the slowest rank was ready to train, in Unix seconds."""
     return max((log.start.time_unix for log in ranks.values() if log.start), default=None)
 
 
 def attempts_of_log(path: Path) -> list[Attempt]:
-    """The attempts in a foreign log, one after each restart; raises UserError for no training log.
+    """Return the attempts in the log of another program, one per start.
 
-    A log tells steps alone: nothing of the time before, between and after them.
+    A log contains only steps, not the time before, between and after them. Raises UserError for a
+    file that is not a training log.
     """
     parsing = parse_log(path, UserSettings())
     steps = parsing.log.steps() if parsing.log else parsing.steps
@@ -168,19 +169,19 @@ def attempts_of_log(path: Path) -> list[Attempt]:
 
 
 def _parts(steps: Steps) -> list[Steps]:
-    """The lines of each attempt: step numbers that start again begin a new one."""
+    """Split the lines by attempt; a step number that does not increase starts a new one."""
     begins = np.flatnonzero(np.diff(steps.index) <= 0) + 1
     return [steps.select(slice(a, b)) for a, b in pairwise([0, *begins.tolist(), len(steps)])]
 
 
 def _with_lines(attempt: Attempt, lines: Steps) -> Attempt:
-    """An attempt with the steps that a log's lines tell."""
+    """Return an attempt with the steps of a log's lines."""
     steps = _steps_of_lines(lines)
     return replace(
         attempt,
         index=lines.index,
         steps=steps,
-        # A line may stand for several steps, whose mean it prints.
+        # A line may cover several steps and print their mean.
         seconds=lines["step_time_s"] * steps,
         checkpoint_s=np.zeros(len(lines)),
         resumed_after=int(lines.index[0] - steps[0]) if len(lines) else attempt.resumed_after,
@@ -188,7 +189,7 @@ def _with_lines(attempt: Attempt, lines: Steps) -> Attempt:
 
 
 def _steps_of_lines(part: Steps) -> FloatColumn:
-    """How many steps each line stands for: those since the line before it."""
+    """Return the number of steps of each line (lines,), counted from the previous line."""
     if len(part) < 2:
         return np.ones(len(part))
     gaps = np.diff(part.index).astype(np.float64)
@@ -196,7 +197,7 @@ def _steps_of_lines(part: Steps) -> FloatColumn:
 
 
 def _with_watched(steps: Steps, ranks: dict[int, RankLog]) -> FloatColumn:
-    """Step times with those of the steps whose memory was watched, which are in no other figure."""
+    """Return the step times, including steps with memory tracking, which other figures exclude."""
     seconds = np.array(steps["step_time_s"], dtype=np.float64)
     watched = [log.tracked_step for log in ranks.values() if log.tracked_step]
     for event in watched:
@@ -210,7 +211,7 @@ def _evaluation_s(log: RankLog) -> float:
 
 
 def _last_sign_unix(ranks: dict[int, RankLog], steps: Steps) -> float | None:
-    """When the ranks told their end, or without that when their last whole step was over."""
+    """Return when the ranks reported their end, or when their last step ended."""
     ends = [log.end.time_unix for log in ranks.values() if log.end]
     ready = _ready_unix(ranks)
     if ends or ready is None:

@@ -1,4 +1,4 @@
-"""The chart of a ledger: the wall time of a training and of each attempt, cut into accounts."""
+"""Chart of a ledger: the wall time of a training and of each attempt by account."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from paceline.runs.goodput.ledger import Account, AttemptEntry, GoodputLedger
 
 BAR_HEIGHT = 30
 MOST_ATTEMPTS = 32
-"""Attempts with a bar of their own."""
+"""Maximum number of attempts with their own bar."""
 LONGEST_LABEL = 28
-"""Characters of an attempt's name at its bar."""
+"""Maximum length of an attempt's label in characters."""
 COLOURS: dict[Account, str] = {
     "productive": "steady",
     "slow_steps": "steady_soft",
@@ -30,12 +30,12 @@ COLOURS: dict[Account, str] = {
     "stopped": "ink",
     "other": "line",
 }
-"""The palette's colour of each account, in the order of the bars."""
+"""Palette colour of each account, in the order of the bar segments."""
 UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 def goodput_charts(ledger: GoodputLedger, look: ChartTheme) -> dict[str, alt.LayerChart]:
-    """A bar of the whole time and one of each attempt, cut into accounts."""
+    """Return a chart with a bar of the total time and one per attempt, split by account."""
     length, unit = next(each for each in UNITS if ledger.wall_s >= each[0] or each[0] == 1.0)
     bars: dict[str, dict[Account, float]] = {"all": ledger.seconds}
     for number, entry in enumerate(ledger.attempts[:MOST_ATTEMPTS], 1):

@@ -1,4 +1,4 @@
-"""The ledger: every second of a training over its attempts, in one account."""
+"""Goodput ledger: every second of a training and its attempts is in one account."""
 
 from __future__ import annotations
 
@@ -32,63 +32,63 @@ BoolColumn = npt.NDArray[np.bool_]
 
 
 class AttemptEntry(Value):
-    """One start of the training and its seconds by account."""
+    """Attempt of the training with its seconds by account."""
 
     name: str
     status: str | None
     first_step: NonNegativeInt | None
     last_step: NonNegativeInt | None
     kept: NonNegativeInt
-    """Steps that no later attempt did again."""
+    """Number of steps that no later attempt repeated."""
     redone: NonNegativeInt
-    """Steps that a later attempt did again."""
+    """Number of steps that a later attempt repeated."""
     seconds: dict[Account, float]
 
 
 class GoodputLedger(Value):
-    """What the wall time of a training went to."""
+    """Breakdown of a training's wall time."""
 
     schema_version: Literal[1] = 1
     attempts: tuple[AttemptEntry, ...]
     wall_s: float
-    """From the first request to the last end; of logs the seconds of their steps."""
+    """Time from the first request to the last end; for logs, the total time of their steps."""
     seconds: dict[Account, float]
-    """They add up to `wall_s`."""
+    """Seconds by account, which add up to `wall_s`."""
     goodput: float
-    """Productive over wall time, 0-1."""
+    """Productive time divided by wall time, 0-1."""
     usual_step_s: float
-    """Median of the kept steps of all attempts: what a step should take."""
+    """Expected step time: the median of the kept steps of all attempts."""
     n: NonNegativeInt
-    """Steps behind it; of logs their lines, whose means it is the median of."""
+    """Number of step times in that median; for logs, lines that each print a mean."""
     steps_kept: NonNegativeInt
     steps_requested: NonNegativeInt | None
     days_left: float | None
-    """At the rate so far, losses included; None where nobody said how many steps are asked."""
+    """Remaining days at the rate so far, with losses; None if the number of steps is unknown."""
     days_left_at_best: float | None
-    """The same if every step were a usual one and nothing else took time."""
+    """Remaining days if every step took the usual time and nothing else took time."""
     whole: bool
-    """Whether the time outside steps is known, which a log by itself does not tell."""
+    """True if the time outside steps is known, which a log alone does not contain."""
     notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """The training by its first attempt."""
+        """Name of the training, from its first attempt."""
         more = len(self.attempts) - 1
         first = self.attempts[0].name
         return f"{first} and {more} more" if more else first
 
     @property
     def wall_text(self) -> str:
-        """The wall time in words."""
+        """Wall time as text."""
         return f"{seconds(self.wall_s)} of wall time"
 
 
 def ledger_of(attempts: Sequence[Attempt], steps_requested: int | None = None) -> GoodputLedger:
-    """The ledger of the attempts of one training, in the order in which they were made.
+    """Return the ledger of the attempts of one training, in chronological order.
 
-    A step counts as productive as far as it took a usual step's time; what is beyond is slow, and
-    of an attempt's first step compilation. Steps that a later attempt did again are lost whole.
-    Raises UserError where no step was timed.
+    The time of a step counts as productive up to the usual step time. The excess counts as slow,
+    or as compilation for the first step of an attempt. Steps that a later attempt repeated are
+    fully lost. Raises UserError if no step was timed.
     """
     entries = sorted(attempts, key=begun_order)
     kept = [_kept(entry, entries[at + 1 :]) for at, entry in enumerate(entries)]
@@ -130,7 +130,7 @@ def ledger_of(attempts: Sequence[Attempt], steps_requested: int | None = None) -
 
 
 def _kept(entry: Attempt, later: Sequence[Attempt]) -> BoolColumn:
-    """Which rows no later attempt did again: those up to where each later one began."""
+    """Return the mask (rows,) of steps that no later attempt repeated."""
     began = min((other.resumed_after for other in later if len(other.index)), default=None)
     return np.ones(len(entry.index), np.bool_) if began is None else entry.index <= began
 
@@ -163,7 +163,7 @@ def _entry(entry: Attempt, keep: BoolColumn, usual: float) -> AttemptEntry:
 
 
 def _outside(entry: Attempt, in_steps: float) -> dict[Account, float]:
-    """Seconds of an attempt outside its steps; nothing where no clock tells them."""
+    """Return the seconds of an attempt outside its steps; {} if they are unknown."""
     begun, end = entry.asked_unix, entry.ended_unix
     if begun is None or end is None:
         return {}
@@ -171,7 +171,7 @@ def _outside(entry: Attempt, in_steps: float) -> dict[Account, float]:
         return {"initialisation": max(0.0, end - begun - in_steps - entry.evaluation_s)}
     before = max(begun, entry.launched_unix or begun)
     start = max(0.0, entry.ready_unix - begun)
-    # A batch system does not say when it let the job go: its queue and start are one figure.
+    # A batch system does not report when it released the job, so queue and start are one figure.
     queue = max(0.0, entry.ready_unix - before) if entry.queues else 0.0
     rest = end - entry.ready_unix - in_steps - entry.evaluation_s
     return {"queue": queue, "initialisation": start - queue, "other": max(0.0, rest)}

@@ -1,4 +1,4 @@
-"""A ledger as a document: what a training's wall time went to, whole and by attempt."""
+"""Report of a ledger: the wall time of a training by account, in total and by attempt."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def goodput_document(ledger: GoodputLedger) -> Document:
 
 
 def _charts(ledger: GoodputLedger, theme: ChartTheme) -> Mapping[str, LayerChart]:
-    from paceline.runs.goodput.charts import goodput_charts  # Altair takes long to import.
+    from paceline.runs.goodput.charts import goodput_charts  # Importing Altair is slow.
 
     return goodput_charts(ledger, theme)
 

@@ -1,4 +1,4 @@
-"""Whether runs and logs that are named together are attempts of one training."""
+"""Check that runs and logs given together are attempts of one training."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from paceline.core.value import Value
 from paceline.runs.goodput.attempt import Attempt, begun_order
 
 OF_A_TRAINING = ("model", "lora", "seq_len")
-"""What stays the same from a training's first attempt to its last."""
+"""Settings that are equal in all attempts of a training."""
 OF_A_START = ("global_batch", "device", "num_devices")
-"""What may be another one where an attempt goes on from a checkpoint, on other machines."""
+"""Settings that may change when an attempt resumes from a checkpoint on other machines."""
 TELLING = ("model", "seq_len", "global_batch")
-"""What, known and the same, makes it one training that was begun again with other devices."""
+"""Settings that identify a training restarted on other devices, if all are known and equal."""
 OF_THE_LAYOUT = frozenset({"vocab_multiple"})
-"""Fields of a shape that go with tp: what pads the vocabulary to the same rows."""
+"""Fields of a shape that depend on tp: the multiple to which the vocabulary is padded."""
 OF_THE_LAYOUT_IN_LOGS = OF_THE_LAYOUT | {"vocab_size"}
-"""Those where a log is one of the two, which may tell the padded vocabulary alone."""
+"""Those fields if one of the two is a log, which may report only the padded vocabulary."""
 REMEDY = "name the attempts of one training alone"
 IN_ORDER = "name logs in the order in which they were written"
 
 
 def one_training(places: Sequence[Sequence[Attempt]]) -> list[Attempt]:
-    """The attempts of all runs and logs, each of which may hold several of them.
+    """Return the attempts of all runs and logs, each of which may hold several.
 
-    Raises UserError where two of these are no attempts of one training: another model or sequence
-    length; another recipe, batch or device without a checkpoint to go on from; or the first step
-    once more after a training that was finished.
+    Raises UserError if two of them are not attempts of one training. That is another model or
+    sequence length; another recipe, batch or device without a checkpoint to resume from; or a
+    start at step 1 after a finished training.
     """
     ordered = sorted((place for place in places if place), key=lambda each: begun_order(each[0]))
     for earlier, later in combinations(ordered, 2):
@@ -39,7 +39,7 @@ def one_training(places: Sequence[Sequence[Attempt]]) -> list[Attempt]:
 
 
 def begun_again(attempts: Sequence[Attempt]) -> list[str]:
-    """Notes on the attempts that began at step 1 once more, on another number of devices."""
+    """Return notes on attempts that restarted at step 1 on another number of devices."""
     notes: list[str] = []
     for earlier, later in pairwise([each for each in attempts if len(each.index)]):
         first, second = earlier.facts.num_devices, later.facts.num_devices
@@ -56,8 +56,8 @@ def begun_again(attempts: Sequence[Attempt]) -> list[str]:
 
 
 def _check(before: Sequence[Attempt], after: Sequence[Attempt]) -> None:
-    """Raises UserError where the attempts of two places are not of one training."""
-    # One that died before its first step does not tell where it went on from.
+    """Raise UserError if the attempts of two runs or logs are not of one training."""
+    # An attempt that failed before its first step does not show where it resumed from.
     trained = [each for each in before if len(each.index)]
     later = next((each for each in after if len(each.index)), None)
     begins = later is not None and not later.resumed_after
@@ -73,7 +73,7 @@ def _check(before: Sequence[Attempt], after: Sequence[Attempt]) -> None:
 
 
 def _check_start(earlier: Attempt, later: Attempt) -> None:
-    """Raises UserError where what begins at step 1 is no other try of what was done before."""
+    """Raise UserError if an attempt from step 1 is not a restart of the earlier training."""
     where = f"goodput {later.name}"
     remedy = f"{REMEDY}, and {IN_ORDER}" if later.asked_unix is None else REMEDY
     names = _of_a_start(earlier.facts, later.facts)
@@ -93,18 +93,19 @@ def _check_start(earlier: Attempt, later: Attempt) -> None:
 
 
 def _of_a_start(earlier: RunSettings, later: RunSettings) -> Sequence[str]:
-    """What is to be the same without a checkpoint; of the number of devices a note tells enough
-    where all that tells a training is known.
+    """Return the settings that must be equal without a checkpoint.
+
+    If all settings that identify a training are known, another number of devices only adds a note.
     """
     known = all(getattr(each, name) is not None for each in (earlier, later) for name in TELLING)
     return OF_A_START[:-1] if known else OF_A_START
 
 
 def _other(earlier: RunSettings, later: RunSettings, names: Sequence[str]) -> str | None:
-    """The first of `names` that both tell and tell otherwise, in words; None where there is none.
+    """Return the first of `names` that is known and different in both, as text; None if none is.
 
-    The name of a program that nobody has described says nothing: a later one may be spelled
-    otherwise.
+    The recipe's name is ignored for a program without a described model, because its name may be
+    spelled differently later.
     """
     imported = "imported" in (earlier.origin, later.origin)
     for name in names:
@@ -125,7 +126,7 @@ def _other(earlier: RunSettings, later: RunSettings, names: Sequence[str]) -> st
 def _other_field(
     path: str, first: dict[str, object], second: dict[str, object], leave: frozenset[str]
 ) -> str | None:
-    """The first field that two values have otherwise, as `model.num_layers 8 instead of 4`."""
+    """Return the first different field of two values, as `model.num_layers 8 instead of 4`."""
     for name in [key for key in first if key not in leave]:
         old, new = first[name], second.get(name)
         if old != new:
@@ -136,5 +137,5 @@ def _other_field(
 
 
 def _told(value: object) -> str:
-    """A setting as the user wrote it; `unset` where it is the default of another."""
+    """Return a setting as the user wrote it; `unset` for None."""
     return "unset" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""How runs share hosts, the nodes of an allocation, Slurm's queue, or the cores of one machine."""
+"""Division of hosts, an allocation's nodes, Slurm's queue or one machine's cores into slots."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from paceline.runs.tasks.slot import MOST_SLOTS, JobSlot, numbered_slots
 
 @dataclass(frozen=True)
 class Division:
-    """How runs share what there is."""
+    """Slots for concurrent runs, and the request that fits the first slot."""
 
     request: Request
-    """As it was asked for, on the first slot."""
+    """Original request, placed on the first slot."""
     inventory: dict[str, Any]
-    """As one slot of this machine has it."""
+    """Inventory of this machine, reduced to one slot."""
     slots: tuple[JobSlot, ...]
     notices: tuple[str, ...] = ()
     queued: bool = False
-    """Whether the slots are places in Slurm's queue."""
+    """True if the slots are places in Slurm's queue."""
 
 
 def divide(
@@ -41,9 +41,9 @@ def divide(
     nodes_per_trial: int | None,
     max_parallel: int | None,
 ) -> Division:
-    """The slots on which runs of `request` go, all at once; one of everything by default.
+    """Return the slots for concurrent runs of `request`; by default one slot with all resources.
 
-    Raises UserError where there are not as many nodes, cores or GPUs.
+    Raises UserError if there are not enough nodes, cores or GPUs.
     """
     if nodes_per_trial is None and max_parallel is None:
         return Division(request, inventory, numbered_slots(1))
@@ -66,9 +66,9 @@ def divide(
 
 
 def slots_for(spec: RunSpec, where: Where, max_parallel: int | None) -> tuple[JobSlot, ...]:
-    """Slots for further runs of `spec`: on other hosts where they are named, or a new allocation.
+    """Return slots for further runs of `spec`, on other given hosts or a new allocation.
 
-    Raises UserError where it does not fit, or ran with other shares of one machine.
+    Raises UserError if it does not fit, or if earlier runs had other shares of one machine.
     """
     cluster, at_once = spec.cluster, max_parallel or 1
     if cluster.runs_here:
@@ -113,7 +113,7 @@ def _of_hosts(
 
 
 def _host_notices(hosts: Sequence[Host], slots: Sequence[JobSlot]) -> list[str]:
-    """How many runs there are at once, and which hosts have none."""
+    """Return notices on the number of concurrent runs and on idle hosts."""
     notices: list[str] = []
     if len(slots) > 1:
         names = "  ".join([slot.name for slot in slots[:8]] + ["..."] * (len(slots) > 8))
@@ -127,7 +127,7 @@ def _host_notices(hosts: Sequence[Host], slots: Sequence[JobSlot]) -> list[str]:
 
 
 def _groups(hosts: Sequence[Host], size: int) -> list[tuple[Host, ...]]:
-    """Neighbours in groups of `size`, without those who are left over."""
+    """Group neighbouring hosts into groups of `size`, without the remainder."""
     return [tuple(hosts[at : at + size]) for at in range(0, len(hosts) - size + 1, size)]
 
 
@@ -141,7 +141,7 @@ def _slots_on(groups: Sequence[Sequence[Host]]) -> tuple[JobSlot, ...]:
 def _of_machine(
     request: Request, inventory: dict[str, Any], cluster: Cluster, at_once: int
 ) -> Division:
-    """Equal shares of one machine's GPUs, or of its cores and memory."""
+    """Divide one machine's GPUs, or its cores and memory, into equal shares."""
     if at_once == 1:
         return Division(request, inventory, numbered_slots(1))
     if request.cluster:
@@ -171,7 +171,7 @@ def _of_machine(
 
 
 def _shares_as_before(spec: RunSpec, at_once: int) -> tuple[JobSlot, ...]:
-    """Shares of this machine; raises UserError where runs so far had other ones."""
+    """Divide this machine; raises UserError if earlier runs had other shares."""
     if at_once == 1:
         return numbered_slots(1)
     slots = _of_machine(Request(spec.recipe), inventory(), spec.cluster, at_once).slots
@@ -186,7 +186,7 @@ def _shares_as_before(spec: RunSpec, at_once: int) -> tuple[JobSlot, ...]:
 
 
 def _share(count: int, at_once: int, unit: str) -> int:
-    """How many of a machine's devices or cores each run has; raises UserError where it is none."""
+    """Return the number of devices or cores per run; raises UserError if it is 0."""
     if count < at_once:
         raise UserError(f"--max-parallel {at_once}", f"this machine has {count} {unit}")
     return count // at_once

@@ -1,4 +1,4 @@
-"""Runs tasks side by side: their order, Ctrl-C, lost hosts, the allocation's end, Slurm's queue."""
+"""Runner of concurrent tasks: order, Ctrl-C, lost hosts, the allocation's end, Slurm's queue."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ AnyKept = TypeVar("AnyKept", contravariant=True)
 
 @dataclass(frozen=True)
 class TaskRun:
-    """A task as a run on its slot, and what the run is part of (as flow.run takes it)."""
+    """Task planned as a run on its slot, with the group, repeat or trial passed to flow.run."""
 
     plan: Plan
     group: str | None = None
@@ -49,23 +49,26 @@ class TaskRun:
 
 
 class Observer(Protocol[AnyTask, AnyKept]):
-    """Who is told how tasks go on; its functions may be called from several threads."""
+    """Observer of the progress of tasks; its methods may be called from several threads."""
 
     def running(self, task: AnyTask, plan: Plan) -> AbstractContextManager[flow.Watcher]:
-        """A watcher for one task's run, while it runs."""
+        """Return a context with the watcher for one task's run."""
         ...
 
     def ended(self, task: AnyTask, outcome: AnyKept, /) -> None:
-        """A task has ended, with what is kept of it."""
+        """Handle the end of a task, with its stored outcome."""
         ...
 
     def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
-        """A host of this slot is lost: nothing more runs on it, or the same task once more."""
+        """Handle a lost host of a slot.
+
+        The slot is not used again if `for_good`; otherwise the same task is retried on it.
+        """
         ...
 
 
 class TaskQueue(Generic[Task]):
-    """Tasks in their order, for whichever slot is free; what is not `missing` now is skipped."""
+    """Ordered tasks for any free slot; tasks that are no longer `missing` are skipped."""
 
     def __init__(
         self, tasks: Iterable[Task], missing: Callable[[Task], bool] = lambda _: True
@@ -73,7 +76,7 @@ class TaskQueue(Generic[Task]):
         self._tasks, self._missing = list(tasks), missing
 
     def take(self, slot: JobSlot) -> Task | None:
-        """The next task for a slot."""
+        """Return the next task for a slot; None if there is none."""
         while self._tasks:
             task = self._tasks.pop(0)
             if self._missing(task):
@@ -81,17 +84,17 @@ class TaskQueue(Generic[Task]):
         return None
 
     def put_back(self, slot: JobSlot, task: Task) -> None:
-        """A task that a lost host of the slot broke off comes next again."""
+        """Put a task that a lost host interrupted back at the front."""
         self._tasks.insert(0, task)
 
     def share_out(self, whole: Sequence[JobSlot]) -> bool:
-        """Give what other slots have left to these; whether there is anything."""
+        """Give the remaining tasks of other slots to these; return whether any task remains."""
         return any(map(self._missing, self._tasks))
 
 
 @dataclass
 class TaskRunner(ABC, Generic[Task, Kept]):
-    """Tasks that go on, one at a time on each slot; what is special in them, subclasses say."""
+    """Runner of tasks, one at a time per slot; subclasses define the kind of task."""
 
     observer: Observer[Task, Kept]
     root: Path
@@ -99,46 +102,47 @@ class TaskRunner(ABC, Generic[Task, Kept]):
     tag: str | None = None
     slots: Sequence[JobSlot] = (JobSlot(1),)
     stop: Event = field(default_factory=Event)
-    """Ends what runs, and begins nothing more."""
+    """Event that stops running tasks and starts no more."""
     halted: str | None = None
-    """Why nothing more is run although it was not stopped."""
+    """Reason why no more tasks run, if `stop` was not the cause."""
     losses: Losses = field(init=False)
     faults: ClassVar[type[PacelineError]] = SystemFaultError
-    """What ends a task that could not begin, and not all."""
+    """Exceptions that end only the task that could not start."""
     _lock: Lock = field(default_factory=Lock)
 
     @abstractmethod
     def run_of(self, task: Task, slot: JobSlot) -> TaskRun:
-        """The task as a run on a slot, planned just before it begins."""
+        """Return the task as a run on a slot, planned just before it starts."""
 
     @abstractmethod
     def keep(self, task: Task, outcome: TaskOutcome, moved: bool) -> Kept | None:
-        """Note how a task ended, or that it is tried once more after a lost host broke it off.
+        """Record how a task ended, or that it is retried after a lost host.
 
-        What the observer is told; None where that is nothing.
+        Returns the value for the observer; None if there is nothing to report.
         """
 
     def cancelled(self, task: Task, result: Result | None) -> None:
-        """Note a task that the user ended; without a result its run had not begun."""
+        """Record a task that the user cancelled; without a result its run had not started."""
         return
 
     def cluster(self, task: Task) -> Cluster | None:
-        """Whose hosts and allocation a run without a figure may have lost; None asks for none."""
+        """Return the cluster to check for lost hosts if a run has no figure; None to skip it."""
         return None
 
     def key(self, task: Task) -> Hashable:
-        """What is moved once alone when hosts are lost under it."""
+        """Return the key of the tasks that may be moved only once when a host is lost."""
         return task
 
     def run_tasks(
         self, tasks: TaskQueue[Task], arrays: Path | None = None, at_once: int | None = None
     ) -> bool:
-        """Run all tasks on the slots; whether the user has broken it off.
+        """Run all tasks on the slots; return whether the user interrupted them.
 
-        With `arrays` they go into Slurm's queue as arrays, whose script is written to that folder;
-        `at_once` of one may run at the same time. KeyboardInterrupt ends what runs cleanly. So do
-        the loss of all slots and the end of the allocation, both told in `halted`, and an exception
-        that is none of `faults`, which is raised again when all have ended.
+        With `arrays` they are submitted as Slurm job arrays, whose script is written to that
+        folder; `at_once` tasks of an array may run at the same time. KeyboardInterrupt stops
+        running tasks cleanly. So do the loss of all slots and the end of the allocation, which
+        are reported in `halted`. An exception that is not one of `faults` also stops them, and is
+        raised again when all have ended.
         """
         self.losses = Losses(self.slots)
         try:
@@ -158,7 +162,7 @@ class TaskRunner(ABC, Generic[Task, Kept]):
         return interrupted
 
     def _work(self, tasks: TaskQueue[Task], slot: JobSlot) -> None:
-        """One task after the other, until none is left for the slot or a host of it is lost."""
+        """Run tasks in order until none is left for the slot or the slot loses a host."""
         while not self.stop.is_set() and slot not in self.losses.lost:
             with self._lock:
                 task = tasks.take(slot)
@@ -167,7 +171,7 @@ class TaskRunner(ABC, Generic[Task, Kept]):
             self._run(tasks, task, slot)
 
     def _in_arrays(self, tasks: TaskQueue[Task], folder: Path, at_once: int | None) -> bool:
-        """As many at once as there may be threads, each of which follows one task."""
+        """Submit up to MOST_SLOTS tasks at a time, each followed by its own thread."""
         interrupted = False
         while not self.stop.is_set():
             taken = [(slot, tasks.take(slot)) for slot in numbered_slots(MOST_SLOTS)]
@@ -189,7 +193,7 @@ class TaskRunner(ABC, Generic[Task, Kept]):
     def _run(
         self, tasks: TaskQueue[Task], task: Task, slot: JobSlot, submit: Submit | None = None
     ) -> None:
-        """Run a task and keep how it ended; what `stop` ended is over, as all others are."""
+        """Run a task and record how it ended; a task ended by `stop` is cancelled."""
         try:
             result = self._result(task, slot, submit)
         except flow.CancelledRunError as cancelled:
@@ -208,7 +212,7 @@ class TaskRunner(ABC, Generic[Task, Kept]):
             raise KeyboardInterrupt
 
     def _result(self, task: Task, slot: JobSlot, submit: Submit | None) -> Result:
-        """What a task's run measured, which counts although its report cannot be written."""
+        """Return the result of a task's run, even if its report cannot be written."""
         run = self.run_of(task, slot)
         try:
             with self.observer.running(task, run.plan) as watch:
@@ -234,11 +238,11 @@ class TaskRunner(ABC, Generic[Task, Kept]):
     def _note(
         self, tasks: TaskQueue[Task], task: Task, slot: JobSlot, outcome: TaskOutcome
     ) -> None:
-        """Keep how a task ended, and see whether a host was lost by which it did."""
+        """Record how a task ended, and check whether a lost host was the cause."""
         why = why_ended(outcome)
         try:
             cluster = self._lost_cluster(task, slot, outcome)
-        except KeyboardInterrupt:  # while Slurm is asked: what has ended counts all the same
+        except KeyboardInterrupt:  # during a query of Slurm: record the ended task anyway
             self._keep(task, outcome, moved=False)
             raise
         again = cluster is not None and self.losses.note(slot, self.key(task), why)
@@ -251,14 +255,14 @@ class TaskRunner(ABC, Generic[Task, Kept]):
             self.observer.lost(lost_slot, why, slot in self.losses.lost)
 
     def _keep(self, task: Task, outcome: TaskOutcome, moved: bool) -> None:
-        """Keep an outcome and tell the observer, one task at a time."""
+        """Record an outcome and notify the observer, one task at a time."""
         with self._lock:
             kept = self.keep(task, outcome, moved)
             if kept is not None:
                 self.observer.ended(task, kept)
 
     def _lost_cluster(self, task: Task, slot: JobSlot, outcome: TaskOutcome) -> Cluster | None:
-        """The cluster of which a host of the slot is lost; the end of its allocation ends all."""
+        """Return the cluster if the slot lost a host; stop all tasks if the allocation ended."""
         cluster = self.cluster(task)
         if cluster is None or (isinstance(outcome, Result) and has_figure(outcome)):
             return None
@@ -270,10 +274,10 @@ class TaskRunner(ABC, Generic[Task, Kept]):
 
 
 def side_by_side(slots: Sequence[JobSlot], stop: Event, work: Callable[[JobSlot], None]) -> bool:
-    """Call `work` on every slot, each in a thread; whether the user has broken it off.
+    """Call `work` on every slot, each in a thread; return whether the user interrupted it.
 
-    Ctrl-C sets `stop`, by which the threads end their runs. So does the first exception, which is
-    raised again when all have ended.
+    Ctrl-C sets `stop`, which makes the threads end their runs. So does the first exception, which
+    is raised again when all have ended.
     """
     interrupted = False
     with ThreadPoolExecutor(len(slots)) as pool:

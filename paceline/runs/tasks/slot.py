@@ -1,4 +1,4 @@
-"""One slot of a cluster or of a machine: runs moved to it, and the loss of its hosts."""
+"""Slot of a cluster or of a machine: plans moved to it, and the loss of its hosts."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ from paceline.machines.slurm.client import UnknownJobError, from_allocation
 from paceline.runs.plan import Plan
 
 MOST_SLOTS = 128
-"""Runs at the same time, unless fewer are asked for: each costs this process a thread."""
+"""Default maximum number of concurrent runs; each needs a thread of this process."""
 
 
 @dataclass(frozen=True)
 class JobSlot:
-    """Where one run at a time takes place; without anything it is a place in Slurm's queue."""
+    """Place for one run at a time; without hosts, cores and devices, a place in Slurm's queue."""
 
     number: int
-    """From 1."""
+    """Number of the slot, from 1."""
     hosts: tuple[str, ...] = ()
     cores: tuple[Core, ...] = ()
-    """On one machine: its share of the cores."""
+    """Share of the cores, on one machine."""
     devices: tuple[str, ...] = ()
-    """On one machine: its share of the GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    """Share of the GPUs as in CUDA_VISIBLE_DEVICES, on one machine."""
 
     @property
     def name(self) -> str:
-        """Its hosts in short, else its number."""
+        """Compressed host names, or the number of the slot."""
         return compress(self.hosts) if self.hosts else f"part {self.number}"
 
 
 def numbered_slots(count: int) -> tuple[JobSlot, ...]:
-    """So many slots without hosts, from number 1."""
+    """Return `count` slots without hosts, numbered from 1."""
     return tuple(JobSlot(number) for number in range(1, count + 1))
 
 
 def on_hosts(spec: RunSpec, hosts: Sequence[str]) -> RunSpec:
-    """The same run on these hosts."""
+    """Return the run specification moved to these hosts."""
     names = () if spec.cluster.runs_here else tuple(hosts)
-    # Another node in the place of a lost one would be measured under its name.
+    # A retry on a replacement node would be recorded under the lost node's name.
     slurm_settings = spec.cluster.slurm.model_copy(update={"retries": 0})
     where = {"nodes": len(hosts), "hosts": names, "slurm": slurm_settings}
     return spec.model_copy(update={"cluster": spec.cluster.model_copy(update=where)})
 
 
 def plan_on(plan: Plan, slot: JobSlot) -> Plan:
-    """The plan moved to a slot."""
+    """Return the plan moved to a slot."""
     if slot.hosts:
         spec = on_hosts(plan.spec, slot.hosts)
         return replace(plan, spec=spec, job=bound(engine(spec.engine).job(spec, plan.job.name)))
@@ -70,42 +70,42 @@ def plan_on(plan: Plan, slot: JobSlot) -> Plan:
 
 
 BROKEN_LAUNCH = ("failed", "incomplete")
-"""Statuses with which a host at fault is taken out; lack of memory is the layout's matter."""
+"""Statuses after which a faulty host is excluded; out of memory depends on the layout."""
 ASK_AGAIN_S = 2.0
 NONE_WHOLE = "no part of the hosts is whole any more"
 
 TaskOutcome = Result | PacelineError
-"""How a task's run ended: as a result, or as a fault that left none."""
+"""Outcome of a task's run: its result, or the error if there is none."""
 
 
 @dataclass
 class Losses:
-    """The slots that are whole, and the tasks that were taken from others.
+    """Lost slots, and the tasks that were moved from them.
 
-    A slot of which a host is lost gets nothing more, unless it is the last: then the same task is
-    tried there once more, because a connection that broke once may be back.
+    A slot with a lost host gets no more tasks. On the last slot the same task is retried once,
+    because a broken connection may have recovered.
     """
 
     slots: Sequence[JobSlot]
     lost: dict[JobSlot, str] = field(default_factory=dict[JobSlot, str])
-    """With how the run ended."""
+    """Lost slots, each with the reason."""
     _moved: set[Hashable] = field(default_factory=set[Hashable])
     _lock: Lock = field(default_factory=Lock)
 
     @property
     def whole(self) -> list[JobSlot]:
-        """Slots that have lost no host."""
+        """Slots that have not lost a host."""
         return [slot for slot in self.slots if slot not in self.lost]
 
     @property
     def halted(self) -> str | None:
-        """Why nothing more can run; None while there is a slot."""
+        """Reason why no more tasks can run; None while a slot remains."""
         if self.whole:
             return None
         return f"{NONE_WHOLE}: {[*self.lost.values()][-1]}"
 
     def note(self, slot: JobSlot, task: Hashable, why: str) -> bool:
-        """A host of the slot was lost under this task; whether it is tried once more."""
+        """Record that a slot lost a host during this task; return whether to retry the task."""
         with self._lock:
             again = task not in self._moved
             self._moved.add(task)
@@ -115,9 +115,9 @@ class Losses:
 
 
 def is_lost(slot: JobSlot, cluster: Cluster, outcome: TaskOutcome, root: Path) -> bool:
-    """Whether a run in `root` ended in such a way because of a host of its slot.
+    """Return whether a host of the slot caused the outcome of a run in `root`.
 
-    Of a run whose nodes Slurm chooses no host is lost: Slurm gives the next one others.
+    A run whose nodes Slurm chooses loses no host, because Slurm gives the next run other nodes.
     """
     faulty = outcome.hosts if isinstance(outcome, PacelineError) else ()
     hosts = slot.hosts or cluster.hosts
@@ -129,9 +129,10 @@ def is_lost(slot: JobSlot, cluster: Cluster, outcome: TaskOutcome, root: Path) -
 
 
 def allocation_fault(cluster: Cluster) -> str | None:
-    """Why the Slurm job that all runs are steps of has no hosts any more; None while it has.
+    """Return why the Slurm job that contains all runs has no hosts any more; None if it has.
 
-    A Slurm that does not answer once, or gives no clear answer twice, is no fault of the job.
+    A query is retried once. If Slurm gives no clear answer to both, the job is assumed to be
+    running.
     """
     job = cluster.allocation
     if job is None:
@@ -151,12 +152,12 @@ def allocation_fault(cluster: Cluster) -> str | None:
 
 
 def why_ended(outcome: TaskOutcome) -> str:
-    """How a run ended, in a sentence."""
+    """Return how a run ended, in one sentence."""
     return str(outcome) if isinstance(outcome, PacelineError) else outcome.reason or outcome.status
 
 
 def lost_text(slot: JobSlot, why: str, for_good: bool) -> str:
-    """That a host of a slot is lost, and what this means for what is left."""
+    """Return the message on a lost host of a slot."""
     if for_good:
         return f"nothing more runs on {slot.name}: {why}"
     return f"{slot.name} lost a host, and there is no other place; once more there: {why}"

@@ -1,1 +1,1 @@
-"""A run while it goes on: how fast it is now, beside its own past, and what it waits for."""
+"""Monitoring of a run: its current speed compared with its own past, and its waits."""

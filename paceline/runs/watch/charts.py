@@ -1,4 +1,4 @@
-"""The chart of one moment of a run: what each rank does with a recent step."""
+"""Chart of a snapshot of a run: how each rank spends a recent step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from paceline.runs.watch.state import RankNow, WatchState
 
 BAR_HEIGHT = 26
 COLOURS = {"works": "steady", "waits for data": "accent", "waits for ranks": "good_soft"}
-"""The palette's colour of what a rank does with its step."""
+"""Palette colour of each part of a step."""
 
 
 def snapshot_charts(state: WatchState, look: ChartTheme) -> dict[str, alt.LayerChart]:
-    """A bar a rank, the busiest: what it does with a recent step; none before there are steps."""
+    """Return a chart with one bar per rank, for the busiest ranks; {} before the first step."""
     rows = [row for rank in busiest_ranks(state) for row in _segments(rank)]
     if not rows:
         return {}
@@ -56,7 +56,7 @@ def snapshot_charts(state: WatchState, look: ChartTheme) -> dict[str, alt.LayerC
 
 def _segments(rank: RankNow) -> Iterator[dict[str, Any]]:
     start, data_s = 0.0, rank.data_wait_s or 0.0
-    # Waiting for data counts as busy: it keeps the others waiting as work does.
+    # Data wait counts as busy time, because it delays the other ranks as compute does.
     works_s = max(0.0, (rank.busy_time_s or 0.0) - data_s)
     for what, spent in zip(COLOURS, (works_s, data_s, rank.comm_wait_s), strict=True):
         if spent:

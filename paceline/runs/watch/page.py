@@ -1,4 +1,4 @@
-"""One moment of a run as a page of a terminal, and as lines where there is none."""
+"""Snapshot of a run as a terminal page, or as lines without a terminal."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from paceline.core.units import gib, percent, seconds, significant
 from paceline.runs.watch.state import DevicesNow, RankNow, WatchState
 
 MOST_RANKS = 16
-"""Ranks with a line of their own: the busiest."""
+"""Maximum number of ranks with their own line; the busiest are shown."""
 SLOWER = 1.05
-"""Of the usual step, from which the page says so in red."""
+"""Ratio to the usual step time above which the page shows the step in red."""
 RANK_HEADS = ("rank", "host", "step", "busy s", "waits s", "data s", "memory")
-"""What `rank_cells` tells."""
+"""Column titles of `rank_cells`."""
 
 
 def state_line(state: WatchState) -> str:
-    """The moment in a line, for where there is no terminal."""
+    """Return the snapshot as one line, for output without a terminal."""
     figures = state_figures(state)
     return " · ".join(
         [figures[0][1], state.status, *(f"{name} {value}" for name, value in figures[2:8])]
@@ -33,7 +33,7 @@ def state_line(state: WatchState) -> str:
 
 
 def state_page(state: WatchState) -> RenderableType:
-    """The moment as a panel: progress, figures, ranks."""
+    """Return the snapshot as a panel: progress, figures, ranks."""
     figures = Table.grid(padding=(0, 2))
     (_, run), (_, status), *rest = state_figures(state)
     for name, value in rest:
@@ -41,7 +41,7 @@ def state_page(state: WatchState) -> RenderableType:
         figures.add_row(Text(name, style="dim"), Text(value, style="red" if slow else ""))
     parts: list[RenderableType] = []
     if state.steps_requested:
-        # On its own it ends no line, and what follows is cut off.
+        # A bare progress bar does not end its line, so the next part would be cut off.
         line = Table.grid(expand=True)
         line.add_row(ProgressBar(total=state.steps_requested, completed=state.step or 0))
         parts.append(line)
@@ -53,18 +53,18 @@ def state_page(state: WatchState) -> RenderableType:
 
 
 def state_figures(state: WatchState) -> list[tuple[str, str]]:
-    """Name and value of everything that is known, the run and its status first."""
+    """Return name and value of every known figure, with the run and its status first."""
     return [(name, clean(value)) for name, value in _fields(state) if value]
 
 
 def busiest_ranks(state: WatchState) -> list[RankNow]:
-    """At most MOST_RANKS of them, in the order of their numbers."""
+    """Return up to MOST_RANKS of the busiest ranks, in the order of their numbers."""
     busiest = sorted(state.ranks, key=lambda rank: -(rank.busy_time_s or 0.0))[:MOST_RANKS]
     return sorted(busiest, key=lambda rank: rank.rank)
 
 
 def clean(text: str) -> str:
-    """Foreign text as it may reach a terminal."""
+    """Return untrusted text that is safe to print on a terminal."""
     return redact(one_line(text), os.environ)
 
 
@@ -127,7 +127,7 @@ def _rank_table(state: WatchState) -> Table:
 
 
 def rank_cells(rank: RankNow) -> list[str]:
-    """What RANK_HEADS name, of one rank."""
+    """Return the cells of one rank, in the order of RANK_HEADS."""
 
     def number(value: float | None) -> str:
         return "-" if value is None else significant(value)

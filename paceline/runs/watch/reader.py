@@ -1,4 +1,4 @@
-"""Follows every rank of a run folder by what was added to its files; writes nothing there."""
+"""Reader that follows every rank's files in a run folder, and writes nothing there."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from paceline.runs.step_follower import Follower, StepFollower, make_follower
 from paceline.runs.watch.state import DevicesNow, RankNow, WatchState
 
 RECENT = 10
-"""Steps that a figure of now is taken from."""
+"""Number of recent steps for current figures."""
 PAST = 500
-"""Steps before them that say what is usual."""
+"""Number of earlier steps for usual figures."""
 NAMED_EXCESS = 0.05
-"""A rank that is busier than the others by less is not shown as waited for."""
+"""Minimum relative excess of busy time for a rank to be shown as waited for."""
 NAMED_STEPS = 0.8
-"""Share of the recent steps in which it must have been the busiest."""
+"""Minimum fraction of recent steps in which that rank is the busiest."""
 STEPS_BYTES = 1024 * (PAST + RECENT)
-"""Read of the end of a rank's file at the first look; a line of a step has about 500."""
+"""Bytes read from the end of a rank's file at first; the line of a step has about 500."""
 FIRST_LOOK_BYTES = 64 << 20
-"""The same of all ranks together: of a thousand ranks the past is shorter."""
+"""Limit of these bytes for all ranks together; with a thousand ranks the past is shorter."""
 TAIL_BYTES = 32_768
 _FILE = re.compile(r"rank-(\d+)\.jsonl")
 
 
 @dataclass
 class _Rank:
-    """One rank's last steps."""
+    """Last steps of one rank."""
 
     lines: Follower
     path: Path | None = None
@@ -64,7 +64,7 @@ class _Rank:
     _restarts: int = 0
 
     def read(self) -> None:
-        """Take in what was added since the last look."""
+        """Read the lines added since the last call."""
         steps = self.lines.new_steps()
         if self.lines.restarts != self._restarts:
             self._restarts, self.start, self.memory_bytes = self.lines.restarts, None, None
@@ -83,7 +83,7 @@ class _Rank:
 
     @property
     def first_step(self) -> int:
-        """Of this attempt: its time holds what happens once."""
+        """First step of this attempt, whose time includes one-time costs."""
         return self.start.first_step if self.start else 1
 
     @property
@@ -93,13 +93,13 @@ class _Rank:
 
 @dataclass
 class RunReader:
-    """One run folder, looked at again and again."""
+    """Reader of one run folder, for repeated snapshots."""
 
     folder: Path
     _ranks: dict[int, _Rank] = field(default_factory=dict[int, _Rank])
 
     def state(self) -> WatchState:
-        """The run at this moment; raises UserError where the folder holds no run."""
+        """Return the current state of the run; raises UserError if the folder holds no run."""
         record = read_record(self.folder)
         self._read(record)
         ranks = {number: rank for number, rank in sorted(self._ranks.items()) if rank.steps}
@@ -138,7 +138,7 @@ class RunReader:
         )
 
     def _read(self, record: RunRecord) -> None:
-        """Take in what the ranks that have a file now added; of others nothing is left."""
+        """Read new lines of all ranks that have a file, and drop the other ranks."""
         before, self._ranks = self._ranks, {}
         paths = sorted((self.folder / STEPS_FOLDER).glob("rank-*.jsonl"))
         first_look = min(STEPS_BYTES, FIRST_LOOK_BYTES // max(1, len(paths)))
@@ -166,7 +166,7 @@ class RunReader:
 
 
 def devices_now(folder: Path) -> DevicesNow | None:
-    """The last telemetry of every host; None where none was recorded."""
+    """Return the last telemetry of all hosts; None if none was recorded."""
     last: list[TelemetrySample] = []
     for path in sorted((folder / TELEMETRY_FOLDER).glob("*.jsonl")):
         lines = [*_ends_of(path, 0)[:1], *_ends_of(path, 2)]
@@ -191,7 +191,10 @@ def devices_now(folder: Path) -> DevicesNow | None:
 
 
 def _times(ranks: Sequence[_Rank]) -> list[float]:
-    """Seconds of the steps that all ranks have done, slowest rank, without the first step."""
+    """Return the seconds of each step that all ranks finished, slowest rank.
+
+    The first step is excluded.
+    """
     tables = [
         {
             s.index: s.step_time_s
@@ -205,7 +208,7 @@ def _times(ranks: Sequence[_Rank]) -> list[float]:
 
 
 class RatesNow(TypedDict):
-    """Throughput and use of the devices; None for what is not known."""
+    """Throughput and device utilization; unknown values are None."""
 
     tokens_per_s: float | None
     samples_per_s: float | None
@@ -214,7 +217,7 @@ class RatesNow(TypedDict):
 
 
 def _rates(record: RunRecord, ranks: Sequence[_Rank], step_s: float | None) -> RatesNow:
-    """The rates at a step time."""
+    """Return the rates at a step time in seconds."""
     facts = record.settings
     rates = RatesNow(tokens_per_s=None, samples_per_s=None, mfu=None, achievable_fraction=None)
     steps = [rank.steps[-1] for rank in ranks]
@@ -246,9 +249,10 @@ def _rates(record: RunRecord, ranks: Sequence[_Rank], step_s: float | None) -> R
 
 
 def _waited_for(ranks: dict[int, _Rank]) -> tuple[int, float] | None:
-    """The rank that is busier than the others of its stage in most recent steps, and by how much.
+    """Return the rank that the others of its stage wait for, and its relative excess busy time.
 
-    It is busier than their median by 5 % at least; None where nobody is.
+    It is the busiest in most recent steps, and busier than the median of the others by more than
+    5%. None if there is no such rank.
     """
     stages: dict[int, dict[int, dict[int, float]]] = {}
     for number, rank in ranks.items():
@@ -259,7 +263,7 @@ def _waited_for(ranks: dict[int, _Rank]) -> tuple[int, float] | None:
 
 
 def _busiest(tables: dict[int, dict[int, float]]) -> tuple[int, float] | None:
-    """The rank of one stage that stands out by its busy seconds of each step, and by how much."""
+    """Return the rank of one stage that stands out by its busy time, and its relative excess."""
     common = sorted(set[int].intersection(*map(set, tables.values())))
     if len(tables) < 2 or len(common) < RECENT / 2:
         return None
@@ -279,7 +283,7 @@ def _share(
     step_s: float | None,
     over_ranks: Callable[[list[float]], float],
 ) -> float | None:
-    """A wait over the step, mean of the recent steps; None where no rank tells it."""
+    """Return the mean wait of recent steps divided by the step time; None if it is unknown."""
     waits = [mean(values) for r in ranks.values() if (values := _values(r.recent, name))]
     return min(1.0, over_ranks(waits) / step_s) if waits and step_s else None
 
@@ -306,7 +310,7 @@ def _values(steps: Sequence[Step], name: str) -> list[float]:
 
 
 def _peaks(step: Step) -> tuple[float | None, ...]:
-    """Its memory peaks, the widest kind first."""
+    """Return the memory peaks of a step, the most inclusive first."""
     return (
         step.device_used_bytes,
         step.reserved_bytes,
@@ -320,7 +324,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _ends_of(path: Path, whence: int) -> list[str]:
-    """The lines in a file's first (`whence` 0) or last (2) 32 KiB; none if it cannot be read."""
+    """Return the lines in the first (`whence` 0) or last (2) 32 KiB of a file; [] if unreadable."""
     try:
         with open_regular(path) as file:
             if whence == 2:

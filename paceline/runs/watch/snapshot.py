@@ -1,4 +1,4 @@
-"""One moment of a run as a document: a page that can be sent to somebody."""
+"""Snapshot of a run as a document that can be shared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def snapshot_document(state: WatchState) -> Document:
-    """Return the moment with its figures and ranks."""
+    """Return the snapshot as a document with its figures and ranks."""
     asked = f" of {state.steps_requested:,}" if state.steps_requested else ""
     done = "no step yet" if state.step is None else f"step {state.step:,}{asked}"
     return Document(
@@ -60,7 +60,7 @@ def snapshot_document(state: WatchState) -> Document:
 
 
 def _charts(state: WatchState, theme: ChartTheme) -> Mapping[str, LayerChart]:
-    from paceline.runs.watch.charts import snapshot_charts  # Altair takes long to import.
+    from paceline.runs.watch.charts import snapshot_charts  # Importing Altair is slow.
 
     return snapshot_charts(state, theme)
 

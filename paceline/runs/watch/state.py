@@ -1,4 +1,4 @@
-"""What `paceline watch` shows of one moment."""
+"""State of a run that `paceline watch` shows."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from paceline.core.value import NonNegativeInt, Value
 
 
 class RankNow(Value):
-    """One rank over the recent steps, in median seconds of a step."""
+    """State of one rank; times are medians of the recent steps in seconds."""
 
     rank: NonNegativeInt
     host: str | None
     stage: NonNegativeInt
     step: NonNegativeInt | None
-    """The last one that it has finished."""
+    """Last finished step."""
     busy_time_s: float | None
     comm_wait_s: float | None
     data_wait_s: float | None
     memory_bytes: float | None
-    """Its largest peak so far, of whatever kind it tells."""
+    """Largest memory peak so far, of the kind that the rank reports."""
 
 
 class DevicesNow(Value):
-    """The last telemetry of all hosts: means over devices, except where it says otherwise."""
+    """Last telemetry of all hosts: means over devices, unless stated otherwise."""
 
     hosts: NonNegativeInt
     age_s: float
-    """How old the oldest of these samples is."""
+    """Age of the oldest of these samples in seconds."""
     clock_mhz: float | None = None
     lowest_clock_mhz: float | None = None
     power_w: float | None = None
-    """All devices together."""
+    """Total power of all devices in watts."""
     hottest_c: float | None = None
 
 
 class WatchState(Value):
-    """A run at one moment; None for what it does not tell."""
+    """Snapshot of a run; unknown values are None."""
 
     schema_version: Literal[1] = 1
     run: str
@@ -48,36 +48,36 @@ class WatchState(Value):
     steps_requested: NonNegativeInt | None
     loss: float | None
     last_sign_s: float | None
-    """Seconds since a rank last wrote something."""
+    """Seconds since a rank last wrote to a file."""
     step_time_s: float | None
-    """Median of the recent steps, slowest rank."""
+    """Median time of the recent steps in seconds, slowest rank."""
     n: NonNegativeInt
-    """Recent steps with a time."""
+    """Number of recent steps with a time."""
     usual_s: float | None
-    """Median of all steps before these; the first step counts nowhere."""
+    """Median time of all earlier steps in seconds; the first step is always excluded."""
     usual_n: NonNegativeInt
     ratio: float | None
-    """`step_time_s` over `usual_s`."""
+    """`step_time_s` divided by `usual_s`."""
     tokens_per_s: float | None
     samples_per_s: float | None
     mfu: float | None
     achievable_fraction: float | None
     data_wait_fraction: float | None
-    """Of the recent steps, slowest loader."""
+    """Fraction of the recent steps spent waiting for data, slowest loader."""
     comm_wait_fraction: float | None
-    """Of the recent steps, median rank."""
+    """Fraction of the recent steps spent waiting for collectives, median rank."""
     waited_for: NonNegativeInt | None
-    """The rank that the others of its stage wait for; None where nobody stands out."""
+    """Rank that the others of its stage wait for; None if no rank stands out."""
     waited_for_excess: float | None
-    """Its busy time over the median of the others, minus 1."""
+    """Busy time of that rank divided by the median of the others, minus 1."""
     memory_bytes: float | None
-    """Largest peak of any rank."""
+    """Largest memory peak of any rank in bytes."""
     eta_s: float | None
-    """Until the last step, at the recent pace; checkpoints between them counted as they come."""
+    """Seconds to the last step at the recent pace, which includes checkpoints as they occur."""
     ranks: tuple[RankNow, ...]
     devices: DevicesNow | None
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is to come."""
+        """True if the run has ended."""
         return self.status not in ("queued", "running")
