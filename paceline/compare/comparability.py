@@ -208,8 +208,7 @@ def _setting(facts: RunSettings, key: str) -> SettingParts | None:
         case "model":
             return _shape(facts.model) if facts.model else None
         case "lora":
-            # A run reports LoRA together with its model, so a known model without LoRA means
-            # "none".
+            # LoRA is reported together with the model, so a known model without LoRA means none.
             lora = facts.lora
             return lora.model_dump() if lora else {"": "none"} if facts.model else None
         case "layout":
@@ -257,9 +256,7 @@ def _shape(shape: Shape) -> SettingParts:
 
 
 def _layout(layout: Layout) -> SettingParts:
-    """Return the parts of a layout that have an effect (a schedule needs a pipeline, for
-    example).
-    """
+    """Return the parts of a layout that have an effect: a schedule needs a pipeline, for example."""
     parts = layout.model_dump(exclude={"recompute"})
     if layout.pp == 1:
         parts |= {"schedule": "-", "vp": 1}

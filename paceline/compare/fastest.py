@@ -12,7 +12,7 @@ from paceline.compare.significance import NO_SPREAD
 DRAWS = 20_000
 """Number of Monte Carlo draws. A probability of 0.5 is known to 0.004, one of 0.95 to 0.002."""
 MIN_CHANCE = 0.05
-"""An option whose probability of being faster than the best is lower is reported as slower."""
+"""Options with at least this probability of being faster than the best count as tied with it."""
 
 
 @dataclass(frozen=True)

@@ -233,9 +233,7 @@ def _gate_verdict(comparison: MetricComparison, weak: bool) -> Verdict:
 
 
 def has_level_shift(sides: Pair, margin: float) -> bool:
-    """Return whether the step time of some run shifts by more than the margin, so has no one
-    median.
-    """
+    """Return whether the step time of some run shifts for good by more than the margin."""
     windows = [member.window for side in sides.each for member in side.valid_runs]
     return any(w and w.shift and abs(w.shift.ratio - 1) > margin for w in windows)
 

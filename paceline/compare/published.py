@@ -60,9 +60,7 @@ def row_comparability(
 
 
 def rows_with_step_time(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with a step time and a known model; rows with several experts are
-    excluded.
-    """
+    """Return the rows with a step time and a known model, without rows of several experts."""
     return [row for row in rows if row.step_time_s is not None and row.experts_per_token is None]
 
 
@@ -82,9 +80,7 @@ def published_side(row: Row) -> ComparisonSide:
 
 
 def row_facts(row: Row) -> RunSettings:
-    """Return the settings that a row's source states; a layout only if the source states any
-    part.
-    """
+    """Return the settings that a row's source states; the layout is None if no part is stated."""
     recipe = _recipe(row.recipe) if row.recipe else None
     return RunSettings(
         recipe=row.recipe,

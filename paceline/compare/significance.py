@@ -1,5 +1,4 @@
-"""Significance tests of two sets of repeats: slower, faster, the same within a margin, or
-undecided.
+"""Significance tests of two sets of repeats: slower, faster, same within a margin, undecided.
 
 All tests use natural logarithms, so that a ratio and its inverse are treated alike.
 """
@@ -102,9 +101,7 @@ def compare_repeats(baseline: Sequence[float], candidate: Sequence[float]) -> Ra
 
 
 def compare_with_figure(figure: float, candidate: Sequence[float]) -> RatioEstimate:
-    """Estimate candidate over one fixed figure by the one-sample t on log values (n - 1
-    degrees).
-    """
+    """Estimate candidate over a fixed figure by the one-sample t on log values (n - 1 degrees)."""
     logs = np.log(np.asarray(candidate, dtype=np.float64))
     variance = float(logs.var(ddof=1))
     error = (variance / len(logs)) ** 0.5
@@ -193,9 +190,7 @@ def further_repeats(
 def chance_of_decision(
     estimate: RatioEstimate, n: int, margin: float, resolution: float = 0.0
 ) -> float:
-    """Return the probability of a decision with n repeats per side, if the estimate is the
-    truth.
-    """
+    """Return the probability that n repeats per side decide, if the estimate is the truth."""
     rounding, limit = log1p(resolution), log1p(margin) + log1p(resolution)
     plan, distance = _Plan.of(estimate.variances, n), abs(estimate.log_ratio)
     if plan.error < NO_SPREAD:
@@ -224,9 +219,7 @@ def power(
 
 @dataclass(frozen=True)
 class _Plan:
-    """The test that n repeats per side will make: a mean, and an error estimated from the
-    repeats.
-    """
+    """The test that n repeats per side will make: a mean, and an error that they estimate."""
 
     error: float
     """True standard error of the log ratio."""
@@ -255,9 +248,7 @@ class _Plan:
         return _special().stdtrit(self.degrees, quantile) * self.seen
 
     def chance_above(self, distance: FloatColumn) -> float:
-        """Return the probability that the mean is off by more than `distance`, given for each
-        error.
-        """
+        """Return the probability that the mean is off by more than the `distance` of each error."""
         return float(np.mean(_special().ndtr(-distance / self.error)))
 
 

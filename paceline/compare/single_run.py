@@ -36,9 +36,7 @@ def single_run_verdict(
 
 
 def _against(best: ReferenceComparison) -> RunVerdict:
-    """Return the verdict on one run and a published row: the ratio, and the runs needed to
-    decide.
-    """
+    """Return the verdict on one run and a published row: their ratio, and the runs needed."""
     ratio = best.ratio or 0.0
     printed = f", printed to within {percent(best.resolution, 2)}" if best.resolution > 5e-4 else ""
     place = f"{percent(abs(ratio - 1))} {'slower' if ratio < 1 else 'faster'}"

@@ -1,4 +1,4 @@
-"""Charts of a scaling analysis: throughput, efficiency, and nodes alone."""
+"""Charts of a scaling analysis: throughput, efficiency, and speed of single nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEIGHT = 260
 MOST_NAMES = 8
 T = TypeVar("T")
 MOST_DOTS = 500
-"""Dots of one size, or nodes, at most; the ends are always among them."""
+"""Maximum number of dots of one size, or of nodes; the extreme values are always included."""
 
 
 def scaling_charts(
@@ -27,9 +27,10 @@ def scaling_charts(
     reference: float | None = None,
     whose: str = "",
 ) -> dict[str, alt.LayerChart]:
-    """The charts by name; `reference` is a healthy node's samples/s from elsewhere.
+    """Return the charts by name.
 
-    `whose` are the results that the titles name.
+    `reference` is a healthy node's samples/s, known from elsewhere; `whose` names the results in
+    the titles.
     """
     charts = {
         "throughput": throughput(result, measured, look, reference, whose),
@@ -47,7 +48,7 @@ def throughput(
     reference: float | None = None,
     whose: str = "",
 ) -> alt.LayerChart:
-    """Samples/s over nodes, both logarithmic: sub-clusters as dots, ideal and reference lines."""
+    """Chart samples/s over nodes on log axes: dots for sub-clusters, lines for ideal and reference."""
     y = alt.Y(
         "value:Q",
         title="throughput (samples/s)",
@@ -78,7 +79,7 @@ def efficiency(
     reference: float | None = None,
     whose: str = "",
 ) -> alt.LayerChart:
-    """Share of the ideal over nodes: every sub-cluster, the mean of each size with its interval."""
+    """Chart the share of the ideal over nodes: sub-clusters, and each size's mean and interval."""
     per_node = result.base.value / result.base.nodes
     y = alt.Y("value:Q", title="efficiency (%)", scale=alt.Scale(zero=False, padding=14))
     rows: list[dict[str, Any]] = [
@@ -111,7 +112,7 @@ def efficiency(
 
 
 def nodes(result: ScaleResult, look: ChartTheme, whose: str = "") -> alt.LayerChart:
-    """Every node alone, the slowest first and named; flagged ones named in another colour."""
+    """Chart every node alone, the slowest first; flagged nodes are labelled in another colour."""
     rows = [
         {
             "rank": at,
@@ -124,7 +125,7 @@ def nodes(result: ScaleResult, look: ChartTheme, whose: str = "") -> alt.LayerCh
     ]
     num_nodes = len(rows)
     half = MOST_DOTS // 2
-    # The slow end is what the chart is for.
+    # Keep the slow end complete: it is what the chart is for.
     rows = rows[:half] + _every(rows[half:], half) if num_nodes > MOST_DOTS else rows
     x = alt.X(
         "rank:Q",
@@ -207,7 +208,7 @@ def _thinned(groups: Sequence[GroupThroughput]) -> list[GroupThroughput]:
 
 
 def _every(ordered: Sequence[T], most: int) -> list[T]:
-    """At most `most` of them at equal distances, and the last."""
+    """Return up to `most` items at equal distances, and the last."""
     step = -(-len(ordered) // most)
     return list(ordered[::step]) + ([ordered[-1]] if step > 1 else [])
 

@@ -1,4 +1,4 @@
-"""A scaling analysis as a document: the answer, the sizes, the nodes and the charts."""
+"""Scaling analysis as a document: the answer, the sizes, the nodes and the charts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_NODE_ROWS = 64
 MAX_LEADING = 2
-"""Slow nodes that the answer describes."""
+"""Maximum number of slow nodes in the answer."""
 FACTORS = ("straggler", "communication")
 
 
@@ -36,7 +36,7 @@ def scaling_document(
     name: str,
     reference: float | None = None,
 ) -> Document:
-    """Return the answer of an analysis or a campaign.
+    """Return the document of an analysis or a scaling test.
 
     `measured` are the sub-clusters that charts show, `reference` is a healthy node's samples/s.
     """
@@ -83,7 +83,7 @@ def scaling_document(
 
 
 def size_rows(result: ScaleResult) -> Iterator[dict[str, Any]]:
-    """Return one flat row per size, parts of a node first; fractions and samples/s unrounded."""
+    """Return one flat row per size, parts of a node first; fractions and rates are unrounded."""
     if isinstance(result, CampaignResult):
         for part in result.below_one_node:
             row = part.model_dump()
@@ -98,7 +98,7 @@ def size_rows(result: ScaleResult) -> Iterator[dict[str, Any]]:
 
 
 def size_columns(result: ScaleResult) -> list[Column]:
-    """Return the columns of the sizes; those of a campaign have the GPUs too."""
+    """Return the columns of the sizes; a scaling test also has the number of GPUs."""
     gpus = [Column("gpus", "gpus", justify="right")] if isinstance(result, CampaignResult) else []
     return [
         Column("nodes", "nodes", justify="right"),
@@ -152,7 +152,7 @@ def _charts(
     reference: float | None,
     name: str,
 ) -> dict[str, LayerChart]:
-    from paceline.scaling.charts import scaling_charts  # Altair takes long to import.
+    from paceline.scaling.charts import scaling_charts  # Altair is slow to import.
 
     return scaling_charts(result, measured, look, reference, name)
 
@@ -174,13 +174,13 @@ def _verdict(result: ScaleResult, reference: float | None) -> Verdict:
 
 
 def leading_sentences(result: ScaleResult) -> tuple[str, ...]:
-    """Return the sentences that answer: how it scales, and which nodes are slow."""
+    """Return the leading sentences: how it scales, and which nodes are slow."""
     slow = [s for s in result.sentences[1:] if s.split(",")[0].split(" ")[0] in result.flagged]
     return (*result.sentences[:1], *slow[:MAX_LEADING])
 
 
 def scaling_figures(result: ScaleResult) -> tuple[Figure, ...]:
-    """Return efficiency of the largest size, its two factors, and the slowest node."""
+    """Return the efficiency of the largest size, its two factors, and the slowest node."""
     largest = result.sizes[-1]
     return (
         _efficiency_figure(result, largest),
@@ -229,13 +229,13 @@ def _node_figure(result: ScaleResult) -> Figure:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Return both ends of a 95% interval of a share, or that there is none."""
+    """Return both ends of a 95% interval of a share, or a note that there is none."""
     if low is None or high is None:
         return "no interval: too few values"
     return f"{100 * low:.2f} to {percent(high, 2)} (95%)"
 
 
 def share(value: float) -> str:
-    """Return a fraction as per cent with two decimals."""
+    """Return a fraction as a percentage with two decimals."""
     # Adding 0.0 turns a rounded minus zero into zero.
     return percent(round(value, 4) + 0.0, 2)

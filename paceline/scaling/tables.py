@@ -1,4 +1,4 @@
-"""Scaling of sub-clusters that were measured elsewhere."""
+"""Tables of sub-clusters that were measured elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.core.units import counted
 from paceline.files.csv_table import csv_lines
 
 LINE = "line"
-"""The column that every row has: its line in the file."""
+"""Column that every row has: its line number in the file."""
 COLUMNS: dict[str, tuple[str, ...]] = {
     "hosts": ("hosts", "hostnames", "host_names", "host", "hostname", "nodelist", "node_list"),
     "first_host": ("first_host", "first"),
@@ -36,7 +36,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "scaling": ("scaling",),
     "purpose": ("purpose",),
 }
-"""What a column may be called, in small letters and with _ for a space."""
+"""Accepted names of each column, in lower case and with _ for a space."""
 ONE_VALUE = (
     "benchmark",
     "model",
@@ -47,9 +47,10 @@ ONE_VALUE = (
     "dtype",
     "gpus_per_node",
 )
-"""Columns in which the rows of one analysis must not differ."""
+"""Columns that must have a single value over all rows of an analysis."""
 ENDED_BADLY = {"oom", "timeout", "nan", "failed", "incomplete", "cancelled", "error"}
-"""A `Fail` beside a throughput is below somebody's threshold, and a value all the same."""
+"""Statuses of a failed group. `Fail` is not one: next to a throughput it means "below a
+threshold"."""
 FAILED = -1
 MOST_SAMPLES_PER_S = 1e15
 MOST_NAMES_SHOWN = 6
@@ -58,16 +59,19 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True)
 class MeasuredTable:
-    """Measured groups, and what their table says of all of them."""
+    """Measured groups, and the properties that their table gives for all of them."""
 
     measured: tuple[GroupThroughput, ...]
     resolution: float
-    """Step of the printed samples/s."""
+    """Rounding step of the printed samples/s."""
     scaling: ScalingKind | None
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file by column name, with their line; raises UserError with the place."""
+    """Return the rows of a CSV file by column name, with their line number.
+
+    Raises UserError with the place of a fault.
+    """
     lines = list(csv_lines(path))
     if not lines:
         raise UserError(str(path), "is empty", allowed="a header line and rows")
@@ -93,10 +97,10 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def measured_table(rows: Sequence[Row], where: str) -> MeasuredTable:
-    """The groups that `rows` of the file `where` tell of.
+    """Return the groups in `rows` of the file `where`.
 
     Hosts come from a list column or from first_host and last_host. Raises UserError for a missing
-    column, a cell that cannot be, and rows of several benchmarks or kinds of scaling.
+    column, an invalid cell, and rows of several benchmarks or kinds of scaling.
     """
     if not rows:
         raise UserError(where, "no row is selected", remedy="widen --where")
@@ -110,7 +114,7 @@ def measured_table(rows: Sequence[Row], where: str) -> MeasuredTable:
 
 
 def node_history(rows: Sequence[Row], where: str) -> dict[str, list[float]]:
-    """Each host's values alone in the rows of an earlier table, in samples/s."""
+    """Return each host's single-node values in the rows of an earlier table, in samples/s."""
     values: dict[str, list[float]] = {}
     for group in measured_table(rows, where).measured:
         if group.nodes == 1 and group.samples_per_s is not None:
@@ -119,7 +123,7 @@ def node_history(rows: Sequence[Row], where: str) -> dict[str, list[float]]:
 
 
 def _named_columns(row: Row, where: str) -> dict[str, str]:
-    """Which column of the table holds what."""
+    """Return the table's column for each kind of content."""
     named = {
         what: column
         for what, names in COLUMNS.items()
@@ -173,7 +177,7 @@ def _measured(row: Row, named: Mapping[str, str], where: str) -> GroupThroughput
 
 def _hosts(row: Row, named: Mapping[str, str], where: str) -> list[str]:
     if "hosts" in named and row[named["hosts"]]:
-        # Names are parted by commas, semicolons or spaces; a comma may stand inside a range.
+        # Names are separated by commas, semicolons or spaces; a comma may also be inside a range.
         return expand(re.sub(r"[;\s]+", ",", row[named["hosts"]]), where)
     ends = [row.get(named.get(end, ""), "") for end in ("first_host", "last_host")]
     if not all(ends):
@@ -191,12 +195,12 @@ def _hosts(row: Row, named: Mapping[str, str], where: str) -> list[str]:
 
 
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
-"""1,234.5; another comma may be a decimal one."""
+"""Numbers such as 1,234.5; any other comma may be a decimal one."""
 _TAIL = re.compile(r"(.*?)(\d*)", re.DOTALL)
 
 
 def _samples_per_s(row: Row, named: Mapping[str, str], where: str) -> float | None:
-    """The value; None for a group that failed: an empty cell, -1, or a status that says so."""
+    """Return the value, or None for a failed group: an empty cell, -1, or a status of failure."""
     text = row[named["samples_per_s"]]
     status = row.get(named.get("status", ""), "").lower()
     if text in ("", "-") or status in ENDED_BADLY:
@@ -217,7 +221,7 @@ def _samples_per_s(row: Row, named: Mapping[str, str], where: str) -> float | No
 
 
 def _purpose(row: Row) -> Purpose:
-    """What followed a suspicion up in a campaign's own table; all else was planned."""
+    """Return the purpose of a group: "plan", except in a scaling test's own table."""
     match row.get("purpose", "").lower():
         case "second pass":
             return "second pass"

@@ -108,8 +108,7 @@ def environment_items(
 def environment_changes(
     before: Sequence[Items], after: Sequence[Items]
 ) -> tuple[EnvironmentChange, ...]:
-    """Return the changes from the last run `before` to the first run `after`, likeliest cause
-    first.
+    """Return the changes from the last run `before` to the first `after`, likeliest cause first.
 
     An item that only one of the two runs recorded is not a change, unless the other looked for it
     and did not find it.
@@ -144,8 +143,7 @@ def _steady(side: Sequence[Items], name: str, nearest: Items) -> bool:
 
 
 def _value(items: Items, name: str, alike: bool) -> str | None:
-    """Return the item's value, ABSENT if it was looked for and not found, or None if not looked
-    for.
+    """Return the item's value, ABSENT if it was not found, or None if it was not looked for.
 
     Packages, variables and mitigations are recorded only if present. Which ones are looked for
     depends on the inventory's schema, so the schemas of both runs must be `alike`.

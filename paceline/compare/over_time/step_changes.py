@@ -139,9 +139,7 @@ def fit_series(values: FloatColumn, margin: float = MARGIN) -> SeriesFit:
 
 
 def scatter_of_neighbours(y: FloatColumn) -> float:
-    """Return the standard deviation of one value, robust to steps: 1.4826 median |y' - y| / sqrt
-    2.
-    """
+    """Return the standard deviation of a value, robust to steps: 1.4826 median |y' - y| / sqrt 2."""
     if len(y) < 2:
         return SMALLEST_NOISE
     jumps = np.abs(np.diff(y))
@@ -183,9 +181,7 @@ def potts_breaks(y: FloatColumn, price: float) -> list[int]:
 
 @dataclass(frozen=True)
 class _Fit:
-    """One segmentation of the series: the centre of each level, and the variation around all of
-    them.
-    """
+    """One segmentation of the series: the centre of each level, and the variation around them."""
 
     cuts: tuple[int, ...]
     centres: FloatColumn

@@ -13,7 +13,7 @@ class LevelChange(Value):
     """A step change in the series."""
 
     last_before: str
-    """Name of the last run before the step."""
+    """Name of the last run before the step; `first_after` is the first run after it."""
     first_after: str
     date_before: str
     date: str
@@ -97,9 +97,7 @@ class History(Value):
 
 
 def change_text(change: LevelChange | SlowDrift, metric: str) -> str:
-    """Return the size in words: `2.1% slower`; for a metric without a better direction `2.1%
-    higher`.
-    """
+    """Return the size in words: `2.1% slower`; without a better direction `2.1% higher`."""
     ratio, worse = change.ratio, change.worse
     if worse is None:
         return f"{percent(abs(ratio - 1))} {'higher' if ratio > 1 else 'lower'}"

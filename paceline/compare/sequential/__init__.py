@@ -1,3 +1,1 @@
-"""Sequential comparison: pairs tested while they are measured, with one error for all interim
-analyses.
-"""
+"""Sequential comparison: pairs tested during measurement, with one error for all analyses."""

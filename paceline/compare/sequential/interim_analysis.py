@@ -1,6 +1,4 @@
-"""Interim analysis of pairs of runs: a decision, a stop for futility, or a request for more
-pairs.
-"""
+"""Interim analysis of pairs of runs: a decision, a stop for futility, or more pairs."""
 
 from __future__ import annotations
 

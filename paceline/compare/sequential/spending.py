@@ -22,8 +22,7 @@ LARGEST_Z = 8.0
 
 
 def looks_up_to(num_pairs: int) -> tuple[int, ...]:
-    """Return the numbers of pairs after which there is an interim analysis: 3 to 6, then every
-    second.
+    """Return the numbers of pairs with an interim analysis: 3 to 6, even numbers, and the last.
 
     Each analysis costs a little of the error, and later pairs change the result less.
     """
@@ -67,9 +66,7 @@ def nominal_levels(looks: tuple[int, ...], error: float) -> tuple[float, ...]:
 
 
 def _bound(sums: FloatColumn, weights: FloatColumn, step: float, n: int, due: float) -> float:
-    """Return the z that is exceeded, on both sides together, in `due` of the cases after n
-    pairs.
-    """
+    """Return the two-sided z that is exceeded with probability `due` after n pairs."""
     low, high = 0.0, LARGEST_Z
     for _ in range(BISECTIONS):
         z = (low + high) / 2

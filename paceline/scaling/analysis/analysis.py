@@ -93,9 +93,7 @@ class Analysis:
 
     @property
     def suspected(self) -> tuple[NodeVerdict, ...]:
-        """Nodes that independent evidence could confirm as slow, but none is available; slowest
-        first.
-        """
+        """Slow nodes that independent evidence could confirm, but that have none; slowest first."""
         alone = {e.node.host for e in self.evidence if e.standing == "alone"}
         return tuple(
             node
@@ -215,9 +213,7 @@ def _flagged(
 def _base(
     sizes: Mapping[int, Sequence[GroupThroughput]], speeds: NodeSpeeds | None
 ) -> tuple[int, float]:
-    """Return the nodes of the base group and its samples/s per node: the median of the smallest
-    size.
-    """
+    """Return the nodes of the smallest size, and its median samples/s per node."""
     if speeds is not None:
         return 1, speeds.base
     nodes, groups = next(iter(sizes.items()))

@@ -40,8 +40,7 @@ class Bisection:
 def slow_groups(
     measured: Sequence[GroupThroughput], base: float, minimum: Mapping[str, float]
 ) -> list[Slow]:
-    """Return groups below the typical value of their size by 1% and four times the common
-    variation.
+    """Return groups more than 1%, and four times the common variation, below their typical value.
 
     The compared value is log(group / (nodes x base)) minus the slowest member's own loss
     (`minimum`: host -> log(speed / base)). The typical value is the median of a size with at least
@@ -116,9 +115,7 @@ def _rest(group: GroupThroughput, base: float, minimum: Mapping[str, float]) -> 
 def _by_hosts(
     groups: Sequence[GroupThroughput], base: float, minimum: Mapping[str, float]
 ) -> list[tuple[Group, float]]:
-    """Return the remainder of each group once, as repeats of a group say nothing about other
-    groups.
-    """
+    """Return the remainder of each group once: its repeats do not show what other groups do."""
     repeats: dict[frozenset[str], list[GroupThroughput]] = {}
     for group in groups:
         repeats.setdefault(frozenset(group.hosts), []).append(group)

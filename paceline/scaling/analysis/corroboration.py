@@ -1,6 +1,4 @@
-"""Evidence for a slow node besides its own value: repeats, pairs with known-good nodes, and
-groups.
-"""
+"""Independent evidence for a slow node: repeats, pairs with known-good nodes, and groups."""
 
 from __future__ import annotations
 
@@ -61,8 +59,7 @@ def proven_hosts(blame: SlowNodeReport) -> list[str]:
 
 
 def second_pass(blame: SlowNodeReport) -> list[list[Pair]]:
-    """Return rounds of pairs: each flagged or suspected node with another known-good node per
-    round.
+    """Return rounds of pairs: each flagged or suspected node with a new known-good node per round.
 
     Up to four pairs of known-good nodes run at the same time as controls: those closest to the
     typical speed, or nodes of all speeds when some node is only suspected. Suspected nodes come

@@ -99,8 +99,7 @@ def corrected_logs(
 def pooled_scatter(
     sizes: Mapping[int, Sequence[GroupThroughput]], minimum: Mapping[str, float]
 ) -> tuple[float, int] | None:
-    """Return the relative standard deviation between groups of one size, and its degrees of
-    freedom.
+    """Return the relative standard deviation between groups of a size, and its degrees of freedom.
 
     Sizes above 1 are pooled. The part that `minimum` (host -> log speed) explains by the groups'
     slowest members is subtracted first.
@@ -195,9 +194,7 @@ def _mean_minimum(groups: Sequence[GroupThroughput], logs: Mapping[str, float]) 
 
 
 def _mean_error(n: int, pooled: tuple[float, int] | None) -> float | None:
-    """Return the 95% half-width of the mean of n groups, by the variation of groups of all
-    sizes.
-    """
+    """Return the 95% half-width of the mean of n groups, by the variation over all sizes."""
     if pooled is None:
         return None
     scatter, degrees = pooled

@@ -115,8 +115,7 @@ def node_speeds(measured: Sequence[GroupThroughput]) -> NodeSpeeds | None:
 
 
 def common_scatter(values_by_host: Mapping[str, Sequence[float]]) -> float | None:
-    """Return 1.4826 x median |deviation from the node's mean| x sqrt(n / (n - 1)) of the
-    logarithms.
+    """Return 1.4826 x median |deviation from the node's mean| x sqrt(n / (n - 1)) of log values.
 
     The estimate is robust, so that one noisy node does not hide slow ones behind its own variation.
     """

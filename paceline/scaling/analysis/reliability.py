@@ -172,9 +172,7 @@ def _minimum_and_speed(
 
 
 def _by_repeats(speeds: NodeSpeeds) -> PersistentComponent | NotSeparable:
-    """Return 1 - error^2 / spread^2 with its interval by F, if an F test finds that nodes
-    differ.
-    """
+    """Return 1 - error^2 / spread^2 with its F interval, if an F test shows that nodes differ."""
     between, within = len(speeds.hosts) - 1, int((speeds.repeats - 1).sum())
     if _chance_of_difference(speeds) > MOST_CHANCE:
         return NotSeparable("nodes differ by no more than the repeats of one node do")

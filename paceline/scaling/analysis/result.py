@@ -120,9 +120,7 @@ WORTH_REPLACING = 0.005
 
 
 def sentences(analysis: Analysis) -> tuple[str, ...]:
-    """Return the sentences on scaling, slow nodes, gains, detection limits and exclusions, in
-    order.
-    """
+    """Return sentences on scaling, slow nodes, gains, detection limits and exclusions, in order."""
     return (
         *_scaling(analysis),
         *_against_reference(analysis),

@@ -164,9 +164,7 @@ def _measures(
     earlier: Mapping[str, Sequence[float]],
     change: float,
 ) -> dict[str, _Measure]:
-    """Return each host's reference: its history, else enough other nodes, the reference, or
-    nothing.
-    """
+    """Return what each host is compared with: its history, other nodes, a reference, or nothing."""
     past_spread = common_scatter(earlier) or 0.0
     if len(speeds.hosts) >= FEWEST_JUDGED:
         usual = _Measure(speeds.base, speeds.spread, "the other nodes")
@@ -228,15 +226,12 @@ def suspect_z(num_nodes: int) -> float:
 
 
 def least_z(degrees: float) -> float:
-    """Return the -z above which a node is flagged: 4, or Student's t for a scale from few
-    repeats.
-    """
+    """Return the -z above which a node is flagged: 4, or Student's t for few repeats."""
     return max(-WORST_Z, student_t(SURE, max(1.0, degrees)))
 
 
 def findable(scale: float, num_nodes: int | None = None, degrees: float = inf) -> float:
-    """Return the smallest loss that a node's own value shows in 9 of 10 cases, at this relative
-    scale.
+    """Return the smallest loss that a node's own value shows in 9 of 10 cases at this scale.
 
     max((z + 130 / n^2) x scale, 1%) + (t + 3.2 / n) x scale, with the threshold z of `least_z`. The
     second term is the part of the loss that the node's noise hides, with the 90% quantile t of
@@ -268,8 +263,7 @@ def gains(
     for k in sorted({*COUNTS_REPLACED, num_flagged} - {0}):
         if k >= len(shrunk):
             break
-        # New nodes are at least as fast as the slowest of the others, so they do not limit the
-        # group.
+        # New nodes are at least as fast as the slowest other node, so they do not limit the group.
         value = float(shrunk[order[k:]].min() - shrunk[order].min())
         changes = drawn[:, order[k:]].min(axis=1) - drawn.min(axis=1)
         low, high = (float(np.quantile(changes, q)) for q in (0.025, 0.975))

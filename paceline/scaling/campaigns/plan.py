@@ -128,8 +128,7 @@ def scaling_kind(recipe: Recipe, option: ScalingKind | None) -> ScalingKind:
 def batch_on(
     recipe: Recipe, kind: ScalingKind, num_nodes: int, devices: int, whole_node: int
 ) -> int:
-    """Return the sequences per step on `num_nodes` nodes with `devices` of `whole_node` devices
-    each.
+    """Return the sequences per step on `num_nodes` nodes, using `devices` of `whole_node` devices.
 
     Raises UserError if the recipe does not determine the batch for this kind of scaling.
     """
@@ -249,9 +248,7 @@ def with_folder(root: Path, campaign: Campaign) -> Campaign:
 
 
 def begin(root: Path, campaign: Campaign) -> Campaign:
-    """Write the scaling test's file, and return it with rounds that another process added
-    meanwhile.
-    """
+    """Write the scaling test's file and return it, with rounds that another process added."""
     if (root / campaign.name / CAMPAIGN_FILE).exists():
         stored = read_campaign(root, campaign.name)
         campaign = campaign.model_copy(update={"plan": stored.plan})
@@ -281,9 +278,7 @@ def resumed_campaign(root: Path, name: str, allocation: str | None = None) -> Ca
 
 
 def equivalent_campaigns(root: Path, campaign: Campaign) -> list[str]:
-    """Return the names of other scaling tests that measure the same; unreadable ones are
-    skipped.
-    """
+    """Return the names of other scaling tests that measure the same; skip unreadable ones."""
     names: list[str] = []
     for folder in campaign_folders(root):
         # A broken file of another scaling test must not prevent this one.
@@ -333,9 +328,7 @@ def _rounds(
     points: Sequence[CampaignPoint],
     topology: Mapping[str, str],
 ) -> list[PlannedRound]:
-    """Return every repeat of every size; every second repeat is in reverse order to cancel
-    drift.
-    """
+    """Return every repeat of every size; every second repeat is reversed to cancel drift."""
     planned: list[PlannedRound] = []
     for repeat in range(1, options.repeats + 1):
         for point in points if repeat % 2 else reversed(points):
@@ -363,9 +356,7 @@ def _rounds(
 
 
 def _named(root: Path, campaign: Campaign, name: str | None) -> Campaign:
-    """Return the scaling test under its name, or a stored one of that name that measures the
-    same.
-    """
+    """Return the scaling test under its name, or the stored one that measures the same."""
     if name is None:
         return campaign
     if not _NAME.fullmatch(name) or name == "last":

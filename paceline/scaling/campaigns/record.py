@@ -53,9 +53,7 @@ class PlannedRound(Value):
 
 
 class Campaign(Value):
-    """Contents of campaign.json: the complete plan of a scaling test, fixed before anything
-    starts.
-    """
+    """Contents of campaign.json: the plan of a scaling test, complete before anything starts."""
 
     schema_version: int = 1
     name: str
@@ -104,8 +102,7 @@ class Campaign(Value):
         return self.devices_per_node[-1]
 
     def spec(self, hosts: Group, devices: int) -> RunSpec:
-        """Return the run for these hosts; the batch of a size without a point follows the scaling
-        kind.
+        """Return the run for these hosts; without a point of their size, scale its batch.
 
         Raises UserError for a number of devices per node that no point has.
         """

@@ -1,4 +1,4 @@
-"""What a campaign yields: the analysis, every sub-cluster, and what it could not measure."""
+"""Result of a scaling test: the analysis, every sub-cluster, and what could not be measured."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ COLUMNS = (
 
 
 class PartResult(Value):
-    """A part of a node's devices, as a share of what the median node does with all of them."""
+    """A part of a node's devices, relative to the median node with all devices."""
 
     devices: PositiveInt
     n: PositiveInt
-    """Runs with a value."""
+    """Number of runs with a value."""
     value: float
     """Samples/s: the geometric mean of the runs."""
     spread: float | None
@@ -54,7 +54,7 @@ class PartResult(Value):
 
 
 class CampaignResult(ScaleResult):
-    """What `paceline scale RECIPE` prints as JSON and keeps as scale.json."""
+    """Output of `paceline scale RECIPE --json`, also stored as scale.json."""
 
     schema_version: int = 1
     campaign: str
@@ -65,20 +65,23 @@ class CampaignResult(ScaleResult):
     runs: tuple[TrialResult, ...]
     """Every sub-cluster that was run, in order."""
     lost: dict[str, str] = {}
-    """Hosts that took no part any more, and why."""
+    """Hosts that were excluded from later rounds, with the reason."""
     sizes_without_value: tuple[PositiveInt, ...] = ()
-    """Planned sizes of which no sub-cluster has a value."""
+    """Planned sizes for which no sub-cluster has a value."""
     missing: NonNegativeInt
-    """Planned sub-clusters that were not run."""
+    """Number of planned sub-clusters that were not run."""
     interrupted: bool = False
     resume: str | None = None
-    """The command that measures what is missing."""
+    """The command that measures the missing sub-clusters."""
 
 
 def campaign_analysis(
     campaign: Campaign, trials: Iterable[TrialResult], context: AnalysisContext
 ) -> Analysis:
-    """The analysis of all trials on whole nodes; raises UserError when none has a value."""
+    """Analyse all trials on whole nodes.
+
+    Raises UserError when none has a value.
+    """
     groups = measured(trials, campaign.whole_node)
     return analyse(groups, replace(context, scaling=campaign.scaling))
 
@@ -94,7 +97,7 @@ def campaign_result(
     interrupted: bool,
     resume: str | None,
 ) -> CampaignResult:
-    """The value that is printed and kept."""
+    """Return the result that is printed and stored."""
     notes = [*left_over_notes(campaign.plan), *_failures(trials), *_lost(lost, unplaced)]
     result = scale_result(analysis, notes)
     return CampaignResult(
@@ -118,10 +121,11 @@ def campaign_result(
 def lambda_csv(
     trials: Iterable[TrialResult], whole_node: int, min_per_node: float | None = None
 ) -> str:
-    """Host names, samples/s and Success or Fail, as Lambda's eval_batch.py writes them.
+    """Return host names, samples/s and Success or Fail, in the format of Lambda's eval_batch.py.
 
-    `min_per_node`: samples/s a node below which a value is a Fail; None takes every value.
-    Only planned sub-clusters of whole nodes: no column could tell others from them.
+    `min_per_node` is the samples/s per node below which a value is a Fail; None accepts every
+    value. Only planned sub-clusters of whole nodes are included, because the format has no column
+    to distinguish others.
     """
     rows = [
         (
@@ -141,7 +145,7 @@ def _is_enough(trial: TrialResult, min_per_node: float | None) -> bool:
 
 
 def trials_csv(trials: Iterable[TrialResult], scaling: str) -> str:
-    """Everything that is known of every sub-cluster; `paceline scale --from` reads it."""
+    """Return all data of every sub-cluster as CSV; `paceline scale --from` reads it."""
     rows: list[list[object]] = []
     for trial in trials:
         cells = {
@@ -181,7 +185,7 @@ def _parts(
 
 
 def left_over_notes(rounds: Sequence[PlannedRound]) -> Iterator[str]:
-    """Return which hosts a planned round could not use; they were measured in another one."""
+    """Yield a note for each size whose hosts did not all fit into one planned round."""
     planned = [round_ for round_ in rounds if round_.purpose == "plan" and not round_.made_up]
     for size in sorted({round_.nodes for round_ in planned}):
         left = sorted({h for round_ in planned if round_.nodes == size for h in round_.left_over})
@@ -194,7 +198,7 @@ def left_over_notes(rounds: Sequence[PlannedRound]) -> Iterator[str]:
 
 
 def _failures(trials: Sequence[TrialResult]) -> Iterator[str]:
-    """Every cause of a missing value once, with the sub-clusters that it befell."""
+    """Yield every cause of a missing value once, with its sub-clusters."""
     causes: dict[str, list[TrialResult]] = {}
     for trial in trials:
         if not trial.ok:

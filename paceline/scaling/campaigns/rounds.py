@@ -1,4 +1,4 @@
-"""Runs the rounds of a campaign, and the rounds that its analysis asks for."""
+"""Runner of a scaling test: the planned rounds, and those that the analysis requests."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def with_follow_up(
     most: int,
     context: AnalysisContext,
 ) -> Campaign | None:
-    """The campaign with the next rounds that the analysis asks for; None when it asks for none.
+    """Return the scaling test with the next rounds that the analysis requests, or None.
 
-    `most` bounds such rounds, those of earlier calls among them. Sub-clusters on which the layout
-    cannot run are left out.
+    `most` is the maximum number of such rounds, including those of earlier calls. Sub-clusters on
+    which the layout cannot run are left out.
     """
     measured_groups = measured(trials.values(), campaign.whole_node)
     followed = [round_ for round_ in campaign.plan if round_.purpose != "plan"]
@@ -78,27 +78,27 @@ def with_follow_up(
 
 
 def can_run(campaign: Campaign, hosts: Group) -> bool:
-    """Whether the layout fits so many nodes."""
+    """Return whether the layout fits this many nodes."""
     return not layout_problems(campaign.spec(hosts, campaign.whole_node).parallel)
 
 
 MAX_PARALLEL = MOST_SLOTS
-"""Sub-clusters at the same time, unless more are asked for."""
+"""Default maximum number of sub-clusters that run at the same time."""
 EXTRA_ROUNDS = 8
-"""Rounds that may follow a suspicion up."""
+"""Default maximum number of follow-up rounds for suspect nodes."""
 BAD = ("failed", "oom", "timeout", "nan")
-"""Statuses by which a host that ran alone is taken to be bad; one that was too noisy is not."""
+"""Statuses after which a host that ran alone counts as bad; a run that was too noisy does not."""
 
 
 @dataclass(frozen=True)
 class Remaining:
-    """What is left of a campaign."""
+    """Remaining part of a scaling test."""
 
     trials: int
-    """Sub-clusters, those that run now among them."""
+    """Number of sub-clusters, including those that are running."""
     rounds: int
     seconds: float | None
-    """As long as it will take if runs take as long as so far; None before the first has ended."""
+    """Remaining time, if runs take as long as so far; None before the first has ended."""
 
 
 class SubCluster(NamedTuple):
@@ -109,7 +109,7 @@ class SubCluster(NamedTuple):
 
 
 class SubClusterEnd(NamedTuple):
-    """How a sub-cluster ended, with a value or a cause, and what is left."""
+    """Result of a sub-cluster, with a value or a cause of failure, and the remaining part."""
 
     result: TrialResult
     left: Remaining
@@ -117,7 +117,7 @@ class SubClusterEnd(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """How much at once, and how much more than planned."""
+    """Maximum number of parallel sub-clusters, and of follow-up rounds."""
 
     max_parallel: int = MAX_PARALLEL
     extra_rounds: int = EXTRA_ROUNDS
@@ -125,25 +125,25 @@ class Limits:
 
 @dataclass
 class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
-    """A campaign that goes on; of the hosts it learns after each round."""
+    """A running scaling test. It excludes faulty hosts after each round."""
 
     campaign: Campaign = field(kw_only=True)
     round_begins: Callable[[PlannedRound, Sequence[Group], Remaining], None] = field(kw_only=True)
-    """Is told which sub-clusters run next."""
+    """Callback with the sub-clusters that run next."""
     limits: Limits = field(default_factory=Limits)
     context: AnalysisContext = field(default_factory=AnalysisContext)
     trials: dict[RoundHosts, TrialResult] = field(default_factory=dict[RoundHosts, TrialResult])
     lost: dict[str, str] = field(default_factory=dict[str, str])
-    """Hosts that take no part any more, and why."""
+    """Hosts that are excluded from later rounds, with the reason."""
     unplaced: dict[int, Group] = field(default_factory=dict[int, Group])
-    """By round, hosts whose partners were lost and who found no others."""
+    """Hosts by round that lost their partners and could not be placed."""
     faults: ClassVar[type[PacelineError]] = PacelineError
     _tried: set[RoundHosts] = field(default_factory=set[RoundHosts])
     _seconds: list[float] = field(default_factory=list[float])
     _inventory: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def run(self) -> None:
-        """Run every round that lacks something, then those that follow suspicions up."""
+        """Run every incomplete round, then the follow-up rounds for suspect nodes."""
         self.trials = known_trials(self.root, self.campaign)
         at = 0
         while not self.stop.is_set() and self.halted is None:
@@ -159,7 +159,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
             at += 1
 
     def missing(self, round: PlannedRound) -> list[Group]:
-        """Sub-clusters of a round that have no value and were not tried since this began."""
+        """Return the sub-clusters of a round that have no value and were not tried since the start."""
         return [
             hosts
             for hosts in self._groups(round)
@@ -167,7 +167,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
         ]
 
     def _run_round(self, round: PlannedRound) -> None:
-        """Run what a round lacks; when a host is lost, its partners once more among themselves."""
+        """Run the missing part of a round; when a host is lost, regroup and run its partners."""
         while not self.stop.is_set() and self.halted is None and (groups := self.missing(round)):
             self.round_begins(round, groups, self._remaining(round))
             self.slots = numbered_slots(min(self.limits.max_parallel, len(groups)))
@@ -177,7 +177,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
                 self._learn(round)
 
     def run_of(self, task: SubCluster, slot: JobSlot) -> TaskRun:
-        """The run of a sub-cluster, on its own hosts whatever the slot."""
+        """Return the run of a sub-cluster, which uses its own hosts whatever the slot."""
         round, hosts = task
         spec = self.campaign.spec(hosts, round.devices_per_node)
         name = f"{self.campaign.name}-{round.number}-{hosts[0]}"
@@ -186,7 +186,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
         return TaskRun(plan, group, trial=self._trial(task))
 
     def keep(self, task: SubCluster, outcome: TaskOutcome, moved: bool) -> SubClusterEnd:
-        """Note a sub-cluster's value or cause."""
+        """Record a sub-cluster's value or cause of failure."""
         if isinstance(outcome, PacelineError):
             result = self._without_run(task, outcome)
         else:
@@ -205,13 +205,13 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
         )
 
     def _learn(self, round: PlannedRound) -> None:
-        """Which hosts are lost, and whether anything works at all."""
+        """Exclude hosts that failed, and stop if nothing works."""
         of_round = [t for t in self.trials.values() if t.round == round.number]
         failed = sorted((t for t in of_round if not t.ok), key=attrgetter("hosts"))
         if not failed:
             return
         cause = failed[0].reason or failed[0].status
-        # In a round in which others had a value, a host whose run alone failed is taken to be bad.
+        # In a round in which others had a value, a host whose single-node run failed counts as bad.
         alone = round.nodes == 1 and len(failed) < len(of_round)
         named = {
             host: trial.reason or trial.status
@@ -231,7 +231,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
                 self.observer.lost(JobSlot(1, (host,)), why, True)
 
     def _groups(self, round: PlannedRound) -> list[Group]:
-        """The sub-clusters of a round; those with a lost host are put together anew without it."""
+        """Return the sub-clusters of a round; those with a lost host are regrouped without it."""
         whole = [
             g for g in round.groups if self._has_value(round, g) or not self.lost.keys() & set(g)
         ]
@@ -249,7 +249,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
         return trial is not None and trial.ok
 
     def _remaining(self, now: PlannedRound) -> Remaining:
-        """What is left from the round `now` on."""
+        """Return the remaining part, from the round `now` on."""
         rounds = [round for round in self.campaign.plan if round.number >= now.number]
         open_rounds = [n for round in rounds if (n := len(self.missing(round)))]
         turns = sum(-(-n // self.limits.max_parallel) for n in open_rounds)
@@ -257,7 +257,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
         return Remaining(sum(open_rounds), len(open_rounds), seconds)
 
     def _without_run(self, task: SubCluster, fault: PacelineError) -> TrialResult:
-        """Of hosts that did not let a run begin, or whose folder could not be written."""
+        """Return the result for hosts where no run could start, or the folder was not writable."""
         spec = self.campaign.spec(task.hosts, task.round.devices_per_node)
         return TrialResult(
             round=task.round.number,

@@ -1,4 +1,4 @@
-"""One sub-cluster's run as the campaign sees it, read from the run folders."""
+"""Result of one sub-cluster's run, read from the run folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RoundHosts = tuple[int, Group]
 
 
 class TrialResult(Value):
-    """What one sub-cluster gave in one round."""
+    """Result of one sub-cluster in one round."""
 
     round: PositiveInt
     purpose: Purpose
@@ -32,17 +32,17 @@ class TrialResult(Value):
     status: Status
     reason: str | None = None
     samples_per_s: float | None = None
-    """Of the whole sub-cluster, at its median step; None when it failed."""
+    """Samples/s of the whole sub-cluster, at its median step; None when it failed."""
     spread: float | None = None
     """Robust relative spread of the steps."""
     n: NonNegativeInt | None = None
-    """Steps behind the value."""
+    """Number of steps behind the value."""
     step_time_s: float | None = None
     global_batch: PositiveInt
     started_unix: float | None = None
     ended_unix: float | None = None
     faulty_hosts: Group = ()
-    """Hosts that the launcher names as the cause."""
+    """Hosts that the launcher reports as the cause of a failure."""
 
     @property
     def place(self) -> RoundHosts:
@@ -50,12 +50,12 @@ class TrialResult(Value):
 
     @property
     def ok(self) -> bool:
-        """Whether it has a value."""
+        """True if the trial has a value."""
         return self.samples_per_s is not None
 
 
 def trial_result(record: RunRecord, result: Result, trial: Trial) -> TrialResult:
-    """The trial that a run was."""
+    """Return the trial's result from the record of its run."""
     assert record.spec is not None
     metric = result.metrics.get(FIGURE)
     step = result.metrics.get("step_time_s")
@@ -82,9 +82,9 @@ def trial_result(record: RunRecord, result: Result, trial: Trial) -> TrialResult
 
 
 def known_trials(root: Path, campaign: Campaign) -> dict[RoundHosts, TrialResult]:
-    """What the run folders hold of a campaign: of each trial the latest run, with a value first.
+    """Return the stored trials of a scaling test: the latest run of each, preferably with a value.
 
-    A run of another configuration under the campaign's name does not count.
+    A run of another configuration under the test's name does not count.
     """
     trials: dict[RoundHosts, TrialResult] = {}
     for record, folder in sorted(_runs(root, campaign.name), key=lambda run: run[0].created):
@@ -102,7 +102,7 @@ def known_trials(root: Path, campaign: Campaign) -> dict[RoundHosts, TrialResult
 
 
 def measured(trials: Iterable[TrialResult], whole_node: int) -> list[GroupThroughput]:
-    """Trials on whole nodes, as the statistics take them."""
+    """Return the trials on whole nodes as input of the analysis."""
     return [
         GroupThroughput(trial.hosts, trial.samples_per_s, purpose=trial.purpose)
         for trial in trials
@@ -111,7 +111,7 @@ def measured(trials: Iterable[TrialResult], whole_node: int) -> list[GroupThroug
 
 
 def campaign_runs(root: Path, campaign: str) -> list[Path]:
-    """The folders of all runs of a campaign."""
+    """Return the folders of all runs of a scaling test."""
     return [
         folder
         for folder in run_folders(root)

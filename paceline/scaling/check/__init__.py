@@ -1,1 +1,1 @@
-"""Hosts checked before they are run on."""
+"""Checks of hosts before a run."""

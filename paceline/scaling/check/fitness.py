@@ -1,4 +1,4 @@
-"""Which hosts are fit to run on: rates against each other or their past, facts compared."""
+"""Fitness of hosts: rates compared with other hosts or earlier checks, and system facts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ MEASURES = {
     "collective": ("all-reduce inside the host", "B/s"),
     "pair": ("all-reduce with another host", "B/s"),
 }
-"""Of each host: the slowest device (gemm, memory), the bus rate, that with the best partner."""
+"""Titles and units of the measures of each host. A rate is that of the slowest device (gemm,
+memory), the bus rate (collective), or the bus rate with the best partner (pair)."""
 SAME = (
     "kernel",
     "python",
@@ -51,29 +52,29 @@ Verdict = Literal["fit", "look", "drain"]
 
 
 class HostRate(Value):
-    """One rate of one host, higher is better."""
+    """One rate of one host; higher is better."""
 
     value: float
     unit: str
     n: int
-    """Blocks or repeats behind the value."""
+    """Number of blocks or repeats behind the value."""
     z: float | None
-    """Robust standard deviations from what it is judged by; None where nothing judges it."""
+    """Z-score in robust standard deviations from the reference value; None without a reference."""
     loss: float
-    """1 - value / that measure."""
+    """1 - value / reference value."""
     by: str
     flagged: bool
 
 
 class HostReport(Value):
-    """What is known of one host."""
+    """Report on one host."""
 
     host: str
     verdict: Verdict
     evidence: tuple[str, ...] = ()
-    """Why it should be drained."""
+    """Reasons to drain the host."""
     remarks: tuple[str, ...] = ()
-    """What is worth a look."""
+    """Observations to investigate that do not justify draining."""
     figures: dict[str, HostRate] = {}
     facts: dict[str, Any] = {}
 
@@ -88,7 +89,7 @@ class Measure(Value):
     spread: float
     """1.4826 x MAD / median of the hosts."""
     smallest_fault: float | None
-    """The loss of a host that is found in 9 of 10 cases; None when nothing is judged."""
+    """Loss of a host that is found in 9 of 10 cases; None when no host could be judged."""
 
 
 class CheckReport(Value):
@@ -97,7 +98,7 @@ class CheckReport(Value):
     schema_version: int = 1
     created: str
     identity: dict[str, Any]
-    """What must be equal for figures of two checks to be held against each other."""
+    """Properties that must be equal to compare figures of two checks."""
     elapsed_s: float
     hosts: tuple[HostReport, ...]
     measures: dict[str, Measure]
@@ -107,19 +108,19 @@ class CheckReport(Value):
 
 @dataclass(frozen=True)
 class Reading:
-    """What one host told before anything is judged."""
+    """Data that one host reported, before any verdict."""
 
     host: str
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     rates: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
-    """Values of each measure: several of one host are repeats."""
+    """Values of each measure; several values of one host are repeats."""
     faults: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Past:
-    """What figures are held against besides each other."""
+    """Earlier values and references that the figures are compared with."""
 
     earlier: Mapping[str, Mapping[str, Sequence[float]]] = field(
         default_factory=dict[str, Mapping[str, Sequence[float]]]
@@ -135,7 +136,7 @@ def judge(
     created: str,
     elapsed_s: float,
 ) -> CheckReport:
-    """Every host with its verdict, and what the check could have found."""
+    """Return every host with its verdict, and the smallest fault that the check could find."""
     speeds = {what: nodes for what in MEASURES if (nodes := _speeds(readings, what))}
     blames = {
         what: judge_nodes(nodes, 0.0, past.references.get(what), past.earlier.get(what))
@@ -203,7 +204,7 @@ def _report(
         )
         if node.flagged or (node.suspected and node.z is None):
             slow.append((_slow(what, node), node))
-    # One value is one witness: a second is its own repeat, or another measure.
+    # One value is not enough to drain a host: it needs a repeat, or a second measure that is slow.
     sure = len(slow) > 1 or any(node.repeated for _, node in slow)
     words = [text if sure else f"{text}: repeat before draining" for text, _ in slow]
     evidence = (*reading.faults, *lost, *(words if sure else ()))
@@ -225,7 +226,7 @@ def _slow(what: str, node: NodeVerdict) -> str:
 
 
 def _odd_ones(readings: Sequence[Reading]) -> dict[str, list[str]]:
-    """By host, the facts in which it differs from most others, or from the only other one."""
+    """Return, by host, the facts that differ from most other hosts, or from the only other host."""
     answered = [reading for reading in readings if reading.facts]
     odd: dict[str, list[str]] = {}
     for name in (*SAME, "memory"):
@@ -247,7 +248,7 @@ def _odd_ones(readings: Sequence[Reading]) -> dict[str, list[str]]:
 
 
 def _lost_gpus(readings: Sequence[Reading]) -> dict[str, list[str]]:
-    """By host, that it has fewer GPUs than most others."""
+    """Return, by host, a sentence for a host with fewer GPUs than most others."""
     numbers = {
         reading.host: len(reading.facts.get("gpus") or []) for reading in readings if reading.facts
     }
@@ -309,13 +310,13 @@ def _power(measure: Measure, blame: SlowNodeReport) -> str:
 
 
 def read_lines(folder: Path, program: str = "check") -> list[dict[str, Any]]:
-    """Every whole line that the ranks wrote into the folder that their program names."""
+    """Return every complete line that the ranks wrote into the folder of their program."""
     lines: list[dict[str, Any]] = []
     for path in sorted((folder / program).glob("rank-*.jsonl")):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 content = json.loads(line)
-            except json.JSONDecodeError:  # the last one of a rank that was killed
+            except json.JSONDecodeError:  # the last line of a killed rank may be incomplete
                 continue
             if isinstance(content, dict) and "event" in content and "node" in content:
                 lines.append(content)
@@ -325,7 +326,7 @@ def read_lines(folder: Path, program: str = "check") -> list[dict[str, Any]]:
 def host_readings(
     cluster: Cluster, lines: Sequence[Mapping[str, Any]], verdict: JobEnd | None
 ) -> list[Reading]:
-    """What each host of the job told."""
+    """Return the readings of each host of the job."""
     names = host_names(cluster, lines)
     return [
         _reading(
@@ -336,7 +337,7 @@ def host_readings(
 
 
 def host_names(cluster: Cluster, lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The hosts by node; Slurm orders them itself, so there each says its name."""
+    """Return the hosts by node. Slurm orders them itself, so there each reports its name."""
     names = {line["node"]: str(line["host"]) for line in lines if line["event"] == "facts"}
     if cluster.runs_here:
         return [platform.node()]
@@ -359,7 +360,7 @@ def _reading(
     names: Sequence[str],
     verdict: JobEnd | None,
 ) -> Reading:
-    """One host: its rates are of its slowest device, its pair's that with the best partner."""
+    """Return one host's reading: the rates of its slowest device, and the best pair rate."""
     facts = next((line for line in lines if line["event"] == "facts"), {})
     state = next(
         (line["gpus"] for line in lines if line["event"] == "health"), facts.get("gpus", [])
@@ -369,7 +370,7 @@ def _reading(
     if ended < started:
         what = f"{started - ended:,} of {counted(started, 'process')}"
         why = f"{what} did not finish the check{f': {verdict.reason}' if verdict else ''}"
-        # The end of one host ends what the launcher has on the others: that is no fault of theirs.
+        # The end of one host makes the launcher end the others, which is not their fault.
         by_another = verdict is not None and verdict.hosts and name not in verdict.hosts
         (remarks if by_another else faults).append(why)
     failed = [line for line in lines if line["event"] == "fault"]
@@ -399,8 +400,9 @@ def _rates(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     rates |= {"collective": [min(inside)]} if inside else {}
     partners: dict[int, float] = {}
     for line in lines:
-        if line["event"] == "pair":  # ranks of one node use the network at the same time
+        # The ranks of one node use the network at the same time, so their rates add up.
+        if line["event"] == "pair":
             partner = line["partner"]
             partners[partner] = partners.get(partner, 0.0) + line["bus_bytes_per_s"]
-    # A good host has slow pairs with slow partners; a slow one has no other.
+    # A good host is slow with slow partners only; a slow host is slow with all.
     return rates | ({"pair": [max(partners.values())]} if partners else {})

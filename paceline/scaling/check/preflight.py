@@ -1,4 +1,4 @@
-"""The check of hosts before a run: a job for each, started, read and judged."""
+"""Check of hosts before a run: one job on all hosts, launched, read and judged."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ POLL_S = 0.1
 def cluster_of(
     where: Where, device: str = "auto", devices: int | None = None
 ) -> tuple[Cluster, list[str]]:
-    """The hosts as a cluster, each taken to have devices like this machine, and notices.
+    """Return the hosts as a cluster with devices like this machine's, and notices.
 
-    `devices` of each host; None takes slots, GPUs as here, or one process. Raises UserError for
-    hosts with different numbers of slots.
+    `devices` is the number per host; None means the hosts' slots, the number of GPUs as on this
+    machine, or one process. Raises UserError for hosts with different numbers of slots.
     """
     machine = inventory()
     kind, notices = device_kind(device, machine)
@@ -63,13 +63,13 @@ def cluster_of(
     count = devices or next(iter(slots), None) or (alone if kind == "cpu" else None)
     name = "cpu" if kind == "cpu" else machine["gpus"][0]["name"]
     cluster = local_cluster(machine, name, None, count)
-    # How many threads a rank has each host decides by its own cores.
+    # Each host chooses the threads per rank by its own number of cores.
     cluster = cluster.model_copy(update={"threads_per_device": None, "bind": "auto"})
     return placed(cluster, where), notices
 
 
 def host_job(cluster: Cluster, program: str, question: Mapping[str, Any], limit_s: float) -> Job:
-    """A trainer's program, by its name in the package, that reads `question` on every device."""
+    """Return a job that runs a program of the trainer package on every device with `question`."""
     files = {**program_files(program), QUESTION_FILE: json.dumps(question) + "\n"}
     return bound(
         Job(
@@ -88,9 +88,9 @@ def host_job(cluster: Cluster, program: str, question: Mapping[str, Any], limit_
 
 
 def run_job(job: Job, folder: Path, wait_s: float, verb: str) -> JobEnd | None:
-    """Run it to its end or its limit; what the launcher knows of its end.
+    """Run the job to its end or its limit, and return the launcher's verdict on its end.
 
-    Raises IncompleteError when Slurm gave no place in time; the job is cancelled then.
+    Raises IncompleteError when Slurm did not start the job in time; the job is then cancelled.
     """
     assert job.cluster is not None
     machine = launcher(job.cluster.launcher)
@@ -103,7 +103,7 @@ def run_job(job: Job, folder: Path, wait_s: float, verb: str) -> JobEnd | None:
 
 
 def ended(handle: Handle, wait_s: float, verb: str) -> JobEnd | None:
-    """Wait for the end of what was submitted; raises as `run_job` does."""
+    """Wait for the end of a submitted job; raises the same errors as `run_job`."""
     begun_s = time.monotonic()
     try:
         while handle.poll() is None:
@@ -117,7 +117,7 @@ def ended(handle: Handle, wait_s: float, verb: str) -> JobEnd | None:
                 handle.stop()
                 return handle.verdict() or JobEnd("timeout", "did not end in time")
             time.sleep(POLL_S)
-    except BaseException:  # an interrupt too must end what runs on the hosts
+    except BaseException:  # an interrupt must also stop the processes on the hosts
         handle.stop()
         raise
     return handle.verdict()
@@ -126,34 +126,35 @@ def ended(handle: Handle, wait_s: float, verb: str) -> JobEnd | None:
 CHECKS_FOLDER = "checks"
 REPORT_FILE = "check.json"
 MOST_EARLIER = 20
-"""Earlier checks that a host's history goes back."""
+"""Maximum number of earlier checks in a host's history."""
 
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """What the user wants checked."""
+    """Options of a check."""
 
     where: Where
     device: str = "auto"
     devices: int | None = None
-    """On each host; None takes slots, GPUs as here, or one process."""
+    """Number of devices per host; None means slots, the GPUs of this machine, or one process."""
     seconds: float = 2.0
-    """Of each measurement."""
+    """Seconds per measurement."""
     num_rounds: int = 7
-    """Partners that each host has in pairs."""
+    """Number of partners of each host in the pair measurements."""
     at_once: int | None = None
-    """Hosts whose rates are measured at the same time; None measures all."""
+    """Number of hosts whose rates are measured at the same time; None means all."""
     limit_s: float = 300.0
     wait_s: float = 600.0
-    """How long the job may wait in Slurm's queue."""
+    """Maximum seconds to wait in Slurm's queue."""
     against: Path | None = None
     alone_s: float | None = None
-    """Every device by itself: nobody meets anybody, and one that takes longer is killed."""
+    """Time limit in seconds for a check of every device alone, without communication; a check that
+    takes longer is killed."""
 
 
 @dataclass(frozen=True)
 class FinishedCheck:
-    """A finished check and where everything about it lies."""
+    """A finished check with its report and folder."""
 
     report: CheckReport
     folder: Path
@@ -164,9 +165,10 @@ Watch = Callable[[str], None]
 
 
 def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
-    """Check the hosts; raises UserError or SystemFaultError when not one can be asked.
+    """Check the hosts.
 
-    IncompleteError when Slurm gave no place to the check in time; its job is cancelled then.
+    Raises UserError or SystemFaultError when no host can be reached, and IncompleteError when Slurm
+    did not start the check in time; its job is then cancelled.
     """
     started_s, created = time.monotonic(), datetime.now(UTC)
     cluster, notices = cluster_of(request.where, request.device, request.devices)
@@ -204,7 +206,7 @@ def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
 
 
 def _without(cluster: Cluster, unfit: Mapping[str, str]) -> Cluster | None:
-    """The cluster of the other hosts, None when there are none."""
+    """Return the cluster of the other hosts, or None when there are none."""
     hosts = tuple(host for host in cluster.hosts if host not in unfit)
     if not cluster.hosts:
         return cluster
@@ -228,7 +230,7 @@ def _dtype(cluster: Cluster) -> str:
 
 
 def _rounds(nodes: int, partners: int) -> list[list[list[int]]]:
-    """Rounds of pairs of nodes, so that every node meets up to `partners` different others."""
+    """Return rounds of pairs of nodes, with up to `partners` different partners per node."""
     if nodes < 2 or partners < 1:
         return []
     names = [str(node) for node in range(nodes)]
@@ -252,7 +254,7 @@ def _identity(
 
 
 def _earlier(root: Path, identity: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
-    """Values by measure and host from the last checks of this kind in which the host was fit."""
+    """Return values by measure and host from the last checks of this kind; skip drained hosts."""
     rates: dict[str, dict[str, list[float]]] = {}
     files = sorted((root / CHECKS_FOLDER).glob(f"*/{REPORT_FILE}"), key=lambda f: f.stat().st_mtime)
     for file in files[-MOST_EARLIER:]:
@@ -269,7 +271,10 @@ def _earlier(root: Path, identity: Mapping[str, Any]) -> dict[str, dict[str, lis
 
 
 def _references(file: Path | None, cluster: Cluster) -> dict[str, HealthySpeed]:
-    """What the hosts of another check reached; raises UserError for one that is not comparable."""
+    """Return the medians of another check's hosts as references.
+
+    Raises UserError for a check that is not comparable.
+    """
     if file is None:
         return {}
     report = read_value(file / REPORT_FILE if file.is_dir() else file, CheckReport)

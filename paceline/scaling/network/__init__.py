@@ -1,1 +1,1 @@
-"""What joins the devices of some hosts: every collective, and every pair of hosts."""
+"""Measurement of the network between the devices of some hosts: collectives and pairs of hosts."""

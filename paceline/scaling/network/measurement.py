@@ -1,4 +1,4 @@
-"""A network measured: one short job over all devices, read into a report and a page."""
+"""Network measurement: one short job over all devices, read into a report and a page."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ NETWORKS_FOLDER = "networks"
 REPORT_FILE, PAGE_FILE = "network.json", "report.html"
 MOST_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 GROWTH = 4
-"""Each payload is so many times the one before."""
+"""Ratio of successive payloads."""
 
 
 @dataclass(frozen=True)
 class NetworkRequest:
-    """What the user wants measured."""
+    """Options of a network measurement."""
 
     where: Where
     device: str = "auto"
@@ -41,20 +41,21 @@ class NetworkRequest:
     operations: tuple[str, ...] = tuple(OPERATIONS)
     least_bytes: int = 1024
     most_bytes: int | None = None
-    """Of the largest payload, and of a large message between two hosts; None as MOST_BYTES."""
+    """Bytes of the largest payload, and of a large message between two hosts; None means
+    MOST_BYTES."""
     seconds: float = 10.0
-    """Of all collectives together; a pair takes as long as its messages."""
+    """Seconds for all collectives together; a pair takes as long as its messages."""
     pairs: bool = True
     limit_s: float = 600.0
     wait_s: float = 600.0
     intra_link: str | None = None
     inter_link: str | None = None
-    """Names or rates of the links, of which shares are told; None is not stated."""
+    """Names or rates of the links for a comparison with the nominal rate; None if not stated."""
 
 
 @dataclass(frozen=True)
 class MeasuredNetwork:
-    """A report and where everything about it lies."""
+    """A report, the folder where it is stored, and notices."""
 
     report: NetworkReport
     folder: Path
@@ -64,9 +65,10 @@ class MeasuredNetwork:
 def measure_network(
     request: NetworkRequest, root: Path, watch: Callable[[str], None]
 ) -> MeasuredNetwork:
-    """Measure it; raises UserError for one device alone, SystemFaultError where nothing came back.
+    """Measure the network of some hosts.
 
-    IncompleteError when Slurm gave no place in time.
+    Raises UserError for a single device, SystemFaultError when nothing was measured, and
+    IncompleteError when Slurm did not start the job in time.
     """
     started_s, created = time.monotonic(), datetime.now(UTC)
     cluster, notices = cluster_of(request.where, request.device, request.devices)
@@ -102,7 +104,7 @@ def measure_network(
 
 
 def payloads(least: int, most: int) -> list[int]:
-    """Bytes from `least` to `most`, each four times the one before, and `most` itself."""
+    """Return bytes from `least` to `most`, each four times the one before, and `most` itself."""
     sizes = [least]
     while sizes[-1] * GROWTH < most:
         sizes.append(sizes[-1] * GROWTH)
@@ -123,7 +125,7 @@ def _question(cluster: Cluster, request: NetworkRequest) -> dict[str, Any]:
 
 
 def _rounds(nodes: int) -> list[list[list[int]]]:
-    """Rounds in which every node meets every other once."""
+    """Return rounds in which every node meets every other once."""
     if nodes < 2:
         return []
     names = [str(node) for node in range(nodes)]
@@ -147,7 +149,7 @@ def _faults(
     cluster: Cluster,
     end: JobEnd | None,
 ) -> list[str]:
-    """What failed, by host; and which hosts did not come to their end."""
+    """Return the failures by host, and the hosts that did not finish."""
     faults = [
         f"{names[line['node']]}: {line['part']} failed: {line['reason']}"
         for line in lines

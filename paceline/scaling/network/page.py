@@ -1,4 +1,4 @@
-"""A measured network as a document: collectives over payloads, hosts against hosts."""
+"""Network measurement as a document: collectives over payloads, and a map of hosts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 HEIGHT = 300
 MAX_ROWS = 64
 MAX_HOSTS = 128
-"""Hosts of a map at most: those with the slowest links."""
+"""Maximum number of hosts on a map: those with the slowest links."""
 
 
 def network_document(report: NetworkReport, folder: Path) -> Document:
-    """Return the answer; `folder` is where the measurement is stored."""
+    """Return the document of a report; `folder` is where the measurement is stored."""
     identity = report.identity
     left_out = len(report.hosts) - MAX_ROWS
     collectives = Table(
@@ -125,7 +125,7 @@ def network_charts(report: NetworkReport, look: ChartTheme) -> dict[str, alt.Lay
 def _over_payload(
     report: NetworkReport, look: ChartTheme, field: str, title: str, axis: str
 ) -> alt.LayerChart:
-    import altair as alt  # It takes long to import.
+    import altair as alt  # Imported here because it is slow to import.
 
     from paceline.report.step_charts import finish_chart
 
@@ -168,7 +168,7 @@ def _over_payload(
 def _map(
     report: NetworkReport, look: ChartTheme, field: str, title: str, scale: float, unit: str
 ) -> alt.LayerChart:
-    import altair as alt  # It takes long to import.
+    import altair as alt  # Imported here because it is slow to import.
 
     from paceline.report.step_charts import finish_chart
 
@@ -182,7 +182,8 @@ def _map(
         for pair in report.pairs
         if pair.source in kept and pair.target in kept
     ]
-    # The page's colours are CSS variables, between which nothing can be mixed: steps, no gradient.
+    # The page's colours are CSS variables, which cannot be interpolated: steps instead of a
+    # gradient.
     palette = look.palette
     steps = [palette.accent, palette.warmup_soft, palette.band, palette.steady_soft, palette.steady]
     chart = (

@@ -1,4 +1,4 @@
-"""What a network's programs print, and what the stated links carry."""
+"""Results of network measurements: lines of the program as rows, and rates of the stated links."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ OPERATIONS = {
     "reduce": "reduce",
     "send_recv": "send-receive",
 }
-"""By the trainer's names. Send-receive is a ring: each rank sends to the next one."""
+"""Titles by the trainer's operation names. Send-receive is a ring: each rank sends to the next."""
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """Bus rate / payload rate of n ranks: what of the payload each link carries.
+    """Return bus rate / payload rate of n ranks: the share of the payload that each link carries.
 
-    2 (n - 1) / n for all-reduce, (n - 1) / n where each rank's own part stays, else 1 (nccl-tests,
-    doc/PERFORMANCE.md). A payload is the larger of what a rank gives and takes.
+    2 (n - 1) / n for all-reduce, (n - 1) / n where each rank keeps its own part, else 1
+    (nccl-tests, doc/PERFORMANCE.md). A payload is the larger of a rank's input and output.
     """
     match operation:
         case "all_reduce":
@@ -52,36 +52,36 @@ class CollectiveTiming(Value):
     bytes: int
     ranks: int
     latency_s: float
-    """Of one call: the mean of all ranks' medians, as nccl-tests reports it."""
+    """Seconds of one call: the mean of all ranks' medians, as nccl-tests reports it."""
     slowest_s: float
     """The largest of the ranks' medians."""
     bytes_per_s: float
     """Payload / time ("algorithm bandwidth")."""
     bus_bytes_per_s: float
     n: int
-    """Blocks of calls of each rank."""
+    """Number of blocks of calls of each rank."""
     spread: float
-    """1.4826 x MAD / median of the blocks, the mean of all ranks."""
+    """1.4826 x MAD / median of the blocks, averaged over all ranks."""
     wrong: int
-    """Elements of all ranks that were not what they should be."""
+    """Number of wrong elements in the results of all ranks."""
 
 
 class PairRow(Value):
-    """From one host to another, all their devices at once."""
+    """Measurement from one host to another, with all their devices at once."""
 
     source: str
     target: str
     latency_s: float
-    """One way: half of a small message's way there and back; the slowest device's."""
+    """One-way latency of the slowest device: half of a small message's round trip."""
     bytes_per_s: float
-    """Sum of the devices, each with its partner of the same number."""
+    """Sum over the devices, each with its partner of the same number."""
     devices: int
     n: int
-    """Large messages in a row of each device."""
+    """Number of consecutive large messages per device."""
 
 
 def collective_rows(lines: Iterable[Mapping[str, Any]]) -> tuple[CollectiveTiming, ...]:
-    """One row an operation and payload that all ranks finished, in the order of the table."""
+    """Return one row per operation and payload that all ranks finished, in the table's order."""
     groups: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
     for line in lines:
         if line["event"] == "collective":
@@ -116,7 +116,7 @@ def _collective_row(
 
 
 def relative_spread(values: Sequence[float]) -> float:
-    """1.4826 x MAD / median."""
+    """Return 1.4826 x MAD / median."""
     middle = float(median(values))
     return NORMAL_MAD * mad_around(np.array(values), middle) / middle if middle else 0.0
 
@@ -124,7 +124,7 @@ def relative_spread(values: Sequence[float]) -> float:
 def pair_rows(
     lines: Iterable[Mapping[str, Any]], names: Sequence[str], devices: int
 ) -> tuple[PairRow, ...]:
-    """One row a direction in which all `devices` of a host finished; `names` by node."""
+    """Return one row per direction in which all `devices` of a host finished; `names` by node."""
     groups: dict[tuple[int, int], list[Mapping[str, Any]]] = defaultdict(list)
     for line in lines:
         if line["event"] == "pair":
@@ -149,37 +149,37 @@ WHERE = {"intra": "inside a host", "inter": "between hosts"}
 
 
 class FabricShare(Value):
-    """A measured rate beside what the stated links carry; None where none is stated."""
+    """A measured rate compared with the rate of the stated links; None where none is stated."""
 
     what: str
     """An operation, or `pairs`: the median direction between two hosts."""
     reached_bytes_per_s: float
-    """The best bus rate of one device; of pairs all devices of a host together."""
+    """Best bus rate of one device; for pairs, the rate of all devices of a host together."""
     link: str | None
-    """Of several on the way the one that carries least."""
+    """The link that limits the rate: of several on the way, the one with the lowest bound."""
     expected_bytes_per_s: float | None
-    """The same rate by the link's nominal one in one direction."""
+    """The same rate at the link's nominal bandwidth in one direction."""
     share: float | None
     reason: str | None
-    """Why it is not known."""
+    """Reason why the share is unknown."""
 
 
 @dataclass(frozen=True)
 class Fabric:
-    """The links that are stated: name, and bytes/s of one device in one direction."""
+    """The stated links: name, and bytes/s of one device in one direction."""
 
     intra: tuple[str, float] | None = None
     inter: tuple[str, float] | None = None
-    """A device's share of what its host has."""
+    """A device's share of its host's bandwidth to other hosts."""
     port: tuple[str, float] | None = None
-    """Between hosts, for a device that sends alone: the whole of a port that others share."""
+    """Link between hosts for a device that sends alone: a whole port, which is otherwise shared."""
     per_node: int = 1
 
 
 def stated_fabric(intra: str | None, inter: str | None, devices_per_node: int) -> Fabric:
-    """The links of these names or rates, None for one that is not named.
+    """Return the links with these names or rates; None for a link that is not stated.
 
-    Raises UserError for what is no link of that kind and states no rate.
+    Raises UserError for a name that is neither a link of that kind nor a rate.
     """
     share = _stated(inter, "inter", devices_per_node)
     return Fabric(_stated(intra, "intra", 1), share, _port(inter, share), devices_per_node)
@@ -212,17 +212,18 @@ def _stated(
         return name, match.node_bytes_per_s / per_node
     if link is None or link.bytes_per_s is None:
         return (name, rate) if rate else None
-    shared = per_node if link.name.startswith("Ethernet") else 1  # one port of a host
+    # The devices of a host share one Ethernet port.
+    shared = per_node if link.name.startswith("Ethernet") else 1
     return link.name, link.bytes_per_s / shared
 
 
 def fabric_shares(
     collectives: Sequence[CollectiveTiming], pairs: Sequence[PairRow], nodes: int, fabric: Fabric
 ) -> tuple[FabricShare, ...]:
-    """The best bus rate of each operation, and the median pair, beside what links carry.
+    """Compare the best bus rate of each operation, and the median pair, with the rate of the links.
 
-    All devices take part in a collective: on one host the link inside it bounds the rate, of
-    several what `bus_bound` says.
+    All devices take part in a collective. On one host, the link within the host bounds the rate; on
+    several hosts, `bus_bound` gives the bound.
     """
     return tuple(_shares(collectives, pairs, nodes, fabric))
 
@@ -245,12 +246,12 @@ def _shares(
 
 
 def bus_bound(operation: str, ranks: int, fabric: Fabric) -> tuple[str, float] | None:
-    """The link that bounds an operation of several hosts, and the bus rate in bytes/s by it.
+    """Return the link that bounds an operation of several hosts, and the bus rate in bytes/s by it.
 
-    n ranks, d of them a host. Rings cross a host once, over all of its ports: d x a device's share.
-    Of an all-to-all (n - d) / (n - 1) of what a device sends leaves its host, through its own
-    share, and (d - 1) / (n - 1) stays inside. A ring of send-receive leaves it by one device. None
-    where no link between hosts is stated.
+    n ranks, d of them per host. Rings cross a host once, over all of its ports: d x a device's
+    share. In an all-to-all, (n - d) / (n - 1) of a device's data leaves its host through its own
+    share, and (d - 1) / (n - 1) stays inside. A send-receive ring leaves the host from one device.
+    Returns None where no link between hosts is stated.
     """
     if fabric.inter is None or fabric.port is None:
         return None
@@ -281,7 +282,7 @@ def _share(what: str, reached: float, link: tuple[str, float] | None, kind: str)
 
 
 def share_sentences(shares: Sequence[FabricShare]) -> Iterator[str]:
-    """Each share in words; what is not known is told once."""
+    """Yield each share in words, and each reason for an unknown share once."""
     for each in shares:
         if each.share is not None and each.expected_bytes_per_s is not None:
             title = OPERATIONS.get(each.what, "the median direction between two hosts")

@@ -1,4 +1,4 @@
-"""What a measured network says: rows, hosts that are slow, links that are."""
+"""Report of a network measurement: rows, slow hosts and slow links."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from paceline.scaling.network.readings import (
 )
 
 LINK_LOSS = 0.1
-"""A link is named when it lies at least this far below what its two hosts reach elsewhere."""
+"""Minimum loss of a slow link, relative to what its two hosts reach with others."""
 LINK_SCATTERS = 4.0
-"""And so many robust standard deviations of all links."""
+"""Minimum distance of a slow link, in robust standard deviations of all links."""
 FEWEST_LINKS = 6
 MOST_SENTENCES = 8
 
 
 class HostLinks(Value):
-    """One host with all others."""
+    """Links of one host with all others."""
 
     host: str
     bytes_per_s: float
-    """Median over its partners, of each the slower direction."""
+    """Median over its partners of the slower direction."""
     latency_s: float | None
     """Median over its partners; None where no direction from it was measured."""
     partners: int
     loss: float | None
-    """1 - rate / median of all hosts; None where two hosts alone were measured."""
+    """1 - rate / median of all hosts; None when only two hosts were measured."""
     z: float | None
     slow: bool
 
 
 class SlowLink(Value):
-    """A direction between two hosts that are both faster with others."""
+    """A slow direction between two hosts that are both faster with others."""
 
     source: str
     target: str
     bytes_per_s: float
     expected_bytes_per_s: float
-    """The smaller of what both hosts reach in the median."""
+    """The smaller of the median rates of both hosts."""
     loss: float
 
 
@@ -63,7 +63,8 @@ class NetworkReport(Value):
     schema_version: int = 1
     created: str
     identity: dict[str, Any]
-    """Device, hosts, devices of each, torch: what must be equal to compare two reports."""
+    """Device, hosts, devices per host, torch: properties that must be equal to compare two
+    reports."""
     elapsed_s: float
     collectives: tuple[CollectiveTiming, ...]
     pairs: tuple[PairRow, ...]
@@ -72,14 +73,14 @@ class NetworkReport(Value):
     """1.4826 x MAD / median of all directions' rates."""
     slow_links: tuple[SlowLink, ...]
     fabric: tuple[FabricShare, ...] = ()
-    """What was reached of what the stated links carry."""
+    """Measured rates relative to the rates of the stated links."""
     faults: tuple[str, ...]
     """Parts that failed, with the rank's host."""
     sentences: tuple[str, ...]
 
 
 def host_links(pairs: Sequence[PairRow]) -> tuple[HostLinks, ...]:
-    """Every host's figures, the slowest first; judged by each other from eight hosts on."""
+    """Return every host's figures, the slowest first; at least eight hosts get a z-score."""
     slower: dict[str, dict[str, float]] = {}
     latencies: dict[str, list[float]] = {}
     for pair in pairs:
@@ -108,7 +109,7 @@ def host_links(pairs: Sequence[PairRow]) -> tuple[HostLinks, ...]:
 
 
 def slow_links(pairs: Sequence[PairRow], hosts: Sequence[HostLinks]) -> tuple[SlowLink, ...]:
-    """Directions far below what both of their hosts reach with others, the slowest first."""
+    """Return directions far below what both of their hosts reach with others, the slowest first."""
     usual = {host.host: host.bytes_per_s for host in hosts}
     if len(pairs) < FEWEST_LINKS or len(hosts) < 3:
         return ()
@@ -139,7 +140,7 @@ def network_report(
     faults: Sequence[str] = (),
     fabric: Fabric | None = None,
 ) -> NetworkReport:
-    """The report of these rows, and what it says."""
+    """Return the report of these rows, with its sentences."""
     hosts = host_links(pairs)
     links = slow_links(pairs, hosts)
     spread = relative_spread([pair.bytes_per_s for pair in pairs]) if len(pairs) > 2 else None
@@ -169,7 +170,7 @@ def _sentences(
     links: Sequence[SlowLink],
     spread: float | None,
 ) -> list[str]:
-    """What is wrong first, then what is slow, then how fast it is."""
+    """Return sentences on wrong results first, then on slow parts, then on the rates."""
     wrong = dict.fromkeys(OPERATIONS[row.operation] for row in collectives if row.wrong)
     return [
         *([f"WRONG RESULTS of {', '.join(wrong)}: do not train here."] if wrong else []),

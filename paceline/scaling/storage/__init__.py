@@ -1,1 +1,1 @@
-"""What the disks of some hosts give to loaders and checkpoints, and what a training needs."""
+"""Measurement of disks for data loaders and checkpoints, and the demand of a training run."""

@@ -1,4 +1,4 @@
-"""Disks measured: one short program on every host, read into a report."""
+"""Storage measurement: one short program on every host, read into a report."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from paceline.scaling.storage.report import OPERATIONS, StorageDemand, StorageRe
 STORAGE_FOLDER = "storage"
 REPORT_FILE = "storage.json"
 SAMPLE_BYTES = 8194
-"""Of a sample where no recipe says it: 4,096 tokens and one, two bytes each."""
+"""Default bytes of a sample when no recipe gives them: 4,097 tokens of two bytes each."""
 BLOCK_BYTES = 4 * MIB
-"""A process's file has whole blocks, two at least."""
+"""Block size. A process's file consists of whole blocks, at least two."""
 
 
 @dataclass(frozen=True)
 class StorageRequest:
-    """What the user wants measured."""
+    """Options of a storage measurement."""
 
     where: Where
     paths: tuple[Path, ...]
     device: str = "auto"
     devices: int | None = None
-    """Processes of each host at once; None as many as it has devices."""
+    """Number of processes per host at once; None means the number of its devices."""
     operations: tuple[str, ...] = tuple(OPERATIONS)
     processes: tuple[int, ...] = ()
-    """How many at once, one measurement after the other; none: one, and all."""
+    """Numbers of processes at once, one measurement each; empty means one, and all."""
     size_bytes: int = 1024 * MIB
-    """Of the files of all processes of a host together."""
+    """Total bytes of the files of all processes of a host."""
     sample_bytes: int | None = None
     seconds: float = 10.0
-    """Of a folder, all operations together."""
+    """Seconds per folder, for all operations together."""
     wait_s: float = 600.0
 
 
 @dataclass(frozen=True)
 class MeasuredStorage:
-    """A report and where everything about it lies."""
+    """A report, the folder where it is stored, and notices."""
 
     report: StorageReport
     folder: Path
@@ -64,10 +64,10 @@ def measure_storage(
     watch: Callable[[str], None],
     demand: Callable[[Cluster], StorageDemand] | None = None,
 ) -> MeasuredStorage:
-    """Measure it; `demand` says what a training on these hosts needs.
+    """Measure storage; `demand` returns the demand of a training run on these hosts.
 
-    Raises UserError for a folder of this machine that cannot be measured, SystemFaultError where
-    nothing came back, IncompleteError when Slurm gave no place in time.
+    Raises UserError for a folder of this machine that cannot be measured, SystemFaultError when
+    nothing was measured, and IncompleteError when Slurm did not start the job in time.
     """
     started_s, created = time.monotonic(), datetime.now(UTC)
     cluster, notices = cluster_of(request.where, request.device, request.devices)
@@ -82,7 +82,7 @@ def measure_storage(
     hosts = "this machine" if cluster.nodes == 1 else f"{cluster.nodes} hosts"
     counts = " and ".join(map(str, question["processes"]))
     watch(f"measuring {', '.join(question['paths'])} on {hosts} by {counts} processes at once")
-    # One program a host, which needs no device and starts the processes itself.
+    # One program per host, which needs no device and starts the processes itself.
     alone = {"device": "cpu", "devices_per_node": 1, "bind": "none"}
     one_each = cluster.model_copy(update=alone)
     limit_s = 60.0 + 5 * request.seconds * len(request.paths)
@@ -125,7 +125,7 @@ def _question(cluster: Cluster, request: StorageRequest, sample_bytes: int) -> d
             allowed=f"{blocks * BLOCK_BYTES} or less",
             remedy="--size BYTES",
         )
-    # A relative path means the same folder on hosts that share it.
+    # A relative path is the same folder only on hosts that share it, so make it absolute.
     return {
         "device": "cpu",
         "paths": [os.path.abspath(path) for path in request.paths],  # noqa: PTH100
@@ -138,7 +138,7 @@ def _question(cluster: Cluster, request: StorageRequest, sample_bytes: int) -> d
 
 
 def _check_here(question: Mapping[str, Any]) -> None:
-    """Raises UserError for a folder that cannot be written to, or has too little space."""
+    """Raise UserError for a folder that is not writable or has too little space."""
     for path in question["paths"]:
         if not os.path.isdir(path):  # noqa: PTH112
             raise UserError(path, "is no folder", remedy="name one that is there, or make it")
@@ -154,7 +154,7 @@ def _check_here(question: Mapping[str, Any]) -> None:
 def _faults(
     lines: Sequence[Mapping[str, Any]], names: Sequence[str], end: JobEnd | None
 ) -> list[str]:
-    """What failed, by host; and which hosts did not come to their end."""
+    """Return the failures by host, and the hosts that did not finish."""
     faults = [
         f"{names[line['node']]}:{line['part']} {line['reason']}"
         for line in lines

@@ -1,4 +1,4 @@
-"""What measured disks say: rates by host and folder, slow disks, and what a training needs."""
+"""Report of a storage measurement: rates by host and folder, slow disks, a training's demand."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ from paceline.staging.conversions.indexed import token_dtype
 
 TOKEN_BYTES = {"uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
 WEIGHT_BYTES, MOMENTS_BYTES = 4, 8
-"""Of a parameter in the native trainer's checkpoints: fp32, and Adam's two moments if trained."""
+"""Bytes per parameter in the native trainer's checkpoints: fp32, and Adam's two moments if
+trained."""
 
 
 class StorageDemand(Value):
-    """What one training needs; None where it cannot be told."""
+    """Storage demand of one training run; None where it is unknown."""
 
     recipe: str
     source: str
-    """Where samples/s come from: an estimate on some devices, or a measured run."""
+    """Source of samples/s: an estimate for some devices, or a measured run."""
     hosts: int
     samples_per_s: float | None
-    """Of the whole training."""
+    """Samples/s of the whole training run."""
     low_samples_per_s: float | None = None
     high_samples_per_s: float | None = None
-    """80 % interval of an estimate."""
+    """Upper end of the 80% interval of an estimate."""
     host_samples_per_s: float | None
-    """Samples that a host's replicas read, each once: S x min(1, replicas of a host / dp)."""
+    """Samples/s that a host's replicas read, each sample once: S x min(1, replicas per host /
+    dp)."""
     sample_bytes: int | None
-    """seq_len + 1 tokens; None for samples of another kind."""
+    """Bytes of seq_len + 1 tokens; None for samples of another kind."""
     checkpoint_bytes: float
-    """4 bytes a parameter and 8 more for each trained one, of all hosts together."""
+    """Bytes over all hosts: 4 per parameter and 8 more for each trained one."""
     notes: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
-        """What it needs, in words."""
+        """The demand in words."""
         saved = f"a checkpoint has {binary(self.checkpoint_bytes)}"
         if self.samples_per_s is None or self.host_samples_per_s is None:
             return f"{self.recipe}: {'; '.join(self.notes)}; {saved}."
@@ -68,7 +70,7 @@ def demand_of(
     interval: tuple[float | None, float | None] = (None, None),
     notes: tuple[str, ...] = (),
 ) -> StorageDemand:
-    """The demand of a resolved run that trains so fast."""
+    """Return the demand of a resolved run with this speed."""
     on_host = max(1, spec.cluster.devices_per_node // spec.layout.model_devices)
     share = min(1.0, on_host / spec.dp)
     parameters = WEIGHT_BYTES * spec.num_parameters
@@ -88,9 +90,9 @@ def demand_of(
 
 
 def sample_bytes(spec: RunSpec) -> int | None:
-    """Bytes of seq_len + 1 tokens as files hold them; None for samples that are no tokens.
+    """Return the bytes of seq_len + 1 tokens in data files; None for samples that are not tokens.
 
-    Text counts as the indexed data set that it becomes.
+    Text counts as the indexed data set that it is converted to.
     """
     if not isinstance(spec.model, DecoderShape):
         return None
@@ -108,64 +110,64 @@ OPERATIONS = {
     "checkpoint": "checkpoint, with fsync",
     "small_file": "small files",
 }
-"""By the trainer's names, in the order of the table."""
+"""Titles by the trainer's operation names, in the order of the table."""
 CACHED_SHARE = 0.01
-"""More of a file in the page cache than this, and what is read may come from there."""
+"""Share of a file in the page cache above which its reads may come from there."""
 
 
 IN_MEMORY = ("tmpfs", "ramfs")
 READ_AHEAD_RATIO = 64
-"""Read-ahead over a sample's bytes from which on it is named."""
+"""Ratio of read-ahead to a sample's bytes from which it is reported."""
 
 
 class StoragePlace(Value):
-    """A folder on a host, and what it lies on."""
+    """A folder on a host, and the file system it is on."""
 
     host: str
     path: str
     file_system: str | None
     source: str | None
-    """Device or server; None where the kernel does not tell."""
+    """Device or server; None where the kernel does not report it."""
     free_bytes: int
     read_ahead_bytes: int | None
-    """What the kernel may read around each page that a mapped file lacks; None where not told."""
+    """Bytes that the kernel may read around each missing page of a mapped file; None if unknown."""
 
 
 class StorageRow(Value):
-    """One operation by so many processes of a host at once, each with a file of its own."""
+    """One operation by a number of processes of a host at once, each with its own file."""
 
     host: str
     path: str
     operation: str
     processes: int
     unit_bytes: int
-    """Of one operation: a block, a sample, a checkpoint's part, a small file."""
+    """Bytes of one operation: a block, a sample, a checkpoint's part, or a small file."""
     bytes_per_s: float
     """Sum over the processes of each one's median block of operations."""
     units_per_s: float
-    """The same in operations: samples/s, files/s."""
+    """The same rate in operations: samples/s, files/s."""
     sustained_bytes_per_s: float
-    """All bytes over all seconds of each process, summed: stalls count, as they do for loaders."""
+    """All bytes over all seconds of each process, summed. Stalls count, as they do for loaders."""
     slowest_bytes_per_s: float
-    """Of the slowest process."""
+    """Rate of the slowest process."""
     unit_s: float
-    """Of one operation: the median; of the processes the mean."""
+    """Median seconds of one operation, averaged over the processes."""
     slow_unit_s: float
-    """The 99th percentile, of the slowest process; below 100 operations the slowest of all."""
+    """99th percentile of the slowest process; below 100 operations the slowest of all."""
     n: int
-    """Operations of the process with the fewest."""
+    """Number of operations of the process with the fewest."""
     spread: float | None
-    """1.4826 x MAD / median of a process's blocks, the mean of all; None of a single block."""
+    """1.4826 x MAD / median of a process's blocks, averaged over all; None for a single block."""
     method: str
-    """How it met the page cache."""
+    """Method by which the measurement bypassed or used the page cache."""
     cached_share: float | None
-    """Of what all processes read, in the page cache before; None for writes or where untold."""
+    """Share of the data read that was in the page cache before; None for writes or if unknown."""
     may_be_cached: bool
-    """Whether the figure may be that of the page cache, not of the disk."""
+    """True if the figure may be that of the page cache, not of the disk."""
 
 
 class SlowDisk(Value):
-    """A host whose disk is slower than those of the others, all their processes at once."""
+    """A host whose disk is slower than those of the others, with all their processes at once."""
 
     host: str
     path: str
@@ -177,18 +179,18 @@ class SlowDisk(Value):
 
 
 class StorageSupply(Value):
-    """What a folder on a host gives to the training that was asked about."""
+    """Rates of a folder on a host relative to the demand of the training run."""
 
     host: str
     path: str
     samples_per_s: float | None
-    """Sustained, by the loaders of all its devices at once; None where that was not measured."""
+    """Sustained rate of the loaders of all its devices at once; None where it was not measured."""
     share: float | None
-    """Given / needed by this host."""
+    """Supply of this host divided by its demand."""
     enough: bool | None
     may_be_cached: bool | None
     checkpoint_s: float | None
-    """Seconds for this host's part of a checkpoint; None where that was not measured."""
+    """Seconds for this host's part of a checkpoint; None where it was not measured."""
 
 
 class StorageReport(Value):
@@ -197,13 +199,13 @@ class StorageReport(Value):
     schema_version: int = 1
     created: str
     identity: dict[str, Any]
-    """Hosts, processes, bytes and seconds: what must be equal to compare two reports."""
+    """Hosts, processes, bytes and seconds: properties that must be equal to compare two reports."""
     elapsed_s: float
     places: tuple[StoragePlace, ...]
     rows: tuple[StorageRow, ...]
     slow: tuple[SlowDisk, ...]
     demand: StorageDemand | None
-    """What the training asked about needs; None without one."""
+    """Demand of the training run; None without one."""
     supply: tuple[StorageSupply, ...]
     faults: tuple[str, ...]
     """Folders that could not be measured, with their host."""
@@ -213,14 +215,14 @@ class StorageReport(Value):
 def storage_rows(
     lines: Iterable[Mapping[str, Any]], names: Sequence[str]
 ) -> tuple[StorageRow, ...]:
-    """One row a line of a host's program; `names` by node."""
+    """Return one row per line of a host's program; `names` by node."""
     return tuple(_row(line, names) for line in lines if line["event"] == "storage")
 
 
 def storage_places(
     lines: Iterable[Mapping[str, Any]], names: Sequence[str]
 ) -> tuple[StoragePlace, ...]:
-    """Every folder that was begun."""
+    """Return every folder whose measurement started."""
     return tuple(_place(line, names) for line in lines if line["event"] == "place")
 
 
@@ -263,7 +265,7 @@ def _row(line: Mapping[str, Any], names: Sequence[str]) -> StorageRow:
 
 
 def slow_disks(rows: Sequence[StorageRow]) -> tuple[SlowDisk, ...]:
-    """Disks of hosts that are judged slow by the others, from eight hosts on."""
+    """Return the disks that are slow compared with other hosts; at least eight hosts are needed."""
     groups: dict[tuple[str, str], list[StorageRow]] = {}
     for row in _all_at_once(rows):
         groups.setdefault((row.path, row.operation), []).append(row)
@@ -290,7 +292,7 @@ def _slow_of(rows: Sequence[StorageRow]) -> Iterator[SlowDisk]:
 
 
 def _all_at_once(rows: Sequence[StorageRow]) -> list[StorageRow]:
-    """The rows of the most processes."""
+    """Return the rows with the largest number of processes."""
     most = max((row.processes for row in rows), default=0)
     return [row for row in rows if row.processes == most]
 
@@ -298,7 +300,7 @@ def _all_at_once(rows: Sequence[StorageRow]) -> list[StorageRow]:
 def supply_of(
     rows: Sequence[StorageRow], places: Sequence[StoragePlace], demand: StorageDemand
 ) -> tuple[StorageSupply, ...]:
-    """What each folder gives of what each host needs."""
+    """Return the rates of each folder relative to the demand of each host."""
     at_once = {(row.host, row.path, row.operation): row for row in _all_at_once(rows)}
     return tuple(_supply(place, at_once, demand) for place in places)
 
@@ -335,7 +337,7 @@ def storage_report(
     faults: Sequence[str],
     demand: StorageDemand | None,
 ) -> StorageReport:
-    """The report of a host program's lines, and what it says."""
+    """Return the report of a host program's lines, with its sentences."""
     rows, places = storage_rows(lines, names), storage_places(lines, names)
     slow = slow_disks(rows)
     supply = supply_of(rows, places, demand) if demand else ()
@@ -360,7 +362,7 @@ def _sentences(
     demand: StorageDemand | None,
     supply: Sequence[StorageSupply],
 ) -> Iterator[str]:
-    """What is slow first, then what the training gets, then what is not certain."""
+    """Yield sentences on slow disks first, then on the training's supply, then on uncertainty."""
     for disk in slow:
         z = "" if disk.z is None else f" (z = {disk.z:.1f})"
         yield (
@@ -388,7 +390,7 @@ def _sentences(
 
 
 def _read_ahead(rows: Sequence[StorageRow], places: Sequence[StoragePlace]) -> Iterator[str]:
-    """Where far more is read than a sample has: a setting of the kernel, not the disk's speed."""
+    """Yield a warning where the kernel's read-ahead is far larger than a sample."""
     samples = {row.unit_bytes for row in rows if row.operation == "sample"}
     for place in places:
         ahead = place.read_ahead_bytes
