@@ -256,7 +256,7 @@ def _shape(shape: Shape) -> SettingParts:
 
 
 def _layout(layout: Layout) -> SettingParts:
-    """Return the parts of a layout that have an effect: a schedule needs a pipeline, for example."""
+    """Return the parts of a layout that have an effect (a schedule needs a pipeline, for one)."""
     parts = layout.model_dump(exclude={"recompute"})
     if layout.pp == 1:
         parts |= {"schedule": "-", "vp": 1}

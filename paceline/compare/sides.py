@@ -158,7 +158,7 @@ class ComparisonSide:
         ]
         within = sum(error**2 for error in errors) ** 0.5 / max(1, len(values))
         positive = [value for value, *_ in values if value and value > 0]
-        # Two logarithms at distance d: s = d / sqrt 2, standard error of the mean s / sqrt 2 = d / 2.
+        # Two logarithms at distance d: s = d / sqrt 2, error of the mean s / sqrt 2 = d / 2.
         between = abs(log(positive[0] / positive[1])) / 2 if len(positive) == 2 else 0.0
         return max(within, between)
 

@@ -48,7 +48,7 @@ def throughput(
     reference: float | None = None,
     whose: str = "",
 ) -> alt.LayerChart:
-    """Chart samples/s over nodes on log axes: dots for sub-clusters, lines for ideal and reference."""
+    """Chart samples/s over nodes on log axes: sub-clusters, and lines for ideal and reference."""
     y = alt.Y(
         "value:Q",
         title="throughput (samples/s)",

@@ -139,7 +139,7 @@ def fit_series(values: FloatColumn, margin: float = MARGIN) -> SeriesFit:
 
 
 def scatter_of_neighbours(y: FloatColumn) -> float:
-    """Return the standard deviation of a value, robust to steps: 1.4826 median |y' - y| / sqrt 2."""
+    """Return the deviation of one value, robust to steps: 1.4826 median |y' - y| / sqrt 2."""
     if len(y) < 2:
         return SMALLEST_NOISE
     jumps = np.abs(np.diff(y))

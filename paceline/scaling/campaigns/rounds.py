@@ -159,7 +159,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
             at += 1
 
     def missing(self, round: PlannedRound) -> list[Group]:
-        """Return the sub-clusters of a round that have no value and were not tried since the start."""
+        """Return the sub-clusters of a round that have no value and were not tried in this run."""
         return [
             hosts
             for hosts in self._groups(round)
