@@ -1,6 +1,7 @@
-"""Frameworks: each turns a RunSpec into a Job, or reads the logs that it writes, or both.
+"""Training frameworks: each starts runs (RunSpec to Job), reads its own logs, or both.
 
-One file per framework. A new one is found by its name; nothing else needs to change.
+One module or package per framework. Modules are discovered by name, so adding a framework needs no
+change elsewhere.
 """
 
 from __future__ import annotations
@@ -20,53 +21,53 @@ from paceline.engines.support import Support
 
 
 class Engine(Protocol):
-    """What a module of this folder offers that can start runs.
+    """Interface of a framework module that can start runs.
 
-    SUPPORT declares what the framework takes of a run, by the way that it is started (`""` for the
-    only one).
+    SUPPORT declares the supported part of a RunSpec per way to start the framework (`""` if there
+    is only one).
 
-    What the ranks' event lines tell goes before their logs, which the module's LOG_FORMAT reads. A
-    framework that has an environment of its own names it in REQUIREMENTS (pins of pip) and IMPORTS
-    (modules that must be importable in it); PIP_ARGUMENTS are more of pip's.
+    Event lines from the ranks take precedence over their logs, which the module's LOG_FORMAT reads.
+    A framework with its own environment lists it in REQUIREMENTS (pip pins) and IMPORTS (modules
+    that must be importable in it); PIP_ARGUMENTS are additional arguments to pip.
     """
 
     SUPPORT: Mapping[str, Support]
 
     def unsupported(self, spec: RunSpec) -> list[str]:
-        """What the framework cannot do of `spec`, one sentence each."""
+        """Return what the framework cannot do of `spec`, one sentence each."""
         ...
 
     def missing(self, spec: RunSpec) -> str | None:
-        """What is not installed that a start needs, as `what; remedy`, or None."""
+        """Return what is not installed but needed, as `what; remedy`, or None."""
         ...
 
     def job(self, spec: RunSpec, name: str) -> Job:
-        """The program to start, with every file it needs."""
+        """Return the program to start, with every file it needs."""
         ...
 
     def settings(self, spec: RunSpec) -> dict[str, Any]:
-        """The resolved settings as the framework reads them."""
+        """Return the resolved settings as the framework reads them."""
         ...
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a framework needs that a start would import."""
+    """Packages and programs that a framework needs in order to start."""
 
     title: str
     requirements: tuple[str, ...]
-    """Pins of pip for an environment of its own; empty for one that has none."""
+    """Pip pins for its own environment; empty for a framework without one."""
     imports: tuple[str, ...]
     pip_arguments: tuple[str, ...]
-    """More of pip's arguments, as `--no-deps`."""
+    """Additional arguments to pip, such as `--no-deps`."""
     commands: tuple[str, ...] = ()
-    """Programs that it calls on this machine."""
+    """Programs that must be on this machine's PATH."""
     outside: str = ""
-    """What it needs that no environment holds."""
+    """Requirement that no Python environment can meet."""
 
 
 def needs(name: str) -> Needs:
-    """What the engine called `name` needs; raises UserError with the nearest name."""
+    """Return the requirements of engine `name`; raise UserError with the nearest name."""
     module = _named(name, "job", engine_names)
     return Needs(
         title=module.LOG_FORMAT.title
@@ -81,41 +82,41 @@ def needs(name: str) -> Needs:
 
 
 def last_step(spec: RunSpec) -> int | None:
-    """The step at which the log of the run's engine ends; None where nobody knows.
+    """Return the step at which the log of the run's engine ends; None if unknown.
 
-    A module says so itself, by `last_step`, where its framework counts others than those asked for.
+    A module whose framework does not count the requested steps defines `last_step` itself.
     """
     counted = getattr(_module(spec.engine), "last_step", None)
     return counted(spec) if counted else spec.steps_requested
 
 
 def ends_at_target(spec: RunSpec) -> bool:
-    """Whether the run's engine trains to a quality, so that fewer steps than asked for are whole.
+    """Return whether the run's engine stops at a quality target, so fewer steps can be complete.
 
-    A module says so by `ENDS_AT_TARGET`.
+    Such a module sets `ENDS_AT_TARGET`.
     """
     return getattr(_module(spec.engine), "ENDS_AT_TARGET", False)
 
 
 def engine_names() -> list[str]:
-    """Every framework that can be started."""
+    """Return the names of all frameworks that can be started."""
     return [name for name in _names() if hasattr(_module(name), "job")]
 
 
 def engine(name: str) -> Engine:
-    """The engine called `name`; raises UserError with the nearest name."""
+    """Return the engine called `name`; raise UserError with the nearest name."""
     return cast(Engine, _named(name, "job", engine_names))
 
 
 def log_formats() -> dict[str, LogFormat]:
-    """How the frameworks' logs are read, by engine name, most specific first."""
+    """Return the log formats by engine name, most specific first."""
     modules = {name: _module(name) for name in _names()}
     by_name = {name: m.LOG_FORMAT for name, m in modules.items() if hasattr(m, "LOG_FORMAT")}
     return dict(sorted(by_name.items(), key=lambda item: (item[1].precedence, item[0])))
 
 
 def log_format(name: str) -> LogFormat:
-    """The log format of the engine called `name`, `-` for `_` allowed; raises UserError."""
+    """Return the log format of engine `name` (`-` may replace `_`); raise UserError."""
     module = _named(name.lower().replace("-", "_"), "LOG_FORMAT", log_formats)
     return cast(LogFormat, module.LOG_FORMAT)
 
@@ -129,9 +130,9 @@ def _module(name: str) -> ModuleType:
 
 
 def _named(name: str, needed: str, candidates: Callable[[], Iterable[str]]) -> Any:
-    """The module called `name`, which has what is `needed`; no other is imported for it.
+    """Return the module called `name` if it has the attribute `needed`, without importing others.
 
-    Raises UserError with the names of those `candidates`, for which all are imported.
+    Raises UserError with the names of all `candidates`, which imports them all.
     """
     if name in _names():
         module = _module(name)

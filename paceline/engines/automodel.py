@@ -1,6 +1,6 @@
-"""NeMo Automodel's log: `step 9 | epoch 0 | loss ... | tps 11278.56(1409.82/gpu) | ...`.
+"""Log format of NeMo Automodel: `step 9 | epoch 0 | loss ... | tps 11278.56(1409.82/gpu) | ...`.
 
-Also its `training.jsonl`. Followed: `recipes/llm/train_ft.py` and `components/loggers/` of
+Also reads its `training.jsonl`. Source: `recipes/llm/train_ft.py` and `components/loggers/` of
 NVIDIA-NeMo/Automodel, 2025-2026.
 """
 
@@ -55,11 +55,11 @@ _OTHERS = {
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps as printed, from 0; `tps` is of all devices, without the padding at the end.
+    """Read steps, numbered from 0; `tps` covers all devices and excludes trailing padding.
 
-    What is printed as of a GPU is of a data- and context-parallel rank, so it is a device's only
-    where nothing else is parallel: the number of devices comes from `World size`. The JSON form
-    has the tokens of a step, and so its time: tokens / tps.
+    The figure printed per GPU belongs to a data- and context-parallel rank. It equals a device's
+    figure only without other parallelism, so the number of devices is read from `World size`. The
+    JSON form has the tokens of a step, and therefore its time: tokens / tps.
     """
     world = 0
     for block in watched(blocks, log, torn=_TORN):
@@ -72,7 +72,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 
 def _add_steps(text: bytes, world: int, log: LogContent) -> None:
-    """The steps of a text, run by `world` devices, 0 where that is not known."""
+    """Add the steps of a text from `world` devices (0 if unknown)."""
     steps = [(a or c, b or d) for a, b, c, d in _STEP.findall(text)]
     steps = [(n, fields) for n, fields in steps if fields[:5] == b"loss " or b'"loss": ' in fields]
     if not steps:
@@ -98,7 +98,7 @@ def _add_steps(text: bytes, world: int, log: LogContent) -> None:
 
 _WORLD = re.compile(rb"World size: (\d{1,9})")
 _AS_STATED = re.compile(rb"(?=World size: \d)")
-"""What is stated here holds for the steps behind it."""
+"""Header line whose world size applies to the steps after it."""
 
 LOG_FORMAT = LogFormat(
     title="NeMo Automodel",

@@ -1,7 +1,7 @@
-"""Any program of the user's own: started as it was typed, read by its log or its event lines.
+"""Engine for any user program: started as typed, read by its log or event lines.
 
-`paceline run [RECIPE] -- PROGRAM [ARGUMENT ...]` starts it once on every node, in the folder that
-`paceline` was called in; `--launch-per device` starts it once for each device, as torchrun would.
+`paceline run [RECIPE] -- PROGRAM [ARGUMENT ...]` starts it once on every node, in the current
+folder; `--launch-per device` starts it once per device, as torchrun would.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from paceline.engines.support import Support
 SETTINGS = ("per", "devices")
 PER = ("node", "device")
 SUPPORT: Mapping[str, Support] = {"": {}}
-"""What a user's own program does with a recipe is its own matter."""
+"""No field is refused: a user program may interpret the recipe as it likes."""
 SECRET_ARGUMENT = "PACELINE_SECRET_"
-"""Variables that hold words of the command which no script may show."""
+"""Prefix of the variables for words of the command that must not appear in a script."""
 
 
 def unsupported(spec: RunSpec) -> list[str]:
-    """That there is no program, or that an option of this engine is not understood."""
+    """Return a sentence each for a missing program and for unknown options of this engine."""
     problems = unknown_settings(spec, SETTINGS)
     if not spec.command:
         problems.append(
@@ -44,9 +44,9 @@ def unsupported(spec: RunSpec) -> list[str]:
 
 
 def missing(spec: RunSpec) -> str | None:
-    """The program itself where it is sought on this machine and cannot be found, or torch."""
+    """Return the program if it is looked up on this machine and not found, or torch if missing."""
     elsewhere = spec.cluster.python is not None or spec.cluster.in_container
-    # What starts it is torch's launcher, here and on nodes.
+    # Torch's launcher starts the program, both locally and on nodes.
     if not elsewhere and importlib.util.find_spec("torch") is None:
         return "torch is not installed beside Paceline; pip install 'paceline[native]'"
     program = spec.command[0] if spec.command else ""
@@ -62,19 +62,19 @@ def missing(spec: RunSpec) -> str | None:
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:
-    """What is started, secrets left out, and how often."""
+    """Return the command without its secrets and how often it starts."""
     return {"command": [*redacted_words(spec.command, os.environ)], "per": _per(spec)}
 
 
 def job(spec: RunSpec, name: str) -> Job:
-    """The Job that starts the command; secrets in it travel as variables, not in the script."""
+    """Return the Job that starts the command; secrets become variables, not script text."""
     secret = secret_words(spec.command, os.environ)
     words = [
         f"{{{SECRET_ARGUMENT}{at}}}" if at in secret else word
         for at, word in enumerate(spec.command)
     ]
     per = _per(spec)
-    # As it was typed: how many threads a program takes that starts its ranks itself is its matter.
+    # Thread counts stay as typed: a program that starts its own ranks sets them itself.
     cluster = spec.cluster.model_copy(update={"threads_per_device": None})
     return launch(
         spec if per == "device" else spec.model_copy(update={"cluster": cluster}),

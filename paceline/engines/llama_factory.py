@@ -1,7 +1,7 @@
-"""LLaMA-Factory's `trainer_log.jsonl`: one object a log interval, with clocks since the beginning.
+"""Log format of LLaMA-Factory: `trainer_log.jsonl`, one object per log interval.
 
-What it prints on the terminal are Hugging Face Trainer's lines. Followed: `train/callbacks.py` of
-hiyouga/LLaMA-Factory, 2024-2026.
+Its clocks count from the start of training. The terminal shows Hugging Face Trainer's lines.
+Source: `train/callbacks.py` of hiyouga/LLaMA-Factory, 2024-2026.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["LOG_FORMAT"]
 
 ENDS = b'"percentage": 100.0,'
 DECIMAL = 0.01
-"""Unit of the printed tokens/s."""
+"""Resolution of the printed tokens/s."""
 
 _RECORD = re.compile(
     rb'\{"current_steps": (\d{1,18}), "total_steps": (\d{1,18}), ("loss": [^{}\r\n]{1,4000})\}'
@@ -44,10 +44,12 @@ _CLOCK = re.compile(rb'"elapsed_time": "((?:\d{1,5} days?, )?\d{1,2}:\d\d:\d\d)"
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps count from 1; `throughput` is the mean since the beginning and not taken as a rate.
+    """Read steps, numbered from 1.
 
-    Tokens over that mean are the seconds so far, finer than `elapsed_time`, which has whole ones.
-    Records without a loss, of evaluations and of the end, are passed over.
+    `throughput` is the mean since the start, so it is not used as a rate.
+
+    Tokens divided by that mean are the elapsed seconds, more precise than `elapsed_time`, which is
+    in whole seconds. Records without a loss (evaluations and the end) are skipped.
     """
     totals = RunningTotals(3)
     for block in watched(blocks, log, ENDS, _TORN):
@@ -77,7 +79,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 
 def _seconds(records: Records, length: int) -> FloatColumn:
-    """`1 day, 2:03:04` in seconds; NaN where no clock is printed."""
+    """Return `1 day, 2:03:04` in seconds; NaN without a printed clock."""
     return numbers([_clock(text) for text in records.texts(_CLOCK) or [b""] * length])
 
 

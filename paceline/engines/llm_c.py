@@ -1,6 +1,6 @@
-"""llm.c's log: a table of settings, then `step    1/19560 | loss ... | 4688.25 ms | ...`.
+"""Log format of llm.c: a table of settings, then `step 1/19560 | loss ... | 4688.25 ms | ...`.
 
-Followed: `train_gpt2.cu` and its reference `train_gpt2.py` of karpathy/llm.c, 2024.
+Source: `train_gpt2.cu` and its reference `train_gpt2.py` of karpathy/llm.c, 2024.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _MFU = re.compile(rb"\| {0,8}(-?[0-9.]{1,24})% \w{2,8} MFU[^\n]*")
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps count from 1; milliseconds and MFU are of the very step, MFU of one device.
+    """Read steps, numbered from 1; time (ms) and MFU are of each single step, MFU per device.
 
-    `tok/s` is a moving average over all devices and is left out.
+    `tok/s` is a moving average over all devices and is ignored.
     """
     log.facts["log_interval"] = 1
     for block in watched(blocks, log, ENDS, _TORN):
@@ -85,7 +85,7 @@ _FACTS = {
 
 
 def _read_settings(text: bytes, log: LogContent) -> None:
-    """Keep what the table says; the total batch is in tokens."""
+    """Store the settings in the table; the total batch is in tokens."""
     for name, value in _ROW.findall(text):
         keep_whole_numbers(log, _FACTS, [(name, value)])
         if name in (b"device", b"precision"):

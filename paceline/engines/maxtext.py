@@ -1,4 +1,4 @@
-"""MaxText's log: one `completed step` line a step, printed by the first process."""
+"""Log format of MaxText: one `completed step` line per step, printed by the first process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from paceline.engines.log_reading.records import (
 __all__ = ["LOG_FORMAT"]
 
 FEWEST_UNMASKED = 0.9
-"""Targets over positions below which more than padding is left out of the loss."""
+"""Share of targets in positions below which more than padding is excluded from the loss."""
 
 _STEP = re.compile(
     rb"completed step: (\d{1,18}), seconds: "
@@ -51,10 +51,11 @@ _TORN = re.compile(rb"completed step: (?!\d{1,18}, seconds: [0-9.]{1,24},)")
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps count from 0; `TFLOP/s` is of one device, `total_weights` the targets of the loss.
+    """Read steps, numbered from 0.
 
-    Without masks these are the step's tokens of text; `Tokens/s/device` is of all positions.
-    While the batch ramps up, rates are left out of the line.
+    `TFLOP/s` is per device. `total_weights` is the number of targets of the loss; without masks
+    these are the step's text tokens. `Tokens/s/device` covers all positions. While the batch ramps
+    up, the line has no rates.
     """
     settings = _Settings()
     begun = 0
@@ -82,7 +83,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 
 def _attempts(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The blocks, divided where a configuration follows steps: there another attempt begins."""
+    """Yield the blocks, split where a configuration follows steps: a new attempt starts there."""
     for block in blocks:
         begin = 0
         while (step := block.find(b"completed step: ", begin)) >= 0:
@@ -126,7 +127,7 @@ _AXES = {
 
 
 class _Settings:
-    """The configuration, which MaxText prints a line a parameter, and what it finds out itself."""
+    """Settings that MaxText prints, one parameter per line, and those that it detects."""
 
     def __init__(self) -> None:
         self._stated: dict[bytes, bytes] = {}
@@ -134,7 +135,7 @@ class _Settings:
         self._targets = self._positions_per_device = 0.0
 
     def read(self, block: bytes) -> None:
-        """Take what `block` says; a restart says it again."""
+        """Read the settings in `block`; a restart repeats them."""
         if b"Config param " in block:
             self._stated.update(_SETTING.findall(block))
         for mark, pattern in _MARKED.items():
@@ -148,13 +149,13 @@ class _Settings:
     def count_targets(
         self, targets: FloatColumn, positions_per_s: FloatColumn, times_s: FloatColumn
     ) -> None:
-        """Take the targets and a device's positions of steps of which both are printed."""
+        """Add targets and positions per device for steps that print both."""
         sound = np.isfinite(targets) & np.isfinite(positions_per_s) & np.isfinite(times_s)
         self._targets += float(targets[sound].sum())
         self._positions_per_device += float(positions_per_s[sound] @ times_s[sound])
 
     def keep(self, log: LogContent) -> None:
-        """Put into the log what was read."""
+        """Store the settings in the log."""
         stated = self._stated
         keep_whole_numbers(log, _FACTS, stated.items())
         for name, axes in _AXES.items():
@@ -187,7 +188,7 @@ class _Settings:
             log.facts["dtype"] = excerpt(self._stated[b"dtype"])
 
     def _keep_masks(self, log: LogContent) -> None:
-        """Whether targets are masked: as configured, or as the counts of a tenth less say."""
+        """Store whether targets are masked: as configured, or if over 10% are not counted."""
         positions = self._positions_per_device * int(log.facts.get("num_devices", 0))
         share = self._targets / positions if positions else 1.0
         stated = any(self._stated.get(name, b"").strip() == b"True" for name in _MASKING)
@@ -200,7 +201,7 @@ class _Settings:
             )
 
     def _keep_memory(self, log: LogContent) -> None:
-        """GB are GiB here; what XLA plans goes before what is in use when training begins."""
+        """Store memory (GB means GiB); XLA's plan takes precedence over use before training."""
         if self._planned_gib:
             log.peak("allocated", self._planned_gib * GIB)
             log.remark("memory is what XLA plans for the compiled step; none was measured")
@@ -209,7 +210,7 @@ class _Settings:
             log.remark("memory is what is in use before the first step; no peak is printed")
 
     def _axis(self, names: tuple[bytes, ...]) -> int | None:
-        """The size of a mesh axis inside and across slices; None when it is left to MaxText."""
+        """Return the size of a mesh axis within and across slices; None if MaxText chooses it."""
         keys = [b"%s_%s_parallelism" % (mesh, name) for mesh in (b"ici", b"dcn") for name in names]
         stated = [self._stated[key].strip() for key in keys if key in self._stated]
         if not stated or not all(text.isdigit() and len(text) < 8 for text in stated):
@@ -227,7 +228,7 @@ _MARKED = {
 
 
 def _largest(texts: list[bytes]) -> float:
-    """The largest of the numbers in `texts`, 0.0 where there is none."""
+    """Return the largest of the numbers in `texts`, 0.0 without any."""
     values = numbers(texts)
     return max((value for value in values.tolist() if math.isfinite(value)), default=0.0)
 

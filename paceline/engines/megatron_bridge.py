@@ -1,9 +1,9 @@
-"""Megatron-Bridge: a performance recipe of its checkout by its own command line; its log.
+"""Megatron-Bridge: performance recipes by their command line, and the log format.
 
-Each rank is started without Megatron-Bridge's launcher. The recipe decides what has no argument
-(learning rate, overlap, CUDA graphs, what it recomputes of a layer). Arguments:
-NVIDIA-NeMo/Megatron-Bridge, scripts/performance, README.md and argument_parser.py. In its log each
-step has two lines, written by two ranks at the same time.
+Each rank starts without Megatron-Bridge's launcher. The recipe decides what has no argument
+(learning rate, overlap, CUDA graphs, selective recomputation in a layer). Source of the arguments:
+NVIDIA-NeMo/Megatron-Bridge, scripts/performance, README.md and argument_parser.py. Its log has two
+lines per step, written by two ranks at the same time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paceline.engines.support import FOREIGN, WITHOUT_RAMP_UP, Support, no, only
 OUTSIDE = "NVIDIA's image of NeMo, or a checkout of Megatron-Bridge and what that imports"
 FOLDER = "scripts/performance"
 ENTRIES = ("bootstrap.py", "run_script.py")
-"""What each rank runs: since 26.08 the first, in the images before the second."""
+"""Programs for each rank: the first since 26.08, the second in earlier images."""
 KNOWN = ("checkout", "family", "recipe", "library", "variant", "precision", "entry")
 RECIPES = {
     (32, 4096, 14336): ("llama", "llama3_8b"),
@@ -40,7 +40,7 @@ RECIPES = {
     (126, 16384, 53248): ("llama", "llama31_405b"),
     (61, 7168, 2048): ("deepseek", "deepseek_v3"),
 }
-"""Family and recipe by layers, width and width of the feed-forward network, or of an expert."""
+"""Family and recipe by layers, hidden size and feed-forward (or expert) size."""
 GPUS = ("h100", "b200", "b300", "gb200", "gb300")
 PRECISIONS = {
     "bf16": ("bf16",),
@@ -48,7 +48,7 @@ PRECISIONS = {
     "mxfp8": ("fp8_mx",),
     "nvfp4": ("nvfp4",),
 }
-"""Its names of each dtype; the first is taken where none is named."""
+"""Megatron-Bridge's names for each dtype; the first is the default."""
 
 
 _NO_ARGUMENT = no("a performance recipe has no argument for it")
@@ -67,12 +67,12 @@ RECIPE: Support = {
     "data.source": only("synthetic", reason="a performance recipe is measured on mock data"),
     "data.packing": only("packed", reason="a performance recipe is measured on mock data"),
 }
-"""Limits of a performance recipe, whoever starts it."""
+"""Limits of a performance recipe with any launcher."""
 SUPPORT = {"": {**RECIPE, "layout.recompute": only("none", "full")}}
 
 
 def unsupported(spec: RunSpec) -> list[str]:
-    """Return what a performance recipe cannot be asked for of `spec`, one sentence each."""
+    """Return what a performance recipe cannot do of `spec`, one sentence each."""
     problems = [*unknown_settings(spec, KNOWN), *_setting_problems(spec)]
     problems += [*recipe_problems(spec), *refusals(spec, SUPPORT[""])]
     if spec.model.kind == "decoder" and recipe_of(spec) is None:
@@ -85,7 +85,7 @@ def unsupported(spec: RunSpec) -> list[str]:
 
 
 def recipe_problems(spec: RunSpec) -> Iterator[str]:
-    """Yield what no performance recipe takes, and no table can say."""
+    """Yield what no performance recipe supports and the support table cannot express."""
     if gpu_of(spec) is None:
         yield f"device {spec.cluster.device} has no performance recipes: {', '.join(GPUS)} have"
     if spec.layout.sequence_parallel != (spec.layout.tp > 1):
@@ -93,7 +93,7 @@ def recipe_problems(spec: RunSpec) -> Iterator[str]:
 
 
 def missing(spec: RunSpec) -> str | None:
-    """The checkout's program, where this machine would start it."""
+    """Return a problem if the checkout's program would start on this machine and is missing."""
     entry = Path(checkout_of(spec) or "") / _entry(spec)
     if not spec.cluster.runs_here or entry.is_file():
         return None
@@ -101,12 +101,12 @@ def missing(spec: RunSpec) -> str | None:
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:
-    """The arguments by their names."""
+    """Return the arguments by name."""
     return {"program": _entry(spec), "arguments": _arguments(spec)}
 
 
 def job(spec: RunSpec, name: str) -> Job:
-    """One process a device, in the folder of the checkout."""
+    """Return the Job with one process per device in the checkout's folder."""
     options = _arguments(spec).items()
     words = [word for name, value in options for word in (f"--{name}", value) if word]
     return launch(
@@ -114,7 +114,7 @@ def job(spec: RunSpec, name: str) -> Job:
         name,
         ["{python}", "-u", _entry(spec), *words],
         python=interpreter(spec),
-        # As its own launcher has it: a recipe's tokenizer of numbers needs nothing of the hub.
+        # As in its own launcher: a recipe's null tokenizer needs nothing from Hugging Face.
         env={"TRANSFORMERS_OFFLINE": "1"},
         folder=Path(checkout_of(spec) or "/"),
     )
@@ -125,7 +125,7 @@ def _entry(spec: RunSpec) -> str:
 
 
 def _arguments(spec: RunSpec) -> dict[str, str]:
-    """All arguments, without the dashes before their names."""
+    """Return all arguments by name without dashes."""
     layout, training = spec.layout, spec.training
     family, recipe = recipe_of(spec) or ("", "")
     variant = spec.engine_settings.get("variant")
@@ -155,7 +155,7 @@ def _arguments(spec: RunSpec) -> dict[str, str]:
 
 
 def _recomputed(spec: RunSpec) -> dict[str, str]:
-    """All layers of each part of a pipeline, where all are recomputed."""
+    """Return the argument to recompute all layers of each virtual stage, if requested."""
     layout, model = spec.layout, spec.model
     if layout.recompute != "full" or not isinstance(model, DecoderShape):
         return {}
@@ -163,13 +163,13 @@ def _recomputed(spec: RunSpec) -> dict[str, str]:
 
 
 def checkout_of(spec: RunSpec) -> str | None:
-    """The folder that holds scripts/performance, as the nodes see it."""
+    """Return the folder that contains scripts/performance, as the nodes see it."""
     checkout = spec.engine_settings.get("checkout")
     return str(checkout) if checkout else None
 
 
 def recipe_of(spec: RunSpec) -> tuple[str, str] | None:
-    """Family and recipe: as named, else those of the model's shape."""
+    """Return family and recipe: as set, else those of the model's shape."""
     own, model = spec.engine_settings, spec.model
     if own.get("family") and own.get("recipe"):
         return str(own["family"]), str(own["recipe"])
@@ -179,13 +179,13 @@ def recipe_of(spec: RunSpec) -> tuple[str, str] | None:
 
 
 def gpu_of(spec: RunSpec) -> str | None:
-    """The GPU by its name; None for one that has no recipes."""
+    """Return the name of the GPU, or None if it has no recipes."""
     name = spec.cluster.device.lower().partition("-")[0]
     return name if name in GPUS else None
 
 
 def precision_of(spec: RunSpec) -> str | None:
-    """The precision by its name; None for a dtype, or a name, that is not among them."""
+    """Return the name of the precision, or None if the dtype or the set name has no match."""
     names = PRECISIONS.get(spec.training.dtype, ())
     asked = spec.engine_settings.get("precision")
     return next((name for name in names if asked in (None, name)), None)
@@ -220,20 +220,20 @@ STEP_TIME = re.compile(
 )
 FLOPS = "flops_per_s_per_device"
 CLOCK_S, CLOCK_SHARE = 0.002, 0.001
-"""How far apart two ranks measure the same step, beyond the printed digits: seconds, share."""
+"""Tolerance between two ranks' times of one step, beyond printed digits: seconds, fraction."""
 AGREEING = 5
-"""Steps in a row that must agree behind a lost line."""
+"""Number of consecutive steps that must agree after a lost line."""
 LOOK_AHEAD = 32
-"""Lines or records that may be lost in a row."""
+"""Maximum number of consecutive lost lines or records."""
 MAX_GAPS = 2000
 CHUNK = 4096
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """The iteration record of the last rank with the TFLOP/s that rank 0 prints of the same step.
+    """Read the last rank's iteration records with the TFLOP/s that rank 0 prints for each step.
 
-    Both ranks print in the order of the steps. A line belongs to a record if their times agree;
-    what is paired wrongly all the same has an equal step time, and so equal TFLOP/s.
+    Both ranks print in step order. A line belongs to a record if their times agree. A wrong match
+    therefore has an equal step time, and so equal TFLOP/s.
     """
     lines = _StepTimes()
     for batch in IterationLog(log).batches(blocks):
@@ -243,7 +243,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 
 class _StepTimes:
-    """Rank 0's lines: seconds and FLOP/s of each step."""
+    """Lines of rank 0: seconds and FLOP/s of each step."""
 
     def __init__(self) -> None:
         self._times, self._flops = GrowingColumn(np.float32), GrowingColumn(np.float32)
@@ -251,7 +251,7 @@ class _StepTimes:
         self._has_zeros = False
 
     def read(self, text: bytes) -> None:
-        """Take the lines of a piece of the log."""
+        """Read the lines in a piece of the log."""
         if not (found := STEP_TIME.findall(text)):
             return
         times, flops = zip(*found, strict=True)
@@ -263,7 +263,7 @@ class _StepTimes:
         self._flops.extend(np.where(values == 0, np.nan, values))
 
     def add_to(self, log: LogContent) -> None:
-        """Add the FLOP/s to the log's steps; without records the lines are the steps."""
+        """Add the FLOP/s to the log's steps; without records, the lines become the steps."""
         times, flops, num_records = self._times.read(), self._flops.read(), len(log)
         if self._has_zeros:
             log.remark("it prints a GPU utilization of 0.0, which is not taken for a measurement")
@@ -279,7 +279,7 @@ class _StepTimes:
             log.remark("it has Step Time lines only, without numbers: steps are counted from 1")
             return
         lines = _lines_of(log.column("step_time_s"), times, self._decimal_s)
-        del times, self._times  # A log of millions of steps needs the memory.
+        del times, self._times  # Frees memory, which a log of millions of steps needs.
         printed = log.column(FLOPS)
         log.set_column(
             FLOPS,
@@ -302,7 +302,7 @@ class _StepTimes:
 def _lines_of(
     records_s: FloatColumn, lines_s: FloatColumn, decimal_s: float
 ) -> npt.NDArray[np.int32]:
-    """Return the place of each record's line, -1 for a record without one."""
+    """Return the index of each record's line, -1 for a record without one."""
 
     def agree(line: int, record: int, length: int) -> npt.NDArray[np.bool_]:
         seconds = lines_s[line : line + length], records_s[record : record + length]
@@ -311,7 +311,7 @@ def _lines_of(
         return np.abs(seconds[0][:n] - seconds[1][:n]) <= tolerance
 
     def gap(line: int, record: int) -> tuple[int, int]:
-        """Return how many lines and records to pass over, the fewest, until the times agree."""
+        """Return the smallest number of lines and records to skip until the times agree."""
         for lost in range(1, LOOK_AHEAD):
             for lines, records in ((lost, 0), (0, lost)):
                 if agree(line + lines, record + records, AGREEING).all():

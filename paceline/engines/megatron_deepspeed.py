@@ -1,8 +1,8 @@
-"""Megatron-DeepSpeed: pretrain_gpt.py of a checkout with DeepSpeed's settings; its log.
+"""Megatron-DeepSpeed: pretrain_gpt.py of a checkout with DeepSpeed settings, and the log format.
 
-Arguments as `train/tr3-1B3-baseline/tr3m-1B3-emb-norm-pile.slurm` of bigscience-workshop/bigscience
-has them. Argonne's fork logs the same records as `iteration=1/ 50 |
-elapsed_time_per_iteration_ms=3420.2`.
+Arguments as in `train/tr3-1B3-baseline/tr3m-1B3-emb-norm-pile.slurm` of
+bigscience-workshop/bigscience. Argonne's fork logs the same records in the form
+`iteration=1/ 50 | elapsed_time_per_iteration_ms=3420.2`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NO_CHECKOUT = (
 )
 CONFIG_FILE = "ds_config.json"
 STEPS_PER_PRINT = 2000
-"""Beyond what is read: DeepSpeed's own lines tell a running average."""
+"""Interval of DeepSpeed's own lines, too long to appear: they print a running average."""
 
 SUPPORT = {
     "": {
@@ -102,12 +102,12 @@ def unsupported(spec: RunSpec) -> list[str]:
 
 
 def missing(spec: RunSpec) -> str | None:
-    """The checkout's program, where this machine would start it."""
+    """Return a problem if the checkout's program would start on this machine and is missing."""
     return missing_entry(spec, str(spec.engine_settings.get("checkout")))
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:
-    """The arguments by their names, and DeepSpeed's settings."""
+    """Return the arguments by name, and DeepSpeed's settings."""
     return {
         "arguments": readable(arguments(spec, CONFIG_FILE)),
         CONFIG_FILE: json.loads(deepspeed_config(spec)),
@@ -115,7 +115,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
 
 
 def job(spec: RunSpec, name: str) -> Job:
-    """One process a device, in the folder of the checkout; the settings lie in the run's."""
+    """Return the Job: a process per device in the checkout, settings in the run folder."""
     checkout = str(spec.engine_settings.get("checkout"))
     argv = words(arguments(spec, f"{{output}}/{CONFIG_FILE}"))
     return launch(
@@ -129,7 +129,7 @@ def job(spec: RunSpec, name: str) -> Job:
 
 
 def arguments(spec: RunSpec, config_file: str) -> Arguments:
-    """Everything behind `pretrain_gpt.py`; `config_file` holds what `deepspeed_config` says."""
+    """Return all arguments after `pretrain_gpt.py`; `config_file` has DeepSpeed's settings."""
     model = spec.model
     assert isinstance(model, DecoderShape)
     training, own = spec.training, spec.engine_settings
@@ -158,7 +158,7 @@ def arguments(spec: RunSpec, config_file: str) -> Arguments:
 
 
 def deepspeed_config(spec: RunSpec) -> str:
-    """The JSON that DeepSpeed reads; the accumulation steps follow from the batch as it grows."""
+    """Return DeepSpeed's JSON settings; accumulation steps follow from the batch size ramp-up."""
     training = spec.training
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": spec.layout.micro_batch,
@@ -200,7 +200,7 @@ def _shape(model: DecoderShape, seq_len: int) -> Arguments:
 def _precision(spec: RunSpec) -> Arguments:
     dtype, scale = spec.training.dtype, spec.training.loss_scale
     if dtype == "fp16":
-        # The study's own argument; DeepSpeed scales, and begins at 2 to that power.
+        # As in BigScience's scripts; DeepSpeed scales the loss, starting at 2 to this power.
         return {"fp16": [], "loss-scale": [log2_of(scale.initial)]}
     return {"bf16": []} if dtype == "bf16" else {}
 
@@ -220,10 +220,10 @@ def _tokenizer(spec: RunSpec) -> Arguments:
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Times in seconds, before 2022 in milliseconds; `TFLOPs` are of one device, samples of all.
+    """Read steps with times in seconds (before 2022 in ms), `TFLOPs` per device, samples of all.
 
-    For some weeks of 2021 `samples per second` was divided by milliseconds; it is kept as printed.
-    DeepSpeed's own timer may print a running average beside them, which times no step.
+    For some weeks of 2021, `samples per second` was divided by milliseconds; it is kept as printed.
+    DeepSpeed's own timer may also print a running average, which is not the time of a step.
     """
     for batch in IterationLog(log).batches(_with_colons(blocks)):
         log.add_steps(batch.index, **batch.columns)
@@ -249,14 +249,14 @@ _NAMES = {
     b"[LM]TFLOPs=": b"Megatron-LM FLOPs: ",
     b"[LM]-TFLOPs=": b"Megatron-LM FLOPs: ",
 }
-"""Names of fields as forks write them, and as the others do."""
+"""Field names of forks, and their usual names."""
 
 _OTHER_NAME = re.compile(rb"(?<=\| )([A-Za-z][\w ]{0,60})=(?=[ 0-9+-])")
 _RUNNING = re.compile(rb"RunningAvgSamplesPerSec=([0-9.]{1,24})")
 
 
 def _with_colons(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The blocks with `name: value` where a fork writes `name=value`."""
+    """Yield the blocks with `name: value` instead of a fork's `name=value`."""
     keyed = False
     for block in blocks:
         keyed = keyed or _KEYED in block

@@ -1,6 +1,7 @@
-"""modded-nanogpt's log: `step:20/1750 train_time:2900ms step_avg:145.00ms`, a running total.
+"""Log format of modded-nanogpt: `step:20/1750 train_time:2900ms step_avg:145.00ms`.
 
-Followed: `train_gpt.py` of KellerJordan/modded-nanogpt, 2024-2026, and what was made of it.
+`train_time` is a running total. Source: `train_gpt.py` of KellerJordan/modded-nanogpt, 2024-2026,
+and its forks.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ _LOSS = re.compile(rb"(?:train_loss:|\| loss )" + NUMBER + rb"[^\n]*")
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps as counted when they are done, from 1; times are differences of `train_time`.
+    """Read steps, counted from 1 on completion; times are differences of `train_time`.
 
-    `step_avg` is the mean since the clock was started, and is left out. Evaluations do not run on
-    that clock; lines of older versions, which set it back at step 10, tell no time there.
+    `step_avg` is the mean since the clock's start and is ignored. Evaluations do not run on that
+    clock. Older versions reset it at step 10 and have no time there.
     """
     totals = RunningTotals()
     for block in watched(blocks, log, ENDS, _TORN):
@@ -73,7 +74,7 @@ _DEVICE = re.compile(rb"\| {1,4}0  ((?:NVIDIA|Tesla|AMD) [^|\n]{2,40}?) {2,40}(?
 
 
 def _read_settings(text: bytes, log: LogContent) -> None:
-    """Keep what `nvidia-smi`, whose table stands at the top, and the last line say."""
+    """Store the settings from the `nvidia-smi` table at the top and from the last line."""
     for allocated, reserved in _PEAK.findall(text):
         log.peak("allocated", int(allocated) * MIB)
         if reserved:

@@ -1,6 +1,7 @@
-"""nanochat's log: `step 00100/21400 (0.47%) | loss: ... | dt: 480.12ms | tok/sec: ... | mfu: ...`.
+"""Log format of nanochat: `step 00100/21400 (0.47%) | loss: ... | dt: 480.12ms | tok/sec: ...`.
 
-Followed: `scripts/base_train.py` and `chat_sft.py` of karpathy/nanochat, 2025-2026.
+Source: `scripts/base_train.py` and `chat_sft.py` of karpathy/nanochat, 2025-2026. The last
+field is `mfu: ...`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ _MFU = field(rb"mfu: ")
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps count from 0; `dt` is of the very step, `tok/sec` of all devices, MFU of one."""
+    """Read steps, numbered from 0.
+
+    `dt` is the time of each single step, `tok/sec` covers all devices, and MFU is per device.
+    """
     settings = _Settings(log)
     for block in watched(blocks, log, ENDS, _TORN):
         text = without_colours(block).replace(b"\r", b"\n")
@@ -90,7 +94,7 @@ _FACTS = {
 
 
 class _Settings:
-    """The lines before the first step and after the last; a restart says them again."""
+    """Settings before the first step and after the last; a restart repeats them."""
 
     def __init__(self, log: LogContent) -> None:
         self._log = log
@@ -98,7 +102,7 @@ class _Settings:
         self._fp8 = False
 
     def read(self, text: bytes) -> None:
-        """Take what `text` says."""
+        """Read the settings in `text`."""
         log = self._log
         for pattern in (_BATCH, _OF_RANK, _OF_ALL, _DEVICE, _PARAMETERS, _DTYPE):
             if match := last_match(pattern, text):
@@ -111,7 +115,7 @@ class _Settings:
                 log.peak("allocated", peak * MIB)
 
     def finish(self) -> None:
-        """Put into the log what was read."""
+        """Store the settings in the log."""
         log, stated = self._log, self._stated
         if parameters := stated.get(_PARAMETERS):
             keep_whole_numbers(log, _FACTS, [(b"parameters", parameters[1])])
@@ -125,7 +129,7 @@ class _Settings:
             log.remark(f"the log's MFU is against a peak of {device[2].decode()} FLOP/s")
 
     def _keep_batch(self) -> None:
-        """Batches are stated in tokens: of a rank and micro-batch, of all ranks, of a step."""
+        """Store batch sizes, stated in tokens: per rank and micro-batch, of all ranks, per step."""
         rank, every, step = (self._stated.get(p) for p in (_OF_RANK, _OF_ALL, _BATCH))
         statements: list[tuple[bytes, bytes]] = []
         if rank:
@@ -140,7 +144,7 @@ class _Settings:
 
 
 def _quotient(total: bytes, part: int) -> bytes:
-    """`total` / `part` in digits, empty where that is no whole number."""
+    """Return `total` / `part` in digits, empty if that is not a whole number."""
     count, rest = divmod(int(total.replace(b",", b"") or 0), part) if part else (0, 1)
     return b"" if rest else b"%d" % count
 

@@ -1,6 +1,6 @@
-"""nanoGPT's log: `iter 10: loss 4.1234, time 250.12ms, mfu 12.34%` every `log_interval` steps.
+"""Log format of nanoGPT: `iter 10: loss 4.1234, time 250.12ms, mfu 12.34%` per `log_interval`.
 
-Followed: `train.py` of karpathy/nanoGPT, 2022-2025.
+Source: `train.py` of karpathy/nanoGPT, 2022-2025.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AGAINST = (
 )
 
 STATED = b"tokens per iteration will be: "
-"""What is stated here holds for the steps behind it."""
+"""Header whose tokens per iteration apply to the steps after it."""
 
 _AS_STATED = re.compile(rb"(?=" + STATED + rb")")
 
@@ -47,7 +47,7 @@ _TORN = re.compile(rb"(?<![\w`'\"(])iter \d{1,18}: loss (?!.{0,60}, time [0-9.]{
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps count from 0; the time is of that very step, with an evaluation that went before it."""
+    """Read steps, numbered from 0; a step's time includes an evaluation just before it."""
     log.facts["log_interval"] = 1
     settings = _Settings(log)
     for block in watched(blocks, log, torn=_TORN):
@@ -59,7 +59,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 
 def _add_steps(text: bytes, tokens: int | None, log: LogContent) -> None:
-    """The steps of a text, each of `tokens` over all devices."""
+    """Add the steps of a text, each with `tokens` over all devices."""
     steps = _STEP.findall(text)
     if not steps:
         return
@@ -98,7 +98,7 @@ _PART_NAMES = ("gradient_accumulation", "num_devices", "micro_batch", "seq_len")
 
 
 class _Settings:
-    """What stands before the first step: only settings that differ from the defaults."""
+    """Settings printed before the first step, only those that differ from the defaults."""
 
     def __init__(self, log: LogContent) -> None:
         self._log = log
@@ -107,7 +107,7 @@ class _Settings:
         """Tokens of a step over all devices."""
 
     def read(self, text: bytes) -> None:
-        """Take what `text` says; a restart says it again."""
+        """Read the settings in `text`; a restart repeats them."""
         log = self._log
         for name, value in _SETTING.findall(text) if b" = " in text else ():
             keep_whole_numbers(log, _FACTS, [(name, value)])
@@ -123,7 +123,7 @@ class _Settings:
             self.tokens = int(match[1].replace(b",", b"")[:15] or 0) or None
 
     def finish(self) -> None:
-        """Keep the parts of the batch, and the samples that its tokens make."""
+        """Store the factors of the batch, and the global batch in samples."""
         log = self._log
         names = {b"%d" % n: name for n, name in enumerate(_PART_NAMES)}
         keep_whole_numbers(log, names, zip(names, self._parts, strict=False))

@@ -1,6 +1,6 @@
-"""nanotron's log: one `iteration: 991 / 1000 | ...` line a step, numbers of three digits.
+"""Log format of nanotron: an `iteration: 991 / 1000 | ...` line per step, with 3-digit numbers.
 
-Followed: `trainer.py` and `logging/base.py` of huggingface/nanotron, 2023-2026.
+Source: `trainer.py` and `logging/base.py` of huggingface/nanotron, 2023-2026.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from paceline.engines.log_reading.records import (
 __all__ = ["LOG_FORMAT"]
 
 DIGITS = 3
-"""Significant digits of every figure; zeros at the end are left out, `2.61K` is 2610."""
+"""Significant digits of every number; trailing zeros are omitted, `2.61K` is 2610."""
 
 _STEP = re.compile(rb"iteration: (\d{1,18}) / (\d{1,18}) \| (consumed_(?:tokens|samples): .*)")
 _TORN = re.compile(rb"iteration: \d{1,18} / (?!.{0,2000}\| (?:lm_loss|lr): )")
@@ -45,18 +45,18 @@ _FIELDS = {
     "flops_per_s_per_device": (re.compile(rb"model_tflops_per_gpu: {0,8}" + _NUMBER), 1 / TERA),
     "reserved_bytes": (re.compile(rb"cuda_max_memory_reserved: {0,8}" + _NUMBER), 1.0),
 }
-"""Column of Step: its field, and what the printed number is divided by.
+"""Column of Step: its field, and the divisor of the printed number.
 
-A batch of `1.02K` may be any of 1015 to 1024: it is left out.
+A batch of `1.02K` may be any of 1015 to 1024, so it is ignored.
 """
 
 _SUFFIXES = dict(zip(b"KMBTPE", (b"e3", b"e6", b"e9", b"e12", b"e15", b"e18"), strict=True))
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps count from 1; tokens/s and TFLOP/s are of one device.
+    """Read steps, numbered from 1; tokens/s and TFLOP/s are per device.
 
-    In 2023 the numbers were printed in full, with one decimal of a millisecond.
+    In 2023, numbers were printed in full, with one decimal of a millisecond.
     """
     settings = _Settings(log)
     for block in watched(blocks, log, torn=_TORN):
@@ -82,7 +82,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 
 def _written_out(text: bytes) -> bytes:
-    """`2.61e3` for `2.61K`."""
+    """Return `2.61e3` for `2.61K`."""
     suffix = _SUFFIXES.get(text[-1]) if len(text) > 1 else None
     return text[:-1] + suffix if suffix else text
 
@@ -122,14 +122,14 @@ _OF_START = ("micro_batch", "gradient_accumulation", "global_batch", "seq_len", 
 
 
 class _Settings:
-    """The printed configuration; a restart says it again."""
+    """Settings in the printed configuration; a restart repeats it."""
 
     def __init__(self, log: LogContent) -> None:
         self._log = log
         self._axes: dict[bytes, int] = {}
 
     def read(self, text: bytes) -> None:
-        """Take what `text` says."""
+        """Read the settings in `text`."""
         log = self._log
         if b"grad_accum: " in text and (match := last_match(_START, text)):
             names = {b"%d" % n: name for n, name in enumerate(_OF_START)}

@@ -1,4 +1,4 @@
-"""The native trainer as an engine: its Job, and its event lines as steps."""
+"""Native trainer as an engine: job creation, and event lines as the log format."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ IMPORTS = ("torch",)
 SETTINGS_FILE = "trainer.json"
 DTYPES = ("fp32", "bf16", "fp16", *NATIVE_NARROW)
 EMULATED = ("fp16",)
-"""What PyTorch emulates on a CPU."""
+"""Data types that PyTorch emulates on a CPU."""
 TEXT_SOURCES = ("stdlib", "text", "jsonl")
 TOKEN_FILES = ("tokens", "indexed")
 DOCUMENT_SOURCES = (*TEXT_SOURCES, "indexed")
 LATENT_FILES = ("latents", "webdataset")
 LATENT_SOURCES = ("synthetic", *LATENT_FILES)
 COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-"""Graphs and machine code, for all ranks and runs; Inductor locks what it writes there."""
+"""Variable of the folder for graphs and machine code, shared by all ranks and runs with locks."""
 SUPPORT = {
     "": {
         **DEEPSEEK,
@@ -48,7 +48,7 @@ SUPPORT = {
 
 
 def unsupported(spec: RunSpec) -> list[str]:
-    """What this trainer cannot do of `spec`, one sentence each."""
+    """Return what this trainer cannot do of `spec`, one sentence each."""
     problems = [*unknown_settings(spec, ()), *_layout_problems(spec)]
     problems += refusals(spec, SUPPORT[""])
     dtype, fp8_recipe = spec.training.dtype, spec.training.fp8_recipe
@@ -67,7 +67,7 @@ def unsupported(spec: RunSpec) -> list[str]:
 
 
 def emulated(spec: RunSpec) -> list[str]:
-    """That this trainer trains `spec`, but many times slower than any other program would."""
+    """Return a warning if this trainer trains `spec` many times slower than other programs."""
     dtype = spec.training.dtype
     if spec.engine != "native" or spec.cluster.device != "cpu" or dtype not in EMULATED:
         return []
@@ -75,7 +75,7 @@ def emulated(spec: RunSpec) -> list[str]:
 
 
 def _evaluation_problems(spec: RunSpec) -> list[str]:
-    """What contradicts itself in how the run is evaluated and logged."""
+    """Return contradictions in the evaluation and logging of the run."""
     problems: list[str] = []
     evaluation = spec.training.evaluation
     if evaluation and evaluation.path and not (spec.data.path or spec.data.blend):
@@ -108,7 +108,7 @@ def _evaluation_problems(spec: RunSpec) -> list[str]:
 
 
 def _document_problems(spec: RunSpec) -> list[str]:
-    """Why documents cannot be masked from each other."""
+    """Return why documents cannot be masked from each other."""
     data = spec.data
     if not data.document_mask:
         return []
@@ -124,7 +124,7 @@ def _document_problems(spec: RunSpec) -> list[str]:
 
 
 def _latent_problems(spec: RunSpec) -> list[str]:
-    """What a diffusion transformer cannot be trained on."""
+    """Return why a diffusion transformer cannot be trained on the data."""
     if spec.data.split is not None and spec.data.source in LATENT_FILES:
         return [f"data.split parts the samples of a text, and {spec.data.source} has none"]
     if spec.data.source in LATENT_SOURCES:
@@ -134,7 +134,7 @@ def _latent_problems(spec: RunSpec) -> list[str]:
 
 
 def _text_problems(spec: RunSpec, model: DecoderShape) -> list[str]:
-    """What of the data does not fit a decoder."""
+    """Return why a decoder cannot be trained on the data."""
     problems: list[str] = []
     if spec.data.source in LATENT_FILES:
         problems.append(
@@ -157,7 +157,7 @@ def _text_problems(spec: RunSpec, model: DecoderShape) -> list[str]:
 
 
 def _layout_problems(spec: RunSpec) -> list[str]:
-    """What is wrong with the whole batch, else with the first smaller one of a ramp-up."""
+    """Return problems of the full batch, else of the first smaller one of a ramp-up."""
     for batch in reversed(spec.training.batches):
         problems = native_problems(replace(spec.parallel, global_batch=batch))
         if problems and batch < spec.training.global_batch:
@@ -168,7 +168,7 @@ def _layout_problems(spec: RunSpec) -> list[str]:
 
 
 def missing(spec: RunSpec) -> str | None:
-    """torch or torchao, when it is not beside Paceline and no other interpreter is named."""
+    """Return torch or torchao if not installed with Paceline, unless another interpreter is set."""
     if spec.cluster.python is not None or spec.cluster.in_container:
         return None
     needed = (
@@ -185,7 +185,7 @@ def missing(spec: RunSpec) -> str | None:
 
 
 def job(spec: RunSpec, name: str) -> Job:
-    """The Job that trains `spec`: the trainer's files and its settings travel with it."""
+    """Return the Job that trains `spec`, with the trainer's files and settings."""
     files = {**program_files("main"), SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n"}
     return Job(
         name=name,
@@ -196,7 +196,8 @@ def job(spec: RunSpec, name: str) -> Job:
         nodes=spec.cluster.nodes,
         devices_per_node=spec.cluster.devices_per_node,
         timeout_s=spec.time_limit_s,
-        # Longer than the watchdogs', which name the rank that hangs; gloo only says that it waited.
+        # Longer than the watchdog's limit: the watchdog reports the hanging rank, gloo only a
+        # timeout.
         collective_limit_s=2 * spec.hang_limit_s,
         cluster=spec.cluster,
         sampled=True,
@@ -245,11 +246,11 @@ def _device(spec: RunSpec) -> str:
 def _environment(spec: RunSpec) -> dict[str, str]:
     environment = {"PYTHONUNBUFFERED": "1"}
     if _device(spec) == "cuda":
-        # Segments that grow leave no holes where sizes change.
+        # Expandable segments avoid fragmentation when sizes change.
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     if spec.training.compile != "none" and spec.cluster.runs_here:
-        # Inductor's own folder in /tmp is lost with the next start; on other hosts it is left
-        # as it is, because a home that many nodes share is slow at small files.
+        # Inductor's default folder in /tmp is lost at reboot. Other hosts keep the default, because
+        # a home directory shared by many nodes is slow with small files.
         kept = os.environ.get(COMPILE_CACHE) or str(cache_folder() / "inductor")
         environment[COMPILE_CACHE] = kept
     if spec.cluster.threads_per_device:

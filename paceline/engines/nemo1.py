@@ -1,10 +1,10 @@
-"""NeMo 1's log: a progress bar, drawn again and again, with the step's figures in its brackets.
+"""Log format of NeMo 1: a progress bar, redrawn each step, with the step's figures in brackets.
 
-Older versions time no step there; then the bar's own rate, which Lightning averages over the whole
-run, is the one figure.
+Older versions have no step times there. Then the only figure is the bar's own rate, which Lightning
+averages over the whole run.
 
-Numbers of five digits and more are printed with three where that is shorter: `2e+3`, `2.56e+5`.
-The bar's own count stands in for such a step number; such samples tell no batch.
+Numbers of five or more digits are printed with three if that is shorter: `2e+3`, `2.56e+5`. The
+bar's own count replaces such a step number; such sample counts do not determine the batch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from paceline.engines.log_reading.records import Records, field, note_resolution
 __all__ = ["LOG_FORMAT"]
 
 DIGITS = 3
-"""Significant digits of every printed figure, whatever its trailing zeros say."""
+"""Significant digits of every printed number, regardless of trailing zeros."""
 MOST_DIGITS = 15
-"""Of a count that 64-bit floats hold exactly."""
+"""Maximum number of digits of a count that 64-bit floats represent exactly."""
 
 _KEY = b"train_step_timing"
 _LOSS_KEY = b"reduced_train_loss="
@@ -42,7 +42,7 @@ _BARE = re.compile(
     rb"(\d\d{0,11}+)(?:/(\d{1,12}+)|it)? \[[0-9:]{4,12}<[^,\[\]\n]{1,24}, {1,4}"
     rb"([0-9.]{1,12})(s/it|it/s)(, [^\[\]\n]{0,600}" + _LOSS_KEY + rb"[^\[\]\n]{1,600})\]"
 )
-"""A bar that times no step."""
+"""Pattern of a bar without a step time."""
 
 _TORN = re.compile(rb"\d \[\d[^\[\]]{1,60}<[^\[\]]{0,200}, [a-z_]{4,30}=[^\]]{0,3000}\Z")
 
@@ -59,7 +59,7 @@ _LOSS = (field(rb"reduced_train_loss="), field(rb", loss="))
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps by their `global_step`, from 0, or by the bar's count; drawn again, the later counts.
+    """Read steps by `global_step`, from 0, or by the bar's count; the last redraw of a step wins.
 
     `samples/sec` is of all devices, `peak_memory_usage` the reserved peak in bytes. The batch
     follows from consumed_samples.
@@ -88,7 +88,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 
 def _keep_rate(log: LogContent, rate: bytes, unit: bytes) -> None:
-    """The bar's own rate, where no step is timed."""
+    """Store the bar's own rate if no step has a time."""
     value = numbers([rate]).item()
     if log.steps().known("step_time_s") or not 0 < value < math.inf:
         return
@@ -102,7 +102,7 @@ def _keep_rate(log: LogContent, rate: bytes, unit: bytes) -> None:
 
 
 def _lines_with_bars(block: bytes) -> bytes:
-    """The bars of a block, one a line; a printed `^M` stands for a terminal's carriage return."""
+    """Return the bars of a block, one per line; a printed `^M` counts as a carriage return."""
     lines = block.replace(b"\r", b"\n").replace(b"^M", b"\n").split(b"\n")
     return b"\n".join([line for line in lines if _KEY in line or _LOSS_KEY in line])
 
@@ -127,11 +127,11 @@ def _add(
 
 
 class _Positions:
-    """Step numbers; the bar's count stands in for those that are rounded or not printed."""
+    """Step numbers; the bar's count replaces those that are rounded or not printed."""
 
     def __init__(self) -> None:
         self._offset: int | None = None
-        """global_step less the bar's count, where both were printed exactly."""
+        """Difference of global_step and the bar's count, from a bar with both printed exactly."""
         self._counted = self._total = self._before = 0
 
     def indices(
@@ -139,13 +139,13 @@ class _Positions:
     ) -> IntColumn:
         """Return the number of each bar from its `global_step`, else from its count.
 
-        `totals` are the steps of an epoch: behind the last of them the count begins again.
+        `totals` are the steps per epoch, after which the count restarts.
         """
         texts = [b""] * len(counts) if texts is None else texts
         return np.array(list(map(self._index_of, texts, counts, totals)), dtype=np.int64)
 
     def keep(self, log: LogContent) -> None:
-        """Put the bar's total into the log's facts, where its count is that of the whole run."""
+        """Store the bar's total as a fact if its count covers the whole run."""
         if self._total and not self._before and abs(self._offset or 0) <= 2:
             log.facts.setdefault("total_steps", self._total)
 
@@ -163,18 +163,18 @@ class _Positions:
 
 
 class _Batch:
-    """The global batch from consumed_samples, which counts the samples of the step itself too.
+    """Global batch from consumed_samples, which includes the samples of the step itself.
 
-    Samples that are printed with three digits tell no batch.
+    Samples printed with three digits do not determine a batch.
     """
 
     def __init__(self) -> None:
         self._step = self._samples = 0
-        """Of the last bar that printed both exactly."""
+        """Step and samples of the last bar that printed both exactly."""
         self._seen: set[int] = set()
 
     def read(self, index: IntColumn, texts: Sequence[bytes]) -> None:
-        """Take the samples of these steps; after two different batches nothing is learned."""
+        """Read the samples of these steps; ignored after two different batches."""
         for step, text in zip(index.tolist(), texts, strict=True):
             samples = _exact(text) if len(self._seen) < 2 else None
             if samples:
@@ -183,7 +183,7 @@ class _Batch:
                 self._step, self._samples = step, samples
 
     def keep(self, log: LogContent) -> None:
-        """Put the batch into the log's facts if it never changed."""
+        """Store the batch as a fact if it never changed."""
         if len(self._seen) == 1:
             log.facts.setdefault("global_batch", next(iter(self._seen)))
 
@@ -196,7 +196,7 @@ class _Batch:
 
 
 def _whole_quotient(amount: int, parts: int) -> int | None:
-    """Return amount / parts where that is a whole number above 0."""
+    """Return amount / parts if that is a whole number above 0, else None."""
     return amount // parts if parts > 0 and amount > 0 and amount % parts == 0 else None
 
 

@@ -1,6 +1,6 @@
-"""NeMo 2's log: one line a step, fields told apart by `|`, printed by rank 0.
+"""Log format of NeMo 2: one line per step, fields separated by `|`, printed by rank 0.
 
-The printer may average over several steps; then the step numbers lie that far apart.
+The printer may average over several steps; then the step numbers are that far apart.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from paceline.engines.log_reading.records import Records, field, note_resolution
 __all__ = ["LOG_FORMAT"]
 
 DIGITS = 4
-"""Significant digits of every printed figure; zeros at the end are left out."""
+"""Significant digits of every number; trailing zeros are omitted."""
 
 MOST_LINES = 16
-"""A record goes on over no more lines than this."""
+"""Maximum number of lines per record."""
 
 _BEGIN = b"Training epoch "
 _STEP = re.compile(rb"iteration (\d{1,18})/(\d{1,18}) \| ((?=[A-Za-z_]{2,40}: ).*)")
@@ -39,7 +39,7 @@ _WHOLE = re.compile(rb"\d{1,9}, iteration \d{1,18}/\d{1,18}(?:" + _FIELD + rb"){
 _GOES_ON = re.compile(
     rb"^ ?(?:\||:|[0-9.eE+-]{1,24}(?: ?\||$)|[A-Za-z_][\w ]{0,40}: -?[0-9.])", re.MULTILINE
 )
-"""A line that may go on with the record of the line before."""
+"""Line that may continue the record of the previous line."""
 
 _GLOBAL_STEP = field(rb"global_step: ")
 _FIELDS = {
@@ -55,15 +55,15 @@ _RATES = {"flops_per_s_per_device": field(rb"TFLOPS_per_GPU: ")}
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps by their `global_step`, from 0; in the first epoch `iteration` is the same.
+    """Read steps by `global_step`, from 0; in the first epoch `iteration` is the same.
 
-    `TFLOPS_per_GPU` is of one device. `peak_memory_usage` is the older name of the reserved peak;
-    `memory_allocated` beside it is no peak and is left out.
+    `TFLOPS_per_GPU` is per device. `peak_memory_usage` is the older name of the reserved peak;
+    `memory_allocated` next to it is not a peak and is ignored.
     """
     settings = NemoSettings(_STEP)
     for block in watched(blocks, log, ENDS, _TORN):
         settings.read(block)
-        # What other processes print may stand before a record without a line end.
+        # Output of other processes may precede a record without a line end.
         text = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(_BEGIN, b"\n" + _BEGIN)
         steps = _STEP.findall(_unwrapped(text))
         if not steps:
@@ -81,7 +81,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 
 def _unwrapped(text: bytes) -> bytes:
-    """`text` with every record on one line that a terminal has wrapped over several."""
+    """Return `text` with every record that a terminal has wrapped on one line."""
     if not _GOES_ON.search(text):
         return text
     first, *records = text.split(_BEGIN)
@@ -89,7 +89,7 @@ def _unwrapped(text: bytes) -> bytes:
 
 
 def _joined(record: bytes) -> bytes:
-    """A record and what follows it, with the lines joined that together make up whole fields."""
+    """Return a record and the text after it, with lines joined that form whole fields."""
     lines = record.split(b"\n", MOST_LINES)
     for n in range(len(lines), 1, -1):
         for space in (b"", b" "):
@@ -100,7 +100,7 @@ def _joined(record: bytes) -> bytes:
 
 
 def _index(steps: Sequence[bytes] | None, iterations: Sequence[bytes]) -> IntColumn:
-    """The number of each step; `iteration` begins again with every epoch, `global_step` goes on."""
+    """Return the number of each step; `iteration` restarts per epoch, `global_step` does not."""
     counted = whole_numbers(iterations)
     if steps is None:
         return counted

@@ -1,6 +1,6 @@
-"""OLMo-core's log: a line `[step=10/1000,epoch=1,...]`, and under it one line a metric.
+"""Log format of OLMo-core: a line `[step=10/1000,epoch=1,...]`, followed by one line per metric.
 
-Followed: `train/callbacks/console_logger.py` and `speed_monitor.py` of allenai/OLMo-core, to 2026.
+Source: `train/callbacks/console_logger.py` and `speed_monitor.py` of allenai/OLMo-core, to 2026.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["LOG_FORMAT"]
 
 BEGINS = b"[step="
 MOST_BYTES = 8000
-"""What stands further behind the beginning of a record is not a part of it."""
+"""Maximum length of a record in bytes."""
 
 DECIMALS = {10.0: 1e-2, 1.0: 1e-3}
-"""Batches a second from which they are printed in steps of what; below 1 in steps of 0.0001."""
+"""Resolution of printed batches per second above each rate; 0.0001 up to a rate of 1."""
 
 _RECORD = re.compile(rb"\[step=(\d{1,18})/([0-9,]{1,24}|\?\?\?),epoch=[^\]\n]{1,80}\]")
 _FIELDS = {
@@ -47,9 +47,9 @@ _TOKENS = field(rb"throughput/total tokens=")
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps count from 1; rates are of one device and of the very step that is printed.
+    """Read steps, numbered from 1; rates are per device and of each single step.
 
-    The time is 1 / BPS. The figures called `(actual avg)` are running means and are left out.
+    The time is 1 / BPS. The figures called `(actual avg)` are running means and are ignored.
     """
     totals = RunningTotals()
     log.facts["log_interval"] = 1
@@ -72,7 +72,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 
 def _records(text: bytes) -> tuple[list[re.Match[bytes]], list[bytes]]:
-    """The head of each record, and its metrics: what stands before the next line with a head."""
+    """Return the head of each record, and its metrics: the text up to the next head."""
     heads, bodies = list(_RECORD.finditer(text)), list[bytes]()
     for head in heads:
         following = text.find(BEGINS, head.end())
@@ -83,7 +83,7 @@ def _records(text: bytes) -> tuple[list[re.Match[bytes]], list[bytes]]:
 
 
 def _times(records: Records, log: LogContent) -> dict[str, FloatColumn]:
-    """Seconds a step, and the step in which they are printed."""
+    """Return seconds per step; store their resolution."""
     rates = records.columns({"rate": _BATCHES_PER_S}).get("rate")
     if rates is None:
         return {}

@@ -1,6 +1,6 @@
-"""Primus' log: Megatron's iteration records behind `[date][rank-7/8][INFO ] [trainer.py:1234] :`.
+"""Log format of Primus: Megatron's records after `[date][rank-7/8][INFO ] [trainer.py:1234] :`.
 
-What Primus starts of torchtitan and MaxText prints lines that their own log formats read. Followed:
+Runs of torchtitan and MaxText under Primus use their own log formats. Source:
 `modules/trainer/megatron/trainer.py` and `core/utils/logger.py` of AMD-AGI/Primus, 2025-2026.
 """
 
@@ -22,9 +22,9 @@ _STEP = re.compile(_RECORD)
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """As Megatron-LM; of `13372.8/13364.7` the first is the step's, the second a running mean.
+    """Read steps as in Megatron-LM; in `13372.8/13364.7` the second number is a running mean.
 
-    TFLOP/s follow Megatron-LM's count from 2026 on, and one of Primus' own before.
+    TFLOP/s follow Megatron-LM's convention since 2026, and Primus' own before.
     """
     for batch in IterationLog(log).batches(blocks):
         log.add_steps(batch.index, **batch.columns)

@@ -1,9 +1,9 @@
-"""What an engine supports of a run, as data: the features of a RunSpec, and limits on them.
+"""Engine support as data: the features of a RunSpec, and limits on them.
 
-FEATURES names every feature that some engine lacks. An engine declares a `Support`: a limit, with
-its reason, for each feature that it does not take as it is. `refusals` turns a run and a `Support`
-into sentences. Checks that are no lookup (a path must exist, two settings exclude each other) stay
-functions of the engine.
+FEATURES contains every feature that some engine lacks. An engine declares a `Support`: a limit with
+its reason for each feature that it does not fully support. `refusals` converts a run and a
+`Support` into sentences. Checks that are not a lookup (a path must exist, two settings exclude each
+other) remain functions of the engine.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ BYTE_VOCAB = 257
 
 @dataclass(frozen=True)
 class Feature:
-    """One thing that a run may ask of an engine."""
+    """Feature that a run may request from an engine."""
 
     field: str
-    """Its name in a recipe, for `--set`."""
+    """Name of the feature in a recipe, for `--set`."""
     value: Callable[[RunSpec], Any]
-    """What the run asks for."""
+    """Function that returns the requested value."""
     unused: Any
-    """The value of a run that does not use it."""
+    """Value in a run that does not use the feature."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What an engine takes of a feature, and why not all of it."""
+    """Limit of an engine's support for a feature, with the reason."""
 
     reason: str
     allowed: tuple[Any, ...] | None = None
-    """The values that it takes; None: the feature cannot be used at all."""
+    """Supported values; None if the feature is not supported at all."""
     remedy: str = ""
-    """What to do instead; by default to use an allowed value, or to leave the feature out."""
+    """Alternative for the user; by default, to use a supported value or to leave the feature out.
+    """
 
     def sentence(self, feature: Feature, value: Any) -> str | None:
         """Return the refusal of `value` as `field value is not supported: reason; remedy`."""
@@ -55,12 +56,12 @@ class Limit:
 
     @property
     def takes(self) -> str:
-        """Return the values that the engine takes, `no` for none."""
+        """Supported values as text, `no` if there are none."""
         return "no" if self.allowed is None else ", ".join(map(_text, self.allowed))
 
 
 Support = Mapping[str, Limit]
-"""Limits by the feature's field; a feature without one is supported."""
+"""Limits by the feature's field; a feature without a limit is supported."""
 
 
 def no(reason: str, remedy: str = "") -> Limit:
@@ -69,15 +70,15 @@ def no(reason: str, remedy: str = "") -> Limit:
 
 
 def only(*allowed: Any, reason: str = "", remedy: str = "") -> Limit:
-    """Return the limit of a feature of which an engine takes these values alone."""
+    """Return the limit of a feature for which an engine supports only these values."""
     return Limit(reason, allowed, remedy)
 
 
 def refusals(spec: RunSpec, support: Support) -> list[str]:
     """Return a sentence for each feature of `spec` beyond `support`.
 
-    A kind of model that the engine does not train is the only sentence: the sizes of another kind
-    mean nothing to it.
+    An unsupported kind of model gives the only sentence, since the sizes of another kind do not
+    apply.
     """
     sentences: list[str] = []
     for field, feature in FEATURES.items():
@@ -89,7 +90,7 @@ def refusals(spec: RunSpec, support: Support) -> list[str]:
 
 
 def small_vocabulary(spec: RunSpec) -> list[str]:
-    """Return a sentence where text has no room in the vocabulary of a program that reads bytes."""
+    """Return a problem if the vocabulary is too small for text in a program that reads bytes."""
     model = spec.model
     if model.kind != "decoder" or spec.data.source not in ("stdlib", "text"):
         return []
@@ -102,7 +103,7 @@ def small_vocabulary(spec: RunSpec) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """Return a value as a recipe has it."""
+    """Return a value as written in a recipe."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -129,7 +130,7 @@ _PARTS: dict[str, type[Any]] = {
 
 
 def _feature(field: str) -> Feature:
-    """Return the feature that is a field of the run, unused at the field's default."""
+    """Return the feature of a field of the run; its default counts as unused."""
     part, _, name = field.rpartition(".")
     info = _PARTS[part].model_fields[name]
     unused = None if info.is_required() else info.get_default(call_default_factory=True)
@@ -160,7 +161,7 @@ def _of_decoder(
 
 
 def _schedule(spec: RunSpec) -> str:
-    """Return the pipeline schedule that runs; without stages none does."""
+    """Return the pipeline schedule in use; 1f1b without pipeline stages."""
     return spec.layout.effective_schedule if spec.layout.pp > 1 else "1f1b"
 
 
@@ -244,28 +245,28 @@ _DERIVED = (
 FEATURES: Mapping[str, Feature] = {
     feature.field: feature for feature in (*map(_feature, _FIELDS), *_DERIVED)
 }
-"""Every feature that some engine lacks, by its field."""
+"""Every feature that some engine lacks, by field."""
 
 _NATIVE = no("only engine native has it")
 SHAPE_OPTIONS: Support = {
     **{f"model.{name}": _NATIVE for name in _SHAPE_OPTIONS},
     "model.norm_position": only("pre", "post", reason="only engine native has both"),
 }
-"""Limits of an engine that has none of the native trainer's newer options of a decoder."""
+"""Limits of an engine with none of the native trainer's newer decoder options."""
 DEEPSEEK: Support = {
     f"model.{name}": no(
         "only engine megatron_bridge, and megatron with engine_settings.checkout, train such models"
     )
     for name in _DEEPSEEK_SIZES
 }
-"""Limits of an engine that trains no DeepSeek-V3."""
+"""Limits of an engine that does not train DeepSeek-V3."""
 TRAINER_ONLY: Support = {
     "training.fp8_recipe": _NATIVE,
     "layout.recompute": only("none", "selective", "full", reason="only engine native has a budget"),
     "layout.gradient_sync": _NATIVE,
     "data.document_mask": _NATIVE,
 }
-"""Limits of every engine but the native trainer and a user's own command."""
+"""Limits of every engine except the native trainer and user programs."""
 FOREIGN: Support = {
     **TRAINER_ONLY,
     "training.evaluation": _NATIVE,
@@ -275,7 +276,7 @@ FOREIGN: Support = {
     "mlperf": _NATIVE,
     "memory_limit_bytes": _NATIVE,
 }
-"""Limits of an engine that evaluates nothing and keeps no checkpoints."""
+"""Limits of an engine without evaluation and checkpoints."""
 OPT_SHAPE: Support = {
     "model.norm": only("layernorm", reason="OPT has no other"),
     "model.norm_eps": only(1e-5, reason="OPT has no other"),
@@ -285,7 +286,7 @@ OPT_SHAPE: Support = {
     "model.num_kv_heads": no("OPT's attention heads are not grouped"),
     "model.head_size": no("OPT has hidden_size / num_heads"),
 }
-"""Limits of a model that is transformers' OPT."""
+"""Limits of transformers' OPT."""
 WITHOUT_RAMP_UP: Support = {"training.ramp_up": no("its batch does not grow")}
 WINDOWS: Support = {
     "data.source": only(
@@ -295,4 +296,4 @@ WINDOWS: Support = {
     "data.loss_mask": _NATIVE,
     "data.split": _NATIVE,
 }
-"""Limits of a program that reads its samples by `token_windows_program.py`."""
+"""Limits of a program that reads samples through `token_windows_program.py`."""

@@ -1,6 +1,6 @@
-"""verl's log: one line a step, `step:1 - actor/pg_loss:0.01 - ... - perf/throughput:3283.3`.
+"""Log format of verl: `step:1 - actor/pg_loss:0.01 - ... - perf/throughput:3283.3` per step.
 
-Followed: `utils/logger/aggregate_logger.py`, `trainer/ppo/metric_utils.py` and the SFT trainers of
+Source: `utils/logger/aggregate_logger.py`, `trainer/ppo/metric_utils.py` and the SFT trainers of
 volcengine/verl, 2024-2026.
 """
 
@@ -27,13 +27,13 @@ from paceline.engines.log_reading.records import (
 )
 
 CERTAIN = 0.1
-"""How far the ratio of two rates may lie from a whole number that it stands for."""
+"""Maximum distance of a ratio of two rates from the whole number that it represents."""
 
 MOST_DEVICES = 1 << 20
 
 
 def device_count(of_all: float, of_one: float) -> int | None:
-    """The whole number next to of_all / of_one, or None where rounding leaves it open."""
+    """Return the whole number nearest to of_all / of_one, or None if it is ambiguous."""
     if not (0 < of_all < 1e100 and 0 < of_one < 1e100):
         return None
     quotient = of_all / of_one
@@ -74,9 +74,9 @@ OF_A_WHOLE_STEP = (
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps count from 1; tokens/s are of one device and of the whole step, generation included.
+    """Read steps, numbered from 1; tokens/s are per device and whole step, including generation.
 
-    Lines of validations have no time and are passed over.
+    Lines of validations have no time and are skipped.
     """
     for block in watched(blocks, log, ENDS, _TORN):
         text = without_colours(block)
@@ -99,7 +99,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 
 def _count_devices(columns: dict[str, FloatColumn], log: LogContent) -> None:
-    """Tokens / seconds over the tokens/s of one device, at the first step from which it follows."""
+    """Store the device count (tokens / seconds / tokens/s per device) from the first clear step."""
     names = ("tokens", "step_time_s", "tokens_per_s_per_device")
     if "num_devices" in log.facts or not all(name in columns for name in names):
         return

@@ -1,4 +1,4 @@
-"""DeepSpeed-Chat's supervised fine-tuning: how it is started and how its log reads."""
+"""DeepSpeed-Chat's supervised fine-tuning: job creation and log format."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ __all__ = [
 
 
 def last_step(spec: RunSpec) -> int:
-    """The timed steps come behind those of the warm-up, and the log counts both."""
+    """Return warmup plus timed steps: the log counts both, and warmup comes first."""
     return spec.training.lr_schedule.warmup + spec.training.steps

@@ -1,4 +1,4 @@
-"""OPT's shapes: which one the hub publishes under which name, and a shape as its configuration."""
+"""Published OPT model shapes, and a shape as an OPT configuration."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ PUBLISHED = {
     (48, 7168, 56): "facebook/opt-30b",
     (64, 9216, 72): "facebook/opt-66b",
 }
-"""Layers, hidden size and heads (Zhang et al., arXiv:2205.01068, table 1)."""
+"""Checkpoint by layers, hidden size and heads (Zhang et al., arXiv:2205.01068, table 1)."""
 PUBLISHED_VOCABULARY = 50272
 
 
 def published_name(shape: Shape) -> str | None:
-    """The hub's name of the OPT that has this shape, None where none has."""
+    """Return the Hugging Face name of the OPT model with this shape, or None."""
     if shape.kind != "decoder" or shape.vocab_size != PUBLISHED_VOCABULARY:
         return None
     return PUBLISHED.get((shape.num_layers, shape.hidden_size, shape.num_heads))
 
 
 def opt_configuration(shape: Shape) -> dict[str, Any]:
-    """The shape as transformers' OPT reads it from config.json; padding and end are one token."""
+    """Return the shape as config.json of transformers' OPT; padding and end share a token."""
     model = cast(DecoderShape, shape)
     end = min(2, model.vocab_size - 1)
     return {
@@ -55,7 +55,7 @@ def opt_configuration(shape: Shape) -> dict[str, Any]:
 
 
 def unlike_folder(shape: DecoderShape, folder: Path) -> list[str]:
-    """In what a model's folder differs from the shape that is planned with; [] when unreadable."""
+    """Return how a model folder differs from the planned shape; empty if unreadable."""
     try:
         stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

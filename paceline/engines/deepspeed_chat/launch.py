@@ -1,7 +1,7 @@
-"""DeepSpeed-Chat's fine-tuning as a Job: its arguments, in the order of its scripts.
+"""Job for DeepSpeed-Chat's fine-tuning, with arguments in the order of its scripts.
 
-`sft_program.py` takes the same ones and a few more; with engine_settings.program they go to the
-`main.py` of a DeepSpeed-Chat checkout.
+`sft_program.py` accepts the same arguments and a few more. With engine_settings.program, they are
+passed to the `main.py` of a DeepSpeed-Chat checkout.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ IMPORTS = ("deepspeed", "transformers")
 OWN_PROGRAM = "sft_program.py"
 OWN_MODEL = "model"
 PUBLISHED_DATA = "Dahoas/full-hh-rlhf"
-"""What the published runs were trained on."""
+"""Training data of the published runs."""
 EPOCHS = 100
 LORA_MODULES = "decoder.layers."
 LORA_LR = 5e-4
 LOSS_SCALE_POWER, LOSS_SCALE_WINDOW, HYSTERESIS = 16, 100, 2
 EVALUATION_BATCH = 4
 PRINTED_EVERY = 1
-"""Steps between two lines of DeepSpeed's timer, which waits for the device at each anyway."""
+"""Steps between lines of DeepSpeed's timer, which waits for the device at every step anyway.
+"""
 PROGRAMS = (OWN_PROGRAM, "sft_data_program.py", "sft_model_program.py")
 HOSTFILE, ENVIRONMENT_FILE = "hostfile", ".deepspeed_env"
 
 
 def missing(spec: RunSpec) -> str | None:
-    """deepspeed or transformers, where no environment and no other interpreter has them."""
+    """Return deepspeed or transformers if no environment or other interpreter has them."""
     return not_installed(spec, IMPORTS)
 
 
 def job(spec: RunSpec, name: str) -> Job:
-    """The program once a device, or DeepSpeed's launcher, which starts it, once a node."""
+    """Return the Job: the program once per device, or DeepSpeed's launcher once per node."""
     alone = not _by_deepspeed(spec)
     return launch(
         spec,
@@ -57,12 +58,12 @@ def job(spec: RunSpec, name: str) -> Job:
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:
-    """Program and arguments as they are started, with the rank's placeholder."""
+    """Return program and arguments as started, with the rank's placeholder."""
     return {"command": command(spec), "environment": _environment(spec)}
 
 
 def command(spec: RunSpec) -> list[str]:
-    """What the starter runs, with its placeholders."""
+    """Return the command for each process, with its placeholders."""
     if _by_deepspeed(spec):
         return [
             *("{python}", "-u", "-m", "deepspeed.launcher.launch"),
@@ -77,20 +78,20 @@ def command(spec: RunSpec) -> list[str]:
 
 
 def hosts(spec: RunSpec) -> list[str]:
-    """Hosts in the order of their ranks; numbered ones where a scheduler has yet to choose them."""
+    """Return hosts in rank order; numbered names if a scheduler has yet to choose them."""
     named = spec.cluster.hosts
     return [*named] if named else [f"node-{number}" for number in range(spec.cluster.nodes)]
 
 
 def world_info(spec: RunSpec) -> str:
-    """Hosts and their devices as DeepSpeed's launcher hands them on: JSON in base64."""
+    """Return hosts and their devices in the form of DeepSpeed's launcher: JSON in base64."""
     devices = list(range(spec.cluster.devices_per_node))
     content = json.dumps(dict.fromkeys(hosts(spec), devices))
     return base64.urlsafe_b64encode(content.encode()).decode()
 
 
 def launcher_files(spec: RunSpec) -> dict[str, str]:
-    """A hostfile and an environment file, with which `deepspeed --hostfile` starts the same."""
+    """Return hostfile and environment file for the same start by `deepspeed --hostfile`."""
     slots = spec.cluster.devices_per_node
     variables = {**_environment(spec), **spec.cluster.env}
     public = {name: value for name, value in variables.items() if not is_secret(name, value)}
@@ -109,7 +110,7 @@ def _environment(spec: RunSpec) -> dict[str, str]:
 
 
 def _files(spec: RunSpec) -> dict[str, str]:
-    """Our program, and the configuration of the model where no other is named."""
+    """Return Paceline's program, and the model's configuration unless another model is set."""
     if not own_program(spec):
         return {}
     files: dict[str, str] = {}
@@ -122,17 +123,20 @@ def _files(spec: RunSpec) -> dict[str, str]:
 
 
 def own_program(spec: RunSpec) -> bool:
-    """Whether ours is started, not that of a checkout."""
+    """Return whether Paceline's program is used, not that of a checkout."""
     return spec.engine_settings.get("program") is None
 
 
 def program(spec: RunSpec) -> str:
-    """The Python file that is started."""
+    """Return the Python file to start."""
     return str(spec.engine_settings.get("program") or OWN_PROGRAM)
 
 
 def model_name(spec: RunSpec) -> str:
-    """What is loaded: as set, a shape's own configuration for our program, else the hub's name."""
+    """Return the model to load: as set, else by the shape.
+
+    The shape's configuration is used with Paceline's program, the published name with a checkout's.
+    """
     named = spec.engine_settings.get("model")
     if named is not None:
         return _absolute("engine_settings.model", str(named))
@@ -140,7 +144,10 @@ def model_name(spec: RunSpec) -> str:
 
 
 def data_names(spec: RunSpec) -> list[str]:
-    """Data sets: as set, else the recipe's own; what is synthetic there is the published one."""
+    """Return the data sets: as set, else the recipe's.
+
+    A checkout's program gets the published data set instead of synthetic data.
+    """
     named = spec.engine_settings.get("data")
     if named is not None:
         names = str(named).split(",")
@@ -151,7 +158,7 @@ def data_names(spec: RunSpec) -> list[str]:
 
 
 def arguments(spec: RunSpec) -> list[str]:
-    """The command line behind the program's name, without its rank."""
+    """Return the command line after the program's name, without its rank."""
     training, layout = spec.training, spec.layout
     settings = spec.engine_settings
     split = spec.data.split or (1, 0, 0)
@@ -184,7 +191,7 @@ def arguments(spec: RunSpec) -> list[str]:
 
 
 def scheduler(spec: RunSpec) -> str:
-    """transformers' name of the learning rate's schedule."""
+    """Return transformers' name of the learning rate schedule."""
     schedule = spec.training.lr_schedule
     if schedule.kind == "constant" and schedule.warmup:
         return "constant_with_warmup"
@@ -203,13 +210,13 @@ def _adapters(spec: RunSpec) -> Iterator[tuple[str, object]]:
 
 
 def _foreign(spec: RunSpec) -> Iterator[tuple[str, object]]:
-    """Of a checkout's program fp16 is the default, and older ones have no other dtype."""
+    """Yield the dtype for a checkout's program: default fp16, in older versions the only one."""
     if spec.training.dtype != "fp16":
         yield "dtype", spec.training.dtype
 
 
 def _own(spec: RunSpec) -> Iterator[tuple[str, object]]:
-    """What only our program takes, where it is not its default."""
+    """Yield arguments that only Paceline's program accepts, if not at their defaults."""
     training, scale = spec.training, spec.training.loss_scale
     yield "dtype", training.dtype
     yield "attention", spec.engine_settings.get("attention") or "eager"
@@ -230,7 +237,7 @@ def _drops_nothing(spec: RunSpec) -> bool:
 
 
 def _words(name: str, value: object) -> list[str]:
-    """One argument; a switch that is off is left out."""
+    """Return the words of one argument; a switch that is off has none."""
     if isinstance(value, bool):
         return [f"--{name}"] if value else []
     values = cast(list[object], value) if isinstance(value, list) else [value]
@@ -238,6 +245,6 @@ def _words(name: str, value: object) -> list[str]:
 
 
 def _absolute(field: str, name: str) -> str:
-    """A path of this machine as seen from the run folder; a hub name stays."""
+    """Return a local path as seen from the run folder; a Hugging Face name stays unchanged."""
     path = home_path(field, name)
     return str(path.absolute()) if path.exists() else name

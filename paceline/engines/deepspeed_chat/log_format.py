@@ -1,8 +1,8 @@
-"""DeepSpeed-Chat's log, as upstream and as Lambda's benchmark writes it.
+"""Log format of DeepSpeed-Chat, as written by upstream and by Lambda's benchmark.
 
-It tells speed in up to four ways: Lambda's one throughput of all timed steps, the reinforcement
-learning engine's line a step, the performance line a step, and DeepSpeed's own timer every tenth
-step. The most specific one gives the steps.
+It reports speed in up to four ways: Lambda's single throughput of all timed steps, the
+reinforcement learning engine's line per step, the performance line per step, and DeepSpeed's own
+timer every tenth step. The most specific one provides the steps.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _TORN = re.compile(
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps by the number that the log prints; lines without one are counted from the first."""
+    """Read steps by their printed number; lines without a number are counted from the first."""
     settings, timer, rlhf, perf = DeepSpeedSettings(), _Timer(), _Rlhf(), _Perf()
     results, begun = _Results(), False
     for block in watched(blocks, log, b"exits successfully", _TORN):
@@ -128,7 +128,7 @@ class _Timer:
             self._add(old, cumulative=False)
 
     def keep_peaks(self, log: LogContent) -> None:
-        """Memory, and the steps that an fp16 overflow skipped, which the running average counts."""
+        """Store peak memory; remark on fp16 overflow steps, which the running average counts."""
         for kind, value in self.log.memory_bytes.items():
             log.peak(kind, value)
         skipped, step = self._skipped
@@ -155,7 +155,7 @@ class _Timer:
             )
 
     def _numbered(self, steps: IntColumn) -> IntColumn:
-        """Old timers count within an epoch: where the number falls, the next epoch goes on."""
+        """Return step numbers across epochs: old timers restart in each epoch."""
         before = np.append(self._last, steps[:-1])
         offsets = self._offset + np.cumsum(np.where(steps < before, before, 0))
         self._last, self._offset = int(steps[-1]), int(offsets[-1])
@@ -163,7 +163,7 @@ class _Timer:
 
 
 class _Timed:
-    """Lines that time one step each and do not number it; a loss line stands before."""
+    """Lines that time one step each without a number; the loss line comes first."""
 
     def __init__(self, first: int) -> None:
         self.log = LogContent()
@@ -171,7 +171,7 @@ class _Timed:
         self._loss = b""
 
     def timed(self, matches: list[tuple[bytes, ...]]) -> list[tuple[bytes, ...]]:
-        """The records with a time among loss lines, each with the loss printed since the last."""
+        """Return timed records, each with the loss printed since the previous one."""
         records: list[tuple[bytes, ...]] = []
         loss = self._loss
         for fields in matches:
@@ -184,13 +184,13 @@ class _Timed:
         return records
 
     def indices(self, count: int) -> IntColumn:
-        """The next `count` numbers."""
+        """Return the next `count` step numbers."""
         self._next += count
         return np.arange(self._next - count, self._next, dtype=np.int64)
 
 
 class _Rlhf(_Timed):
-    """The hybrid engine's line: a whole step, from one generation to the next; from 0."""
+    """Hybrid engine's line, from 0: a whole step, from one generation to the next."""
 
     def __init__(self) -> None:
         super().__init__(first=0)
@@ -217,8 +217,11 @@ class _Rlhf(_Timed):
 
 
 class _Perf(_Timed):
-    """Upstream's performance line; from 1. Its batch is one device's, which it then divides by all
-    devices: TFLOPs and samples/s stay as printed."""
+    """Performance line of upstream, numbered from 1.
+
+    Its batch is per device but is then divided by the number of all devices, so TFLOPs and
+    samples/s stay as printed.
+    """
 
     def __init__(self) -> None:
         super().__init__(first=1)
@@ -241,7 +244,10 @@ class _Perf(_Timed):
         )
 
     def keep_settings(self, settings: DeepSpeedSettings) -> None:
-        """The line's batch is of one device only in the supervised steps."""
+        """Store sequence length and, in supervised steps, the micro-batch.
+
+        Other steps do not print the batch of one device.
+        """
         if self._seen is None:
             return
         kind, batch, length = self._seen
@@ -252,7 +258,7 @@ class _Perf(_Timed):
 
 
 class _Results:
-    """Lambda's two lines at the end."""
+    """Two result lines at the end of Lambda's benchmark."""
 
     def __init__(self) -> None:
         self._rates: list[bytes] = []
@@ -265,7 +271,7 @@ class _Results:
             self._times += _TIME.findall(block)
 
     def keep(self, log: LogContent) -> None:
-        """The first of each is kept, as Lambda's own evaluation does."""
+        """Store the first value of each line, as Lambda's own evaluation does."""
         rates = numbers(self._rates[:1])
         if len(rates) and 0 < rates[0] < np.inf:
             log.figures["samples_per_s"] = float(rates[0])

@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportMissingModuleSource=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-"""Pairs of a prompt and a chosen answer as batches of padded token ids."""
+"""Prompts with chosen answers as batches of padded token ids."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ import torch
 ANSWER_KEYS = ("chosen", "response", "completion", "text")
 DIFFERENT_TEXTS = 1000
 LEAST_STEPS = 4
-"""An epoch's, of samples that are made on the spot."""
+"""Minimum number of steps per epoch of generated samples."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
 DATA_FILES = ("*.jsonl", "*.jsonl.gz", "*.parquet")
 LEAST_LETTERS = 80
 
 
 class Tokenizer(Protocol):
-    """Text to ids, of which `eos` also fills samples up."""
+    """Converter from text to token ids; `eos` also pads samples."""
 
     eos: int
     eos_text: str
 
     def ids(self, text: str) -> list[int]:
-        """The token ids of `text`."""
+        """Return the token ids of `text`."""
         ...
 
 
 class ByteTokenizer:
-    """An id a byte, and one more that ends a sample: for models without a vocabulary."""
+    """One id per byte and one end-of-sample id, for models without a vocabulary."""
 
     eos = 256
     eos_text = ""
 
     def ids(self, text: str) -> list[int]:
-        """UTF-8 bytes, then the end."""
+        """Return the UTF-8 bytes, then the end-of-sample id."""
         return [*text.encode("utf-8", "replace"), self.eos]
 
 
 class FolderTokenizer:
-    """The tokenizer that lies in a model's folder or in the hub's cache."""
+    """Tokenizer in a model's folder or in the Hugging Face cache."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -61,14 +61,14 @@ class FolderTokenizer:
         self.eos_text = tokenizer.eos_token
 
     def ids(self, text: str) -> list[int]:
-        """As the model was trained, special tokens included."""
+        """Return ids including special tokens, as in the model's training."""
         return self._tokenizer(text)["input_ids"]
 
 
 def load_tokenizer(model: str) -> Tokenizer:
-    """The tokenizer of a folder or a hub name; bytes where a folder has none.
+    """Return the tokenizer of a folder or Hugging Face name; bytes for a folder without one.
 
-    Raises SystemExit when it names no token that ends a text.
+    Raises SystemExit for a tokenizer without an end-of-text token.
     """
     folder = Path(model)
     if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
@@ -90,7 +90,7 @@ def load_tokenizer(model: str) -> Tokenizer:
 
 @dataclass
 class Batches:
-    """A rank's share of the samples, in batches of equal shape, in another order each epoch."""
+    """One rank's share of the samples, in batches of equal shape, reshuffled each epoch."""
 
     texts: list[str]
     tokenizer: Tokenizer
@@ -106,14 +106,14 @@ class Batches:
         return len(self.texts) // (self.world_size * self.micro_batch)
 
     def prepare(self, num_batches: int) -> None:
-        """Draw and turn into ids what so many batches need, so that no step waits for it."""
+        """Draw and tokenize the samples of `num_batches` in advance, so that no step waits."""
         epochs = (self._places(epoch) for epoch in itertools.count())
         for places in itertools.islice(itertools.chain.from_iterable(epochs), num_batches):
             for place in places:
                 self._ids(place)
 
     def epoch(self, epoch: int) -> Iterator[dict[str, torch.Tensor]]:
-        """The batches of this rank; what fills no batch of all ranks is left out."""
+        """Yield this rank's batches; samples that do not fill a batch on all ranks are dropped."""
         return map(self._batch, self._places(epoch))
 
     def _places(self, epoch: int) -> list[list[int]]:
@@ -133,7 +133,7 @@ class Batches:
         return self._known[place]
 
     def _batch(self, places: list[int]) -> dict[str, torch.Tensor]:
-        """Ids (micro_batch, length); labels are the ids, padding included, as in DeepSpeed-Chat."""
+        """Return ids (micro_batch, length); labels include padding, as in DeepSpeed-Chat."""
         ids = torch.full((len(places), self.length), self.tokenizer.eos)
         mask = torch.zeros_like(ids)
         for row, sample in enumerate(map(self._ids, places)):
@@ -145,9 +145,9 @@ class Batches:
 def training_batches(
     args: argparse.Namespace, tokenizer: Tokenizer, rank: int, world_size: int
 ) -> Batches:
-    """The first part of the data, split and shuffled by the seed, the same on every rank.
+    """Return the training part of the data, split and shuffled by seed, the same on every rank.
 
-    Raises SystemExit when it is less than one batch of all ranks.
+    Raises SystemExit for less than one batch on all ranks.
     """
     sizes = [float(size) for size in args.data_split.split(",")]
     share = sizes[0] / sum(sizes)
@@ -177,13 +177,13 @@ def training_batches(
 
 
 def _first_part(texts: list[str], share: float, seed: int) -> list[str]:
-    """The share of DeepSpeed-Chat's first training, drawn by the seed."""
+    """Return DeepSpeed-Chat's first training share, shuffled by the seed."""
     random.Random(seed).shuffle(texts)
     return texts[: round(len(texts) * share)]
 
 
 def samples(source: str, seed: int, made: int) -> Iterator[str]:
-    """Prompt and answer as one text each: `made` on the spot, of files, or of a hub data set."""
+    """Yield prompt plus answer: `made` generated texts, or those of files or a hub data set."""
     if source == "synthetic":
         yield from itertools.islice(itertools.cycle(_synthetic(seed)), made)
     elif source == "stdlib":
@@ -193,7 +193,7 @@ def samples(source: str, seed: int, made: int) -> Iterator[str]:
 
 
 def _synthetic(seed: int) -> Iterator[str]:
-    """Different texts of words of no meaning, always as many words."""
+    """Yield distinct texts of random words, all with the same word count."""
     draw = random.Random(seed)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(997)]
     for _ in range(DIFFERENT_TEXTS):
@@ -202,7 +202,7 @@ def _synthetic(seed: int) -> Iterator[str]:
 
 
 def _paragraphs(folder: Path) -> Iterator[str]:
-    """Of the interpreter's own sources, in an order that all ranks share."""
+    """Yield paragraphs of the interpreter's own sources, in the same order on all ranks."""
     for path in sorted(folder.glob("*.py")):
         for paragraph in path.read_text("utf-8", "replace").split("\n\n"):
             if len(paragraph) >= LEAST_LETTERS:
@@ -210,7 +210,7 @@ def _paragraphs(folder: Path) -> Iterator[str]:
 
 
 def _joined(records: Iterable[dict[str, Any]], source: str) -> Iterator[str]:
-    """`prompt` and what was chosen as its answer; or the whole text of records without."""
+    """Yield `prompt` plus the chosen answer, or the full text of records without a prompt."""
     for number, record in enumerate(records, 1):
         key = next((key for key in ANSWER_KEYS if isinstance(record.get(key), str)), None)
         if key is None:
@@ -219,7 +219,7 @@ def _joined(records: Iterable[dict[str, Any]], source: str) -> Iterator[str]:
 
 
 def _records(source: str) -> Iterator[dict[str, Any]]:
-    """Records of a file, of a folder's files, or of a data set in the hub's cache."""
+    """Yield records of a file, of a folder's files, or of a data set in the Hugging Face cache."""
     path = Path(source)
     if path.is_file():
         yield from _file_records(path)

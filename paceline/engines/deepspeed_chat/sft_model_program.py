@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportMissingModuleSource=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-"""The model that is fine-tuned: from a folder or the hub, with DeepSpeed-Chat's adapters."""
+"""Model to fine-tune: from a folder or Hugging Face, with DeepSpeed-Chat's LoRA adapters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNDECAYED = ("bias", "norm.weight")
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What decides the model beside its configuration."""
+    """Model options in addition to its configuration."""
 
     name: str
     dtype: str
@@ -37,7 +37,7 @@ class ModelOptions:
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear layer with an adapter: W x + b + up(down(x)) / rank; the bias trains."""
+    """Frozen linear layer with an adapter: W x + b + up(down(x)) / rank; the bias is trained."""
 
     def __init__(self, linear: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -50,14 +50,14 @@ class LoraLinear(nn.Module):
         self.scaling = 1 / rank
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in) to (..., out)."""
+        """Map (..., in) to (..., out)."""
         low = nn.functional.linear(x, self.lora_down)
         added = nn.functional.linear(low, self.lora_up) * self.scaling
         return nn.functional.linear(x, self.weight, self.bias) + added
 
 
 def make_model(options: ModelOptions, device: torch.device, zero_stage: int) -> nn.Module:
-    """The model in the training's dtype; without weights in its folder they are drawn."""
+    """Return the model in the training dtype; weights are random if its folder has none."""
     config = AutoConfig.from_pretrained(options.name)
     if not options.dropout:
         for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop"):
@@ -84,21 +84,22 @@ def make_model(options: ModelOptions, device: torch.device, zero_stage: int) -> 
 
 
 def _has_weights(name: str) -> bool:
-    """Whether a folder has weights; a hub name has."""
+    """Return whether a folder has weights; Hugging Face names always do."""
     folder = Path(name)
     return not folder.is_dir() or any(any(folder.glob(pattern)) for pattern in WEIGHTS)
 
 
 def _placement(device: torch.device, zero_stage: int) -> AbstractContextManager[Any]:
-    """Where drawn weights are made: on the device; of ZeRO-3 on the host, which then parts them.
+    """Return the context that places random weights: on the device, or on the CPU for ZeRO-3.
 
-    `deepspeed.zero.Init` would part them at once, and transformers then cannot draw them.
+    ZeRO-3 shards them from the CPU. `deepspeed.zero.Init` would shard them immediately, and
+    transformers could then not initialize them.
     """
     return nullcontext() if device.type == "cpu" or zero_stage == 3 else device
 
 
 def add_adapters(model: nn.Module, modules: str, rank: int) -> None:
-    """Replace every linear layer whose name has `modules` in it."""
+    """Replace every linear layer whose name contains `modules`."""
     layers = [(name, layer) for name, layer in model.named_modules() if modules in name]
     linears = [(name, layer) for name, layer in layers if isinstance(layer, nn.Linear)]
     if not linears:
@@ -109,7 +110,7 @@ def add_adapters(model: nn.Module, modules: str, rank: int) -> None:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, lora_lr: float) -> list[dict[str, Any]]:
-    """What decays, the adapters with a rate of their own, and what does not decay."""
+    """Return parameter groups: weight decay, adapters at `lora_lr`, no weight decay."""
     decayed: list[nn.Parameter] = []
     adapters: list[nn.Parameter] = []
     undecayed: list[nn.Parameter] = []

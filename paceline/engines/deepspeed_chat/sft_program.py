@@ -4,8 +4,8 @@
 # pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false
 """Supervised fine-tuning on DeepSpeed with the arguments and log lines of DeepSpeed-Chat.
 
-Runs once per device in an environment that has deepspeed and transformers, with RANK, LOCAL_RANK,
-WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, and needs nothing of Paceline.
+Runs once per device in an environment with deepspeed and transformers. Needs RANK, LOCAL_RANK,
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and nothing from Paceline.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BETAS = (0.9, 0.95)
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """The arguments of DeepSpeed-Chat's first step, and behind them those that only we have."""
+    """Parse the arguments of DeepSpeed-Chat's first step and those of this program only."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--data_path", nargs="*", default=["synthetic"])
@@ -76,7 +76,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def deepspeed_settings(args: argparse.Namespace, world_size: int) -> dict[str, Any]:
-    """DeepSpeed's configuration, as the published runs print theirs."""
+    """Return DeepSpeed's configuration as printed by the published runs."""
     device = "cpu" if args.offload else "none"
     precision: dict[str, Any] = {"bf16": {"enabled": True}} if args.dtype == "bf16" else {}
     if args.dtype == "fp16":
@@ -108,7 +108,7 @@ def deepspeed_settings(args: argparse.Namespace, world_size: int) -> dict[str, A
 
 
 def main() -> None:
-    """Train, print the figures, and leave without DeepSpeed's way of ending."""
+    """Train, print the results, and exit without DeepSpeed's shutdown."""
     args = parse_arguments(sys.argv[1:])
     tell_everything()
     device = join()
@@ -127,22 +127,22 @@ def main() -> None:
     logger.info(f"Process {os.getpid()} exits successfully.")
     sys.stdout.flush()
     sys.stderr.flush()
-    # DeepSpeed's threads abort some interpreters that end by themselves, after all work is done.
+    # At interpreter exit, DeepSpeed's threads abort some processes after all work is done.
     os._exit(0)
 
 
 def tell_everything() -> None:
-    """DeepSpeed's timer and step lines too: 0.19 prints warnings only."""
+    """Enable DeepSpeed's timer and step lines: version 0.19 prints warnings only."""
     for part in (logger, *logger.handlers):
         part.setLevel(logging.INFO)
 
 
 def join() -> torch.device:
-    """This rank's device, once all ranks have met."""
+    """Initialize the process group and return this rank's device."""
     accelerator = get_accelerator()
     local_rank = int(os.environ["LOCAL_RANK"])
     if accelerator.device_name() == "cpu":
-        # Gloo alone: DeepSpeed would compile a kernel of its own for shared memory first.
+        # Gloo only: otherwise DeepSpeed first compiles its own shared-memory kernel.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend="gloo")
         return torch.device("cpu")
@@ -152,7 +152,7 @@ def join() -> torch.device:
 
 
 def tell_place(rank: int, world_size: int) -> None:
-    """Hosts and command, in the form in which launcher and scripts of the published runs do."""
+    """Print hosts and command in the form of the published runs' launcher and scripts."""
     names: list[Any] = [None] * world_size
     dist.all_gather_object(names, socket.gethostname())
     if rank == 0:
@@ -165,7 +165,7 @@ def tell_place(rank: int, world_size: int) -> None:
 def make_engine(
     args: argparse.Namespace, settings: dict[str, Any], device: torch.device, num_batches: int
 ) -> Any:
-    """Model, optimizer and schedule in DeepSpeed's engine."""
+    """Return DeepSpeed's engine with model, optimizer and schedule."""
     options = ModelOptions(
         name=args.model_name_or_path,
         dtype=args.dtype,
@@ -198,7 +198,7 @@ def make_engine(
 def make_optimizer(
     groups: list[dict[str, Any]], lr: float, device: torch.device, offload: bool
 ) -> torch.optim.Optimizer:
-    """DeepSpeed's Adam of the CPU for offloading, else its fused one where it can be built."""
+    """Return DeepSpeed's CPU Adam for offloading, else its fused Adam if it can be built."""
     if offload:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -214,7 +214,7 @@ def make_optimizer(
 
 
 def train(args: argparse.Namespace, engine: Any, batches: Any, device: torch.device) -> float:
-    """Seconds of the steps behind the warm-up; epochs follow one another as long as it takes."""
+    """Train for as many epochs as needed; return the seconds of the steps after warmup."""
     rank = dist.get_rank()
     steps = args.num_warmup_steps + args.max_steps
     accumulation = args.gradient_accumulation_steps
@@ -252,7 +252,7 @@ def train(args: argparse.Namespace, engine: Any, batches: Any, device: torch.dev
 
 
 def tell_figures(args: argparse.Namespace, seconds: float, world_size: int) -> None:
-    """The two lines of Lambda's benchmark: all steps behind the warm-up, over all devices."""
+    """Print the two result lines of Lambda's benchmark: all steps after warmup, all devices."""
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size
     print("=" * 70)
     print(f"Execution time: {seconds:.4f} seconds for {args.max_steps} steps")

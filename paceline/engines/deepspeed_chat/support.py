@@ -1,4 +1,4 @@
-"""What DeepSpeed-Chat's supervised fine-tuning supports of a RunSpec."""
+"""Support of DeepSpeed-Chat's supervised fine-tuning for the fields of a RunSpec."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SETTINGS = (
 )
 ONLY_OURS = ("attention", "steps_per_print")
 OF_DEEPSPEED = ("--deepspeed",)
-"""What `deepspeed.add_config_arguments` adds to a program's own arguments."""
+"""Arguments that `deepspeed.add_config_arguments` adds to those of a program."""
 LAUNCHERS = ("paceline", "deepspeed")
 ATTENTIONS = ("eager", "sdpa")
 LORA_TARGETS = {"q", "k", "v", "o", "up", "down"}
@@ -153,7 +153,7 @@ def _adapter_problems(spec: RunSpec, lora: LoraSpec) -> Iterator[str]:
 
 
 def _checkout_problems(spec: RunSpec) -> Iterator[str]:
-    """What the program of a checkout leaves no choice of."""
+    """Yield the settings that a checkout's program fixes."""
     training, settings = spec.training, spec.engine_settings
     if not Path(str(settings["program"])).is_absolute():
         yield f"engine_settings.program {settings['program']} is no absolute path of a main.py"
@@ -175,7 +175,7 @@ def _checkout_problems(spec: RunSpec) -> Iterator[str]:
 
 
 def _unknown_arguments(spec: RunSpec, program: Path) -> Iterator[str]:
-    """Arguments that a checkout's program would end at, where its text can be read here."""
+    """Yield arguments that a checkout's program would reject, if its source is readable here."""
     try:
         text = read_text(program)
     except (OSError, ValueError):
@@ -190,5 +190,5 @@ def _unknown_arguments(spec: RunSpec, program: Path) -> Iterator[str]:
 
 
 def _options(text: str) -> list[str]:
-    """The options that a Python program names, in quotation marks as its parser takes them."""
+    """Return the quoted option names in a Python program's source."""
     return re.findall(r"""["'](--\w+)["']""", text)

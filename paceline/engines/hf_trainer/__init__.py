@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer (transformers on accelerate) as an engine, and how its log reads."""
+"""Hugging Face Trainer (transformers with accelerate): job creation and log format."""
 
 from paceline.engines.hf_trainer.arguments import (
     IMPORTS,

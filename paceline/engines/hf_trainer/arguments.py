@@ -1,4 +1,4 @@
-"""A RunSpec as settings of transformers' Trainer, and what the Trainer cannot do of one."""
+"""A RunSpec as settings of transformers' Trainer, and the unsupported fields."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ REQUIREMENTS = ("transformers==5.23.0", "accelerate==1.15.0", "peft==0.21.2")
 IMPORTS = ("torch", "transformers", "accelerate", "peft")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 ENGINE_SETTINGS = {"attention": "sdpa", "optimizer": "adamw_torch_fused", "workers": 0}
-"""What this engine alone knows, and its value where a run says nothing: how attention is computed,
-the Trainer's name of an optimizer, and processes that read samples ahead."""
+"""Settings that only this engine has, with their defaults.
+
+They are the attention implementation, the Trainer's optimizer name, and the number of processes
+that prefetch samples.
+"""
 OUTPUT = "output"
 PROGRAM_FILE = "trainer_program.py"
 SETTINGS_FILE = "hf_trainer.json"
@@ -86,7 +89,7 @@ def unsupported(spec: RunSpec) -> list[str]:
 
 
 def _device_problems(spec: RunSpec) -> Iterator[str]:
-    """Yield what depends on how many devices of which kind there are."""
+    """Yield problems that depend on the number and kind of devices."""
     on_cpu, sharded = spec.cluster.device == "cpu", spec.layout.zero_stage >= 2
     if sharded and (spec.world_size == 1 or on_cpu):
         why = (
@@ -100,12 +103,12 @@ def _device_problems(spec: RunSpec) -> Iterator[str]:
 
 
 def missing(spec: RunSpec) -> str | None:
-    """What a start would lack, as `what; remedy`, or None."""
+    """Return what is missing for a start, as `what; remedy`, or None."""
     return not_installed(spec, IMPORTS if spec.lora else IMPORTS[:-1])
 
 
 def job(spec: RunSpec, name: str) -> Job:
-    """The Job that starts `trainer_program.py` once per device."""
+    """Return the Job that starts `trainer_program.py` once per device."""
     files = {
         **program_file(__package__ or "", PROGRAM_FILE),
         **windows_program(),
@@ -116,7 +119,7 @@ def job(spec: RunSpec, name: str) -> Job:
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:
-    """What `trainer_program.py` reads; `arguments` are the Trainer's own."""
+    """Return the settings for `trainer_program.py`; `arguments` are the Trainer's own."""
     assert spec.model.kind == "decoder", "unsupported refuses any other"
     training = spec.training
     return {
@@ -136,7 +139,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
 
 
 def arguments(spec: RunSpec) -> dict[str, Any]:
-    """The TrainingArguments by name."""
+    """Return the TrainingArguments by name."""
     training, layout = spec.training, spec.layout
     return {
         "output_dir": OUTPUT,
@@ -168,12 +171,12 @@ def arguments(spec: RunSpec) -> dict[str, Any]:
 
 
 def _own(spec: RunSpec) -> dict[str, Any]:
-    """The engine's own settings, defaults filled in."""
+    """Return the engine's own settings with defaults."""
     return {**ENGINE_SETTINGS, **spec.engine_settings}
 
 
 def _processes(spec: RunSpec) -> dict[str, Any]:
-    """How several processes talk to each other."""
+    """Return the settings for communication between processes."""
     return {
         "ddp_backend": "gloo" if spec.cluster.device == "cpu" else "nccl",
         "ddp_timeout": int(spec.hang_limit_s),
@@ -182,7 +185,7 @@ def _processes(spec: RunSpec) -> dict[str, Any]:
 
 
 def _sharding(spec: RunSpec) -> dict[str, Any]:
-    """Gradient checkpointing and FSDP, each by whoever has it."""
+    """Return settings of activation checkpointing and FSDP, in the form the Trainer expects."""
     recompute = spec.layout.recompute == "full"
     if spec.layout.zero_stage < 2:
         return {
@@ -200,7 +203,7 @@ def _sharding(spec: RunSpec) -> dict[str, Any]:
 
 
 def _learning_rate(spec: RunSpec) -> dict[str, Any]:
-    """The schedule in steps, and the lowest rate as a part of the highest."""
+    """Return the schedule in steps, with the minimum learning rate as a fraction of the peak."""
     training, plan = spec.training, spec.training.lr_schedule
     batch = training.global_batch if plan.unit == "samples" else 1
     return {

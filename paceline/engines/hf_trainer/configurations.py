@@ -1,4 +1,4 @@
-"""Which configuration of transformers has the shape of a decoder: Llama's, OPT's or GPT-2's."""
+"""Configurations of transformers for the shape of a decoder: Llama, OPT or GPT-2."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Family = Literal["llama", "opt", "gpt2"]
 
 TITLES: dict[Family, str] = {"llama": "Llama", "opt": "OPT", "gpt2": "GPT-2"}
 OPT_OFFSET = 2
-"""Unused rows that OPT puts before its positions, whatever its configuration says."""
+"""Unused position rows that OPT always adds, regardless of its configuration."""
 OPT_EPS = 1e-5
-"""Of OPT's norms, which its configuration does not know."""
+"""Epsilon of OPT's norms, which its configuration does not contain."""
 LAYERS: dict[Family, dict[LoraTarget, str]] = {
     "llama": {
         "q": "q_proj",
@@ -35,7 +35,7 @@ LAYERS: dict[Family, dict[LoraTarget, str]] = {
     },
     "gpt2": {},
 }
-"""Layers that adapters go to; GPT-2 has one for queries, keys and values together."""
+"""Layers for adapters; GPT-2 has one layer for queries, keys and values together."""
 
 
 _LLAMA, _GPT2 = "transformers' Llama has no other", "transformers' GPT-2 has no other"
@@ -66,18 +66,18 @@ FAMILIES: Mapping[Family, Support] = {
         "model.bias": only(True, reason=_GPT2),
     },
 }
-"""What a family has and its configuration cannot change."""
+"""Properties of a model family that its configuration cannot change."""
 
 
 def family(shape: DecoderShape) -> Family:
-    """The family that is nearest: by the norm, then by what only OPT has."""
+    """Return the nearest family: by the norm, then by features that only OPT has."""
     if shape.norm == "rmsnorm":
         return "llama"
     return "opt" if shape.position_offset or shape.embedding_size else "gpt2"
 
 
 def family_problems(shape: DecoderShape, lora: LoraSpec | None) -> Iterator[str]:
-    """Yield what a family cannot do and no table can say: OPT's last norm, layers of adapters."""
+    """Yield problems that the support table cannot express: OPT's final norm, adapter layers."""
     if family(shape) == "opt" and shape.final_norm != (shape.norm_position == "pre"):
         yield f"model.final_norm {shape.final_norm}: OPT has it with model.norm_position=pre only"
     for target in lora.targets if lora else ():
@@ -86,12 +86,12 @@ def family_problems(shape: DecoderShape, lora: LoraSpec | None) -> Iterator[str]
 
 
 def configuration(shape: DecoderShape) -> dict[str, Any]:
-    """The fields of the shape's configuration in transformers, `model_type` first."""
+    """Return the fields of the shape's transformers configuration, `model_type` first."""
     common = {
         "model_type": family(shape),
         "vocab_size": shape.padded_vocab(),
         "tie_word_embeddings": shape.tied_embeddings,
-        # A padding token would get no gradient from its place in the input.
+        # A padding token would get no gradient for its input positions.
         "pad_token_id": None,
         "bos_token_id": None,
         "eos_token_id": None,
@@ -101,7 +101,7 @@ def configuration(shape: DecoderShape) -> dict[str, Any]:
 
 
 def adapters(shape: DecoderShape, lora: LoraSpec) -> dict[str, Any]:
-    """The settings of peft's LoraConfig."""
+    """Return the settings of peft's LoraConfig."""
     layers = LAYERS[family(shape)]
     return {
         "r": lora.rank,

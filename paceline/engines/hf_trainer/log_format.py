@@ -1,7 +1,7 @@
-"""Hugging Face Trainer's log: dictionaries with the loss, one with the whole run's rates, a bar.
+"""Log format of Hugging Face's Trainer: loss dictionaries, one run summary, a progress bar.
 
-The dictionaries carry no step number; the bar that is drawn again behind each one does. Their file
-form, `trainer_state.json`, has both in it.
+The dictionaries have no step number; the progress bar, redrawn after each, does. Their file form,
+`trainer_state.json`, contains both.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ _FIELDS = {
     "step": field(rb"'step': '?"),
     "run_time_s": field(rb"'train_runtime': '?"),
 }
-"""Totals of tokens since the run began are called so by the Trainer itself, TRL and axolotl."""
+"""Fields of a dictionary.
+
+The Trainer itself, TRL and axolotl use these names for the total of tokens since the run's start.
+"""
 
 _OWN_TIME = (field(rb"'iteration_time_s': '?"), field(rb"'step_time': '?"))
 _MEMORY = re.compile(rb"['\"]memory/max_allocated \(GiB\)['\"]: ['\"]?([0-9.]{1,16})")
@@ -65,11 +68,10 @@ OWN_TIME = (
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps as the bar counts them, from 1, and the one figure for the whole run.
+    """Read steps as counted by the progress bar, from 1, and the figures of the whole run.
 
-    Where the dictionaries have `train_runtime`, a running total, its differences are the step
-    times; else the bar's own moving average is, as printed. Rates of the whole run are of all
-    devices.
+    If the dictionaries have `train_runtime`, a running total, step times are its differences. Else
+    the bar's moving average is used, as printed. Rates of the whole run cover all devices.
     """
     run = _Run(log)
     for text in _whole_records(watched(blocks, log, ENDS, _TORN)):
@@ -81,7 +83,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 
 def _whole_records(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The blocks, divided so that no dictionary is, be it written over several lines."""
+    """Yield the blocks, split so that dictionaries stay whole, even across lines."""
     held = b""
     for block in blocks:
         text = held + block
@@ -92,18 +94,21 @@ def _whole_records(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 Entry = tuple[float, float, float, float, float, float, float]
-"""Loss, gradient norm, tokens of all devices since the run began, step number, seconds since the
-run began, seconds of a step, the unit of the former; NaN = the dictionary does not say."""
+"""Values of one dictionary; NaN if absent.
+
+They are loss, gradient norm, tokens of all devices since the run's start, step number, seconds
+since the run's start, seconds per step, and the resolution of the run time in seconds.
+"""
 
 
 Place = tuple[int, bool, float, float]
-"""Step of an entry, whether a bar or the entry itself says so, its run time and its tokens."""
+"""Step of an entry, whether a bar or the entry itself states it, its run time and its tokens."""
 
 START: Place = (0, True, 0.0, 0.0)
 
 
 class _Run:
-    """One run after the other, event by event."""
+    """Reader of consecutive runs, event by event."""
 
     def __init__(self, log: LogContent) -> None:
         self._log = log
@@ -116,7 +121,7 @@ class _Run:
         self._begin()
 
     def begin(self) -> None:
-        """A run begins."""
+        """Start a run."""
         self._settle(0)
         self._rows.add_to(self._log, all_of_it=True)
         self._summaries.begin()
@@ -126,7 +131,7 @@ class _Run:
         self._begin()
 
     def read(self, text: bytes) -> None:
-        """Take a piece of the log of one run."""
+        """Read a piece of one run's log."""
         read_settings(text, self._log)
         if resumed := last_match(_RESUMED, text):
             self._resumed_at = int(resumed[1])
@@ -148,7 +153,7 @@ class _Run:
         self._rows.add_to(self._log)
 
     def end(self) -> None:
-        """The log is at its end."""
+        """Finish at the end of the log."""
         log = self._log
         self._settle(0)
         self._rows.add_to(log, all_of_it=True)
@@ -180,13 +185,13 @@ class _Run:
         self._distance: int | None = None
 
     def _end_run(self) -> None:
-        """The run is over: what is stated from now on may be of another one."""
+        """Mark the run as finished: later settings may belong to another run."""
         if not self._is_over:
             self._is_over = True
             self._of_the_run_before, self._log.facts = self._log.facts, {}
 
     def _keep_steps_done(self) -> None:
-        """The steps that the run time is of, and their rate: what is printed has few digits."""
+        """Store the steps in the run time and their rate, since the printed rate has few digits."""
         figures, total = self._log.figures, self._log.facts.get("total_steps")
         if "run_time_s" not in figures:
             return
@@ -206,27 +211,27 @@ class _Run:
             self._pending = entry
 
     def _bar(self, count: int, total: int, rate: bytes, unit: bytes) -> None:
-        """The first bar behind an entry is drawn again because of it: it has the entry's step."""
+        """Read a bar; the first one after an entry is redrawn because of it and has its step."""
         if total != self._bar_total and not self._is_of_the_run(total):
             return
         if count < self._count:
             self._place = None
         drawn, self._count = self._count, count
-        # Behind its summary the bar is drawn once more, with the last step that was done.
+        # After the run's summary, the bar is drawn once more with the last completed step.
         self._ended_at = count if self._is_over else None
         if self._pending is not None:
             self._settle(count)
         if self._has_run_time:
             return
-        # The first steps of a run are longer than the others, and a bar that is drawn again tells
-        # nothing new.
+        # The first steps of a run take longer than the others, and a redrawn bar has no new
+        # information.
         if self._place is not None and count != drawn:
             time_s, self._bar_resolution_s = _bar_time(rate, unit)
             self._rows.put(count, time_s, math.nan, math.nan, math.nan)
             self._timed_by_bar |= time_s == time_s
 
     def _is_of_the_run(self, total: int) -> bool:
-        """Whether a bar of `total` is the run's: as stated, else the first one behind an entry."""
+        """Return whether a bar of `total` is the run's: as logged, else first after an entry."""
         if self._bar_total is not None:
             return False
         expected = self._log.facts.get("total_steps")
@@ -236,7 +241,7 @@ class _Run:
         return True
 
     def _settle(self, count: int) -> None:
-        """Give the pending entry its place: that of a bar with `count`, or the next one."""
+        """Assign the pending entry to the step of a bar with `count`, or to the next step."""
         entry, self._pending = self._pending, None
         if entry is None:
             return
@@ -280,20 +285,20 @@ class _Run:
 
 
 class _Rows:
-    """Steps that wait to be added, the last of which may still be told more of."""
+    """Buffered steps; more values may follow for the last one."""
 
     def __init__(self) -> None:
         self._index: list[int] = []
         self._values: list[tuple[float, float, float, float]] = []
 
     def can_take(self, index: int) -> bool:
-        """Whether `index` lies behind every step so far."""
+        """Return whether `index` comes after every step so far."""
         return not self._index or index > self._index[-1]
 
     def put(
         self, index: int, step_time_s: float, loss: float, grad_norm: float, tokens: float
     ) -> None:
-        """Add a step, or what is known of the last one."""
+        """Add a step, or more values of the last step."""
         values = step_time_s, loss, grad_norm, tokens
         if self._index and self._index[-1] == index:
             time_s, old_loss, old_norm, old_tokens = self._values[-1]
@@ -309,13 +314,13 @@ class _Rows:
             self._values.append(values)
 
     def note(self, loss: float) -> None:
-        """Keep that a loss was NaN whose step is not known."""
+        """Store a NaN loss whose step is unknown."""
         if math.isinf(loss) and self._values:
             time_s, _, grad_norm, tokens = self._values[-1]
             self._values[-1] = time_s, loss, grad_norm, tokens
 
     def add_to(self, log: LogContent, all_of_it: bool = False) -> None:
-        """Move the steps into the log, but for the last one unless it is the end."""
+        """Move the steps into the log, except for the last one before the end of the log."""
         ready = len(self._index) - (not all_of_it)
         if ready <= 0:
             return
@@ -327,16 +332,16 @@ class _Rows:
 
 
 def _events(text: bytes) -> list[tuple[bytes, ...]]:
-    """Dictionaries and bars in their order: text, or count, total, rate, unit."""
+    """Return dictionaries and bars in order: text, or count, total, rate, unit."""
     if b"s/it" in text or b"it/s" in text:
         return _EVENT.findall(text)
     return [(record, b"", b"", b"", b"") for record in _RECORD.findall(text)]
 
 
 def _bar_time(rate: bytes, unit: bytes) -> tuple[float, float]:
-    """Return the seconds of a step that a bar shows, and what its last digit is worth in seconds.
+    """Return a bar's seconds per step and the resolution of its last digit in seconds.
 
-    tqdm prints `s/it` and `it/s` with two decimals; NaN where it does not know the rate yet.
+    tqdm prints `s/it` and `it/s` with two decimals; NaN if it does not know the rate yet.
     """
     value = numbers([rate]).item()
     if not 0 < value < LARGEST_RATE:
@@ -345,7 +350,7 @@ def _bar_time(rate: bytes, unit: bytes) -> tuple[float, float]:
 
 
 def _plain(records: list[bytes]) -> list[bytes]:
-    """Dictionaries on one line each, their names in single quotes."""
+    """Return each dictionary on a single line with single quotes."""
     joined = b"\0".join(records)
     if b'"' not in joined and b"\n" not in joined and b"\r" not in joined:
         return records
@@ -365,7 +370,7 @@ def _entries(records: list[bytes]) -> Iterator[Entry]:
 
 
 def _unit(record: bytes, time_s: float) -> float:
-    """Seconds: numbers in quotes have four significant digits, bare ones four decimals."""
+    """Return the resolution in seconds: 4 significant digits in quotes, else 4 decimals."""
     return significant_step(time_s, 4) if b"'train_runtime': '" in record else 1e-4
 
 

@@ -1,10 +1,10 @@
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Trains a model of transformers with its Trainer; run once per device with env:// set.
+"""Program that trains a transformers model with its Trainer, once per device with env:// set.
 
-`trainer_program.py SETTINGS.json` beside `token_windows_program.py`. It writes the Trainer's own
-lines, and each step's entry as `trainer_state.json` holds it, with the seconds since the training
-began.
+Run `trainer_program.py SETTINGS.json` in a folder that also has `token_windows_program.py`. It
+prints the Trainer's own lines, and for each step its `trainer_state.json` entry with the seconds
+since the start of training.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GIB = 2**30
 
 
 def main(path: str) -> None:
-    """Train as the settings in `path` say."""
+    """Train with the settings in file `path`."""
     if os.environ.get("WORLD_SIZE") == "1":
         stay_alone()
     settings = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -72,19 +72,19 @@ def main(path: str) -> None:
         torch.distributed.barrier()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Gloo's threads keep some interpreters from ending (one of six here), after all work is done.
+    # After all work is done, Gloo's threads keep some interpreters from exiting (observed: 1 of 6).
     os._exit(0)
 
 
 def stay_alone() -> None:
-    """Keep one process from wrapping its model for others, and from taking every visible GPU."""
+    """Keep a single process from wrapping its model for several, or using every visible GPU."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
 
 
 class PlannedTrainer(Trainer):
-    """A Trainer whose learning rate follows `rates`: a step's part of the highest, from step 0."""
+    """Trainer whose learning rate factor follows `rates`: fraction of the peak by step, from 0."""
 
     def __init__(self, *, rates: Callable[[int], float], **settings: Any) -> None:
         self._rates = rates
@@ -93,7 +93,7 @@ class PlannedTrainer(Trainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """The schedule of the settings instead of one of transformers'."""
+        """Create the schedule from the settings instead of one of transformers'."""
         chosen = optimizer or self.optimizer
         assert isinstance(chosen, torch.optim.Optimizer), "the Trainer makes its optimizer first"
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(chosen, self._rates)
@@ -101,7 +101,7 @@ class PlannedTrainer(Trainer):
 
 
 class StepEntries(TrainerCallback):
-    """Prints each entry of the Trainer's history with all of its digits and its run time."""
+    """Callback that prints each entry of the Trainer's history with full precision and run time."""
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -111,9 +111,10 @@ class StepEntries(TrainerCallback):
         self._began = time.perf_counter()
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Print a step's entry; the Trainer has read its loss, so the device is done with it."""
+        """Print a step's entry, after the Trainer has read its loss from the device."""
         entry = dict(state.log_history[-1])
-        # The entry for the whole run would go before those of the steps, first ones included.
+        # The entry of the whole run would take precedence over those of the steps, including the
+        # first.
         if not state.is_world_process_zero or "loss" not in entry:
             return
         entry["train_runtime"] = round(time.perf_counter() - self._began, 4)
@@ -124,7 +125,7 @@ class StepEntries(TrainerCallback):
 
 
 def build(settings: Mapping[str, Any]) -> PreTrainedModel:
-    """The model of a transformers configuration, its weights made from the seed, in float32."""
+    """Return a float32 model for a transformers configuration, with weights from the seed."""
     torch.manual_seed(settings["seed"])
     configuration = AutoConfig.for_model(**settings["model"])
     return AutoModelForCausalLM.from_config(
@@ -133,7 +134,7 @@ def build(settings: Mapping[str, Any]) -> PreTrainedModel:
 
 
 def adapted(model: PreTrainedModel, lora: Mapping[str, Any] | None) -> nn.Module:
-    """The model with peft's adapters where the settings name them."""
+    """Return the model, with peft's adapters if the settings have any."""
     if lora is None:
         return model
     from peft import LoraConfig, get_peft_model
@@ -142,29 +143,30 @@ def adapted(model: PreTrainedModel, lora: Mapping[str, Any] | None) -> nn.Module
 
 
 def check_size(model: nn.Module, expected: int) -> None:
-    """Raise SystemExit where the model has another number of parameters than its recipe says."""
+    """Raise SystemExit if the model's number of parameters differs from its recipe."""
     count = sum(parameter.numel() for parameter in model.parameters())
     if count != expected:
         raise SystemExit(f"model: has {count:,} parameters, and its recipe says {expected:,}")
 
 
 def blocks_of(model: nn.Module) -> nn.ModuleList:
-    """The transformer blocks: the longest list of modules."""
+    """Return the transformer blocks: the longest module list."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=len)
 
 
 def collate(windows: list[Tensor]) -> dict[str, Tensor]:
-    """Inputs that are their own labels: the model shifts them by a token."""
+    """Stack windows to inputs and labels (batch, length); the model shifts labels by one token."""
     ids = torch.stack(windows)
     return {"input_ids": ids, "labels": ids}
 
 
 def rate_factors(plan: Mapping[str, Any]) -> Callable[[int], float]:
-    """Part of the highest learning rate that a step (from 0) takes.
+    """Return the learning rate schedule as a function of the step, relative to the peak.
 
     (n + 1) / warmup while n < warmup, then m + (1 - m) f((n - warmup) / (decay - warmup)), with
-    f(x) = 1 - x for linear and (1 + cos(pi x)) / 2 for cosine; m is the lowest part.
+    f(x) = 1 - x for linear and (1 + cos(pi x)) / 2 for cosine. n is the step, counted from 0, and m
+    is the minimum.
     """
     kind, warmup, decay, lowest = plan["kind"], plan["warmup"], plan["decay"], plan["lowest"]
 

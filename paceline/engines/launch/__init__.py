@@ -1,1 +1,1 @@
-"""What it takes to start a framework's own program: its Job, and the environment it runs in."""
+"""Start of a framework's own program: its Job, and its Python environment."""

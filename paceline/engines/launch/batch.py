@@ -1,4 +1,4 @@
-"""sbatch's words for a batch script of somebody else, spelled as published procedures do."""
+"""Arguments of sbatch for third-party batch scripts, in the form of published benchmarks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.core.training import DEFAULT_TIME_LIMIT_S
 
 
 def needs_queue(spec: RunSpec) -> list[str]:
-    """Why a batch script cannot be submitted for `spec`, in a sentence."""
+    """Return in a sentence why a batch script cannot be submitted for `spec`."""
     number = spec.cluster.allocation
     if not spec.cluster.capabilities.batch_scripts:
         return [f"engine {spec.engine} submits a batch script: it needs Slurm (--launcher slurm)"]
@@ -18,18 +18,18 @@ def needs_queue(spec: RunSpec) -> list[str]:
 
 
 def asked_limit_s(spec: RunSpec) -> float | None:
-    """The time limit that somebody asked for, in s.
+    """Return the requested time limit in seconds.
 
-    None for the usual one of recipes, which nobody has asked for: the script's own decides.
+    Returns None for the default of recipes, so that the script's own limit applies.
     """
     return None if spec.time_limit_s == DEFAULT_TIME_LIMIT_S else spec.time_limit_s
 
 
 def site_words(cluster: Cluster, *, gpus: bool) -> tuple[str, ...]:
-    """What the site asks of jobs, account and partition first, without nodes and time.
+    """Return the site's sbatch options, account and partition first, without nodes and time.
 
-    `gpus` asks for the GPUs of a node where `cluster.slurm.gres` says nothing; without it the
-    script's own #SBATCH lines do.
+    `gpus` requests the GPUs of a node if `cluster.slurm.gres` is not set. Without `gpus`, the
+    script's own #SBATCH lines decide.
     """
     options = cluster.slurm.options()
     options.pop("cpus-per-task", None)

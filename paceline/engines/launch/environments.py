@@ -1,7 +1,7 @@
-"""Environments of frameworks: each has its own, since what they require conflicts.
+"""Python environments of frameworks: one per framework, since their requirements conflict.
 
-By default an environment sees the packages of the interpreter that runs Paceline behind its own:
-a torch of several GB is not installed a second time.
+By default, an environment also sees the packages of the interpreter that runs Paceline, after its
+own. This avoids a second installation of several GB of torch.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from paceline.files.home import home_path
 
 VARIABLE = "PACELINE_ENGINES"
 MANIFEST = "paceline.json"
-"""Written last: an environment without it was never finished."""
+"""Manifest file, written last: an environment without it is incomplete."""
 SHARED = "paceline-shared.pth"
 OWN_PIP = importlib.util.find_spec("pip") is not None
-"""Whether this interpreter has a pip; copying one into each environment takes seconds."""
+"""True if this interpreter has pip; copying pip into each environment takes seconds."""
 INSTALL_LIMIT_S = 3600.0
 CHECK_LIMIT_S = 300.0
 _IMPORT = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
@@ -43,24 +43,24 @@ print(json.dumps({n: m.version(n) for n in names}))
 
 @dataclass(frozen=True)
 class Environment:
-    """An installed environment."""
+    """Installed environment of a framework."""
 
     folder: Path
     versions: dict[str, str]
-    """What was asked for, by the name of its distribution."""
+    """Version by distribution name, for the requested packages."""
     size_bytes: int
     requirements: tuple[str, ...] = ()
-    """The pins of pip that it was made by."""
+    """Pip pins that the environment was created with."""
     isolated: bool = False
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """Path of the environment's interpreter."""
         return _python(self.folder)
 
 
 def environments_root() -> Path:
-    """Where environments lie: $PACELINE_ENGINES, else in the user's data folder."""
+    """Return the folder of all environments: $PACELINE_ENGINES, else in the user's data folder."""
     if named := os.environ.get(VARIABLE):
         return home_path(VARIABLE, named).absolute()
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
@@ -68,12 +68,12 @@ def environments_root() -> Path:
 
 
 def own_interpreter() -> str:
-    """The interpreter that runs Paceline."""
+    """Return the path of the interpreter that runs Paceline."""
     return sys.executable
 
 
 def installed(name: str) -> Environment | None:
-    """The finished environment of an engine, None where there is none."""
+    """Return the complete environment of an engine, or None."""
     folder = environments_root() / name
     try:
         document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -89,9 +89,9 @@ def installed(name: str) -> Environment | None:
 
 
 def interpreter(spec: RunSpec) -> str:
-    """What runs the programs of the run's engine.
+    """Return the interpreter for programs of the run's engine.
 
-    The cluster's own word first, then the engine's environment, else what runs Paceline.
+    The cluster's setting comes first, then the engine's environment, then Paceline's interpreter.
     """
     cluster = spec.cluster
     if cluster.python is None and not cluster.in_container:
@@ -102,7 +102,7 @@ def interpreter(spec: RunSpec) -> str:
 
 
 def not_installed(spec: RunSpec, imports: Sequence[str]) -> str | None:
-    """What a start would lack, as `what; remedy`; None where the cluster says what runs there."""
+    """Return what is missing, as `what; remedy`; None if the cluster sets the interpreter."""
     cluster = spec.cluster
     if cluster.python is not None or cluster.in_container or installed(spec.engine):
         return None
@@ -116,7 +116,7 @@ def not_installed(spec: RunSpec, imports: Sequence[str]) -> str | None:
 
 
 def absent_modules(python: Path, imports: Sequence[str]) -> list[str]:
-    """Those of `imports` that the interpreter cannot find, without importing them."""
+    """Return those of `imports` that the interpreter cannot find, without importing them."""
     program = (
         "import importlib.util as u, sys\n"
         "print('\\n'.join(n for n in sys.argv[1:] if u.find_spec(n.split('.')[0]) is None))"
@@ -140,10 +140,10 @@ def install(
     extra_arguments: Sequence[str] = (),
     isolated: bool = False,
 ) -> Environment:
-    """Make the environment and check it, unless it is there as asked for.
+    """Create and check the environment, unless it already exists as requested.
 
-    Nothing half-made is ever taken for one: its manifest is written last. Raises SystemFaultError
-    with what pip said.
+    An incomplete environment is never used, because its manifest is written last. Raises
+    SystemFaultError with pip's error.
     """
     folder, before = environments_root() / name, installed(name)
     if before and (before.requirements, before.isolated) == (tuple(requirements), isolated):
@@ -188,9 +188,9 @@ def _made(
 
 
 def remove(name: str) -> bool:
-    """Take an environment away, half-made ones too; whether there was any.
+    """Remove an environment, even if incomplete; return whether it existed.
 
-    Raises SystemFaultError where it cannot be taken away.
+    Raises SystemFaultError if it cannot be removed.
     """
     folder = environments_root() / name
     if not folder.exists():
@@ -211,7 +211,7 @@ def _clear(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Generator[None]:
-    """One process at a time makes or removes an environment; the others wait."""
+    """Let one process at a time create or remove an environment; others wait."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = (folder.parent / f".{folder.name}.lock").open("w")
@@ -223,7 +223,7 @@ def _locked(folder: Path) -> Generator[None]:
 
 
 def _pip(folder: Path) -> list[str]:
-    """The pip that installs into an environment: this interpreter's, else one of its own."""
+    """Return the pip command for an environment: this interpreter's pip, else its own."""
     own = [sys.executable, "-m", "pip", "--python", str(_python(folder))]
     return [
         *(own if OWN_PIP else [str(_python(folder)), "-m", "pip"]),
@@ -232,7 +232,7 @@ def _pip(folder: Path) -> list[str]:
 
 
 def _share_packages(folder: Path) -> None:
-    """Let the environment see this interpreter's packages, behind its own."""
+    """Add this interpreter's packages to the environment, after its own."""
     here = sysconfig.get_paths()["purelib"]
     major, minor = sys.version_info[:2]
     packages = folder / "lib" / f"python{major}.{minor}" / "site-packages"
@@ -240,7 +240,7 @@ def _share_packages(folder: Path) -> None:
 
 
 def _call(command: list[str], folder: Path, limit_s: float) -> str:
-    """What a command prints; raises SystemFaultError with the end of what it said."""
+    """Return a command's output; raise SystemFaultError with the end of its error output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The Job of a program that is none of Paceline's trainer."""
+"""Job for any program other than Paceline's own trainer."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def launch(
     folder: Path | None = None,
     writes_steps: bool = False,
 ) -> Job:
-    """The Job that starts `argv` once per device, or once per node, on whatever launches it.
+    """Return the Job that starts `argv` once per device or node, with any launcher.
 
-    `python` runs the starter, and is what `{python}` in `argv` stands for. `folder` is where the
-    program works, None the run folder. `writes_steps` has $PACELINE_STEPS name the folder of event
-    lines. The cluster's own variables win over `env`.
+    `python` runs the starter and replaces `{python}` in `argv`. `folder` is the program's working
+    folder (None for the run folder). With `writes_steps`, $PACELINE_STEPS is the folder of event
+    lines. The cluster's own variables override `env`.
     """
     starter = (resources.files(__package__ or "") / STARTER_FILE).read_text(encoding="utf-8")
     cluster = spec.cluster
@@ -56,12 +56,12 @@ def launch(
 
 
 def program_file(package: str, name: str) -> dict[str, str]:
-    """A program of ours in an engine's `package`, as a file of the Job that starts it."""
+    """Return one of Paceline's programs in an engine's `package`, as a file of its Job."""
     return {name: (resources.files(package) / name).read_text(encoding="utf-8")}
 
 
 def unknown_settings(spec: RunSpec, known: Sequence[str]) -> list[str]:
-    """A sentence for each of the run's engine settings that its engine does not know."""
+    """Return a sentence for each engine setting that the run's engine does not know."""
     allowed = ", ".join(known) or "none"
     return [
         f"engine_settings.{name} is not known to engine {spec.engine}: it takes {allowed}"
@@ -76,7 +76,7 @@ def windows_program() -> dict[str, str]:
 
 
 def data_settings(spec: RunSpec) -> dict[str, Any]:
-    """Return what `token_windows_program.py` reads of the data."""
+    """Return the data settings for `token_windows_program.py`."""
     return spec.data.model_dump(mode="json", include={"source", "path", "token_dtype"})
 
 

@@ -1,13 +1,13 @@
-"""Becomes one process of a foreign program, whoever launches it; runs beside no package.
+"""Starter that becomes one process of another program, with any launcher and without Paceline.
 
     python starter_program.py rank|node NODES DEVICES STEPS PROGRAM [ARGUMENT ...]
 
-`rank`: the program is one of NODES x DEVICES ranks, which find each other by the variables that
-torch.distributed reads. `node`: it is the only one on its node and starts the ranks of its DEVICES
-itself. STEPS is 1 where it may write event lines. What it prints goes to logs/rank-NNNNN.log.
-Placeholders in PROGRAM and its arguments ({rank}, {local_rank}, {world_size}, {nodes},
-{node_rank}, {devices_per_node}, {master_addr}, {master_port}, {output}, {python}) are replaced;
-braces around anything else stay.
+`rank`: the program is one of NODES x DEVICES ranks, which find each other through the variables of
+torch.distributed. `node`: it is the only process on its node and starts the ranks of its DEVICES
+itself. STEPS is 1 if it may write event lines. Its output goes to logs/rank-NNNNN.log. Placeholders
+in PROGRAM and its arguments ({rank}, {local_rank}, {world_size}, {nodes}, {node_rank},
+{devices_per_node}, {master_addr}, {master_port}, {output}, {python}) are replaced; other braces
+stay.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import sys
 from collections.abc import Mapping
 
 OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
-"""Variables of this launch that would mislead a launcher of the program's own."""
+"""Variables of this launch that would mislead the program's own launcher."""
 WORKING_FOLDER = "PACELINE_WORKING_FOLDER"
 LAUNCHERS_OWN = "TORCHELASTIC_"
 SECRET_ARGUMENT = "PACELINE_SECRET_"
-"""Variables whose values stand in the place of {their names} in PROGRAM, and nowhere else."""
+"""Prefix of variables whose values replace {their names} in PROGRAM, and nothing else."""
 NOT_EXECUTABLE, NO_PROGRAM = 126, 127
-"""Exit codes that shells use."""
+"""Exit codes of shells."""
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def main(arguments: list[str]) -> int:
-    """Replace this process by the program; returns only where that cannot be started."""
+    """Replace this process by the program; return only if it cannot start."""
     per, nodes, devices, steps, *program = arguments
     own = dict(os.environ)
     rank = int(own.get("RANK", "0"))
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 def placeholders(
     own: Mapping[str, str], per_node: bool, nodes: int, devices: int, folder: str
 ) -> dict[str, str]:
-    """What each placeholder stands for in this process."""
+    """Return the value of each placeholder in this process."""
     node = own.get("GROUP_RANK", own.get("RANK", "0"))
     port = int(own.get("MASTER_PORT", "29500"))
     return {
@@ -63,7 +63,7 @@ def placeholders(
         "node_rank": node,
         "devices_per_node": str(devices),
         "master_addr": own.get("MASTER_ADDR", "127.0.0.1"),
-        # The launch's own port may be in use by what started this process.
+        # The launch's own port may be in use by the parent of this process.
         "master_port": str(port + 1 if per_node else port),
         "output": folder,
         "python": sys.executable,
@@ -73,7 +73,7 @@ def placeholders(
 def variables(
     own: Mapping[str, str], per_node: bool, values: Mapping[str, str], folder: str, steps: bool
 ) -> dict[str, str]:
-    """The program's environment: that of a rank, or of a node whose ranks are yet to be."""
+    """Return the program's environment: for one rank, or for a node that starts its own ranks."""
     given = dict(own)
     if per_node:
         given = {
@@ -88,7 +88,7 @@ def variables(
             "MASTER_ADDR": values["master_addr"],
             "MASTER_PORT": values["master_port"],
         }
-    for name in (WORKING_FOLDER, "PACELINE_STEPS"):  # of this launch, not of what it starts
+    for name in (WORKING_FOLDER, "PACELINE_STEPS"):  # for this launch only, not for its children
         given.pop(name, None)
     given["PACELINE_OUTPUT"] = folder
     if steps:
@@ -97,14 +97,14 @@ def variables(
 
 
 def redirect(rank: int) -> None:
-    """Both streams into the rank's own log."""
+    """Redirect stdout and stderr to the rank's own log."""
     log = os.open(f"logs/rank-{rank:05d}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)
 
 
 def filled(word: str, values: Mapping[str, str]) -> str:
-    """`word` with its placeholders replaced; what is no placeholder stays."""
+    """Return `word` with its placeholders replaced; other braces stay."""
     return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), word)
 
 

@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false
-"""Windows of tokens for a training inside a foreign framework: of torch and the standard library.
+"""Token windows for training in another framework; needs torch and the standard library only.
 
-Text becomes bytes: ids 0-255, and 256 ends a document, as in Paceline's own trainer.
+Text is tokenized to bytes: ids 0-255, and 256 at the end of a document, as in Paceline's trainer.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MOST_TEXT_TOKENS = 2**27
 
 
 class TokenWindows(torch.utils.data.Dataset[Tensor]):
-    """As many samples as a training takes, each of `length` token ids; a corpus begins anew.
+    """Dataset with all samples of a training, each of `length` token ids; repeats the corpus.
 
     `data` has source (synthetic, stdlib, text or tokens), path and token_dtype. Raises ValueError
-    where the corpus holds not one sample, and for an id beyond the vocabulary.
+    if the corpus is shorter than one sample, and for an id outside the vocabulary.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class TokenWindows(torch.utils.data.Dataset[Tensor]):
                 )
 
     def __len__(self) -> int:
-        """Samples of the whole training."""
+        """Return the number of samples in the whole training."""
         return self._samples
 
     def __getitem__(self, index: int) -> Tensor:
-        """(length,) token ids, the same for an index on every rank."""
+        """Return (length,) token ids, the same for an index on every rank."""
         if self._tokens is None:
             generator = torch.Generator().manual_seed(self._seed * 2**32 + index)
             return torch.randint(self._vocab_size, (self._length,), generator=generator)
@@ -57,7 +57,7 @@ class TokenWindows(torch.utils.data.Dataset[Tensor]):
 
 
 def corpus(data: Mapping[str, Any], limit: int, seed: int) -> Tensor:
-    """At most `limit` tokens of a text, of the interpreter's own sources or of a token file."""
+    """Return up to `limit` tokens of a text, the interpreter's own sources or a token file."""
     if data["source"] == "tokens":
         dtype = getattr(torch, data["token_dtype"])
         size = Path(data["path"]).stat().st_size // dtype.itemsize
@@ -75,7 +75,7 @@ def corpus(data: Mapping[str, Any], limit: int, seed: int) -> Tensor:
 
 
 def documents(data: Mapping[str, Any], limit: int, seed: int) -> Iterator[bytes]:
-    """Texts that are not empty, one by one; the standard library's in the seed's order."""
+    """Yield texts that are not empty; those of the standard library in an order from the seed."""
     if data["source"] == "text":
         with Path(data["path"]).open("rb") as file:
             yield file.read(limit) or b"\n"

@@ -1,1 +1,1 @@
-"""How the engines' log formats are read, where that takes more than one file."""
+"""Readers of log formats that span several modules."""

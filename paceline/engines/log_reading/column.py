@@ -1,6 +1,6 @@
-"""Columns of numbers that grow while a log is read, and their rows in the order of training.
+"""Columns of numbers that grow while a log is read, with rows in training order.
 
-A restart, or another run in the same log, is nothing to put right: it stays, one after the other.
+A restart, or another run in the same log, is not an error: its rows follow the earlier ones.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from paceline.core.units import counted
 Rows = npt.NDArray[np.bool_] | npt.NDArray[np.int32]
 
 Change = tuple[Rows, str]
-"""The rows to keep, in their order, and what is said about it."""
+"""Rows to keep, in order, and a remark about the change."""
 
 NEAR = 3
-"""Ranks that print into one log are no more than this many step lines apart."""
+"""Maximum distance, in step lines, between ranks that print into one log."""
 
 MOSTLY = 0.8
-"""Share of the lines from which nearly all of them are said to do something."""
+"""Share of lines above which they count as nearly all."""
 
 ROWS_LOOKED_AT = 100_000
 
 
 def swapped(index: IntColumn, times: FloatColumn) -> Change | None:
-    """The rows with neighbours in order that two writers have swapped."""
+    """Return the rows with neighbours in order if two writers have swapped them."""
     at = np.flatnonzero(_swapped(index))
     if not len(at):
         return None
@@ -40,7 +40,7 @@ def swapped(index: IntColumn, times: FloatColumn) -> Change | None:
 
 
 def repeated(index: IntColumn, times: FloatColumn) -> Change | None:
-    """The rows without those that the next one repeats, as a bar does that is drawn again."""
+    """Return the rows without those that the next row repeats, as a redrawn progress bar does."""
     before, after = times[:-1], times[1:]
     again = (index[:-1] == index[1:]) & ((before == after) | (np.isnan(before) & np.isnan(after)))
     if not again.any():
@@ -51,7 +51,7 @@ def repeated(index: IntColumn, times: FloatColumn) -> Change | None:
 
 
 def interleaved(index: IntColumn, times: FloatColumn) -> Change | None:
-    """The last row of each step, where several ranks print every one of them into one log."""
+    """Return the last row of each step if several ranks print every step into one log."""
     if not _from_several_ranks(index[:ROWS_LOOKED_AT]):
         return None
     kept = _final(index)
@@ -61,11 +61,11 @@ def interleaved(index: IntColumn, times: FloatColumn) -> Change | None:
 
 
 REPAIRS = (swapped, repeated, interleaved)
-"""What writers confuse, in the order in which it is put right."""
+"""Repairs for writers' mistakes, in the order of their application."""
 
 
 def restarts(index: IntColumn) -> int:
-    """How many times the step numbers start again."""
+    """Return how many times the step numbers start again."""
     return int((index[1:] <= index[:-1]).sum())
 
 
@@ -74,7 +74,7 @@ def grows(index: IntColumn) -> bool:
 
 
 def _swapped(index: IntColumn) -> npt.NDArray[np.bool_]:
-    """Where two neighbours would be in order, with those around them, if they changed places."""
+    """Return a mask of neighbours whose exchange would put them and the rows around in order."""
     swapped = index[:-1] > index[1:]
     swapped[1:] &= index[:-2] < index[2:]
     swapped[:-1] &= index[:-2] < index[2:]
@@ -82,7 +82,7 @@ def _swapped(index: IntColumn) -> npt.NDArray[np.bool_]:
 
 
 def _from_several_ranks(index: IntColumn) -> bool:
-    """True when nearly every number comes several times, and never from far back."""
+    """Return whether nearly every number occurs several times, and never far apart."""
     distances = np.diff(index)
     ahead, back = distances[distances > 0], -distances[distances <= 0]
     if not len(ahead) or not len(back):
@@ -95,13 +95,13 @@ def _from_several_ranks(index: IntColumn) -> bool:
 
 
 def _begin_alike(index: IntColumn) -> bool:
-    """True when every stretch of growing numbers begins with the same one, as short runs do."""
+    """Return whether all increasing sequences start with the same number, as short runs do."""
     begins = np.append(True, index[1:] <= index[:-1])
     return bool((index[begins] == index[0]).all())
 
 
 def _final(index: IntColumn) -> npt.NDArray[np.bool_]:
-    """Which step numbers are below all that come later."""
+    """Return a mask of step numbers below all later ones."""
     final = np.ones(len(index), dtype=np.bool_)
     final[:-1] = index[:-1] < np.minimum.accumulate(index[::-1])[::-1][1:]
     return final
@@ -112,15 +112,15 @@ GROWTH = 4
 
 
 class GrowingColumn:
-    """A growing column of numbers; a single value until the first one differs.
+    """Growing column of numbers, stored as a single value until the first difference.
 
-    Whole numbers take 32 bit until one of them needs 64.
+    Whole numbers take 32 bits until one needs 64.
     """
 
     def __init__(self, dtype: type[np.generic]) -> None:
         dtype = np.int32 if dtype is np.int64 else dtype
         self._values = np.empty(0, dtype)
-        """Room for more rows than there are; empty as long as all are the constant."""
+        """Buffer with spare rows; empty while all rows equal the constant."""
         self._constant: npt.NDArray[Any] = np.zeros((), dtype)
         self._length = 0
 
@@ -128,7 +128,7 @@ class GrowingColumn:
         return self._length
 
     def extend(self, values: FloatColumn | IntColumn) -> None:
-        """Append `values`; one too large for the column is infinite."""
+        """Append `values`; a value too large for the column becomes infinite."""
         if len(values) == 0:
             return
         length = self._length + len(values)
@@ -150,7 +150,7 @@ class GrowingColumn:
         self._length = length
 
     def read(self) -> npt.NDArray[Any]:
-        """The values so far, without a copy; they change when rows are taken away later."""
+        """Return the values so far, without a copy; they change if rows are removed later."""
         if len(self._values):
             return self._values[: self._length]
         return np.broadcast_to(self._constant, (self._length,))
@@ -163,7 +163,7 @@ class GrowingColumn:
             self._values[: self._length] = narrow[: self._length]
 
     def _grow(self, length: int) -> None:
-        """Make room for `length` rows."""
+        """Allocate space for `length` rows."""
         if length <= len(self._values):
             return
         room = max(FIRST_ROWS, len(self._values))
@@ -175,10 +175,10 @@ class GrowingColumn:
 
 
 def _memory(length: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Room straight from the operating system.
+    """Return memory allocated directly from the operating system.
 
-    Rows that are not yet used take nothing, and what is given back does not stay with the process,
-    as it may in the heap, where growing columns would leave holes between them.
+    Unused rows take no memory, and freed memory returns to the system. On the heap it may stay with
+    the process, because growing columns would leave holes.
     """
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     return np.frombuffer(mmap.mmap(-1, length * dtype.itemsize, flags=private), dtype)

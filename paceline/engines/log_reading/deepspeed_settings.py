@@ -1,4 +1,4 @@
-"""What a DeepSpeed log says of its settings: launch command, hostfile, configuration dumps."""
+"""Settings in a DeepSpeed log: launch command, hostfile, configuration dumps."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ NAMES = {
     "train_batch_size": "global_batch",
     "world_size": "num_devices",
 }
-"""Names of whole numbers, as DeepSpeed and its chat example write them, and as facts."""
+"""Fact names by the names of whole numbers in DeepSpeed and its chat example."""
 
 
 class DeepSpeedSettings:
-    """Collects the first statement of each setting; a reward or critic model's come later."""
+    """Collector of each setting's first value; a reward or critic model's come later."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Fact] = {}
@@ -54,7 +54,7 @@ class DeepSpeedSettings:
         self._lengths: dict[str, int] = {}
 
     def read(self, block: bytes) -> None:
-        """Take what `block` says."""
+        """Read the settings in `block`."""
         if any(mark in block for mark in _ARGUMENT_MARKS):
             self._take_all(_ARGUMENT, block)
         if b"_batch_size" in block or b'"stage": ' in block:
@@ -71,7 +71,7 @@ class DeepSpeedSettings:
             self.facts.setdefault("dtype", kind[1].decode("ascii").lower())
 
     def keep(self, log: LogContent) -> None:
-        """Put everything into the log's facts, with what follows from it."""
+        """Store all settings and derived values in the log's facts."""
         if len(self._lengths) == 2:
             self.facts.setdefault("seq_len", sum(self._lengths.values()))
         if self._hosts:
@@ -99,7 +99,7 @@ class DeepSpeedSettings:
             self._number(NAMES[name], value)
 
     def _number(self, fact: str, text: bytes) -> None:
-        """A whole number, which DeepSpeed's dumps print as 1.024000e+03 from 1000 on."""
+        """Store a whole number; DeepSpeed's dumps print 1.024000e+03 from 1000 up."""
         try:
             value = float(text)
         except ValueError:
@@ -115,6 +115,6 @@ class DeepSpeedSettings:
 
 
 def model_name(path: str) -> str:
-    """A model's name from a hub name, or from its folder in the hub's cache."""
+    """Return a model's name from a Hugging Face name or a folder in its cache."""
     cached = _CACHED_MODEL.search(path)
     return cached[1].replace("--", "/") if cached else path

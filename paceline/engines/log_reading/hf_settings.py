@@ -1,6 +1,6 @@
-"""What a Hugging Face Trainer's log says of its settings.
+"""Settings in a Hugging Face Trainer's log.
 
-Its own block, its arguments, and what DeepSpeed prints of its configuration.
+They come from its own block, its arguments, and DeepSpeed's printed configuration.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ RUNNING = b"***** Running training *****"
 _NUMBERING = re.compile(
     rb"(?=\*{5} Running training \*{5}|logging_steps|max_steps|Total optimization steps)"
 )
-"""Statements that change how what follows is numbered."""
+"""Statements that change the numbering of what follows."""
 
 _MARKS = (
     b"batch",
@@ -26,7 +26,7 @@ _MARKS = (
     b"16=True",
     b"TrainOutput(",
 )
-"""Each statement has one of these in itself, so that it does not matter what stands around it."""
+"""Strings of which each statement contains one, so the surrounding text does not matter."""
 
 _SETTING = re.compile(
     rb"(?<![\w-])(Instantaneous batch size per device|Total train batch size|Total batch size"
@@ -58,14 +58,14 @@ _FACTS = {
 
 
 def pieces(text: bytes) -> list[bytes]:
-    """`text`, divided before each statement that changes how what follows is numbered."""
+    """Return `text` split before each statement that changes the numbering of what follows."""
     if RUNNING in text or b"_steps" in text or b"ation steps" in text:
         return _NUMBERING.split(text)
     return [text]
 
 
 def read_settings(text: bytes, log: LogContent) -> None:
-    """Keep what `text` says in the log's facts; the last attempt of several in one log counts."""
+    """Store the settings in `text` as facts; the last of several attempts in one log wins."""
     if not any(mark in text for mark in _MARKS):
         return
     keep_whole_numbers(log, _FACTS, _SETTING.findall(text))
@@ -76,7 +76,7 @@ def read_settings(text: bytes, log: LogContent) -> None:
 
 
 def complete_settings(log: LogContent) -> None:
-    """Add the number of devices where the batches tell it: total / (a device's x accumulation)."""
+    """Add the number of devices, if known: total / (batch per device x accumulation)."""
     total, part = log.facts.get("global_batch"), log.facts.get("micro_batch")
     accumulation = log.facts.get("gradient_accumulation")
     if isinstance(total, int) and isinstance(part, int) and isinstance(accumulation, int):
@@ -86,13 +86,13 @@ def complete_settings(log: LogContent) -> None:
 
 
 SAME_RUN = 0.05
-"""Ranks of one run time it within this part of each other; else the lines are of several runs."""
+"""Maximum relative difference between the times of one run's ranks; else there are several runs."""
 
 TOKENS_TOLERANCE = 0.01
-"""Tokens over seconds and the printed tokens/s within this part of each other count the same."""
+"""Maximum relative difference at which tokens / seconds agrees with the printed tokens/s."""
 
 FEWEST_DIGITS = 3
-"""Significant digits below which a printed rate is too coarse for a step time."""
+"""Minimum number of significant digits of a printed rate that gives a step time."""
 
 _FIELDS = {
     "run_time_s": field(rb"'train_runtime': '?"),
@@ -105,7 +105,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """One rank's figures, by the names of FIGURE_NAMES and `tokens`."""
+    """Figures of one rank, by the names of FIGURE_NAMES and `tokens`."""
 
     values: dict[str, float]
     texts: dict[str, bytes]
@@ -117,7 +117,7 @@ class TrainSummary:
 
 
 class TrainSummaries:
-    """The summaries of one run: the longest counts, for the run lasts as long as its last rank."""
+    """Summaries of one run; the longest is used, since a run lasts as long as its slowest rank."""
 
     def __init__(self) -> None:
         self._longest: TrainSummary | None = None
@@ -125,11 +125,11 @@ class TrainSummaries:
         self._count = 0
 
     def begin(self) -> None:
-        """Forget what was read: another run begins."""
+        """Discard earlier summaries because another run starts."""
         self._longest, self._count = None, 0
 
     def add(self, record: bytes) -> None:
-        """Take one rank's dictionary."""
+        """Add the dictionary of one rank."""
         fields = Records([record])
         texts = {name: printed[0] for name, f in _FIELDS.items() if (printed := fields.texts(f))}
         values = {name: numbers([text]).item() for name, text in texts.items()}
@@ -148,7 +148,7 @@ class TrainSummaries:
         self._shortest_s = min(self._shortest_s, summary.run_time_s)
 
     def keep(self, log: LogContent) -> None:
-        """Put the run's figures into the log."""
+        """Store the run's figures in the log."""
         if self._longest is None:
             return
         values, texts = self._longest.values, self._longest.texts
@@ -180,10 +180,10 @@ class TrainSummaries:
 
 
 def _keep_tokens(log: LogContent, values: dict[str, float]) -> None:
-    """Keep tokens/s only where it is certain that it is of all devices.
+    """Store tokens/s only if it certainly covers all devices.
 
-    Some versions count what one process reads; then `num_input_tokens_seen`, which is of all, is a
-    multiple of it.
+    Some versions count the tokens of one process. Then `num_input_tokens_seen`, which covers all
+    processes, is a multiple of it.
     """
     value = values["tokens_per_s"]
     if "tokens" in values:

@@ -1,4 +1,4 @@
-"""Iteration records of the Megatron family as steps: columns, times in seconds, skipped steps."""
+"""Megatron-family iteration records as steps: columns, times in seconds, skipped steps."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ COLUMNS = (
     ),
     (rb"samples per second|samples/sec|iteration time", "samples_per_s", 1.0),
 )
-"""Name of a field, column of Step, and what the printed number is divided by.
+"""Name of a field, column of Step, and divisor of the printed number.
 
-Dividing by 1000 makes 13035.3 ms the number 13.0353, which a product with 0.001 would not.
+Division by 1000 turns 13035.3 ms into exactly 13.0353; multiplication by 0.001 would not.
 """
 
 SKIPPED, NAN = b"number of skipped iterations", b"number of nan iterations"
@@ -52,14 +52,14 @@ SAMPLES, TOKENS = b"consumed samples", b"consumed tokens"
 POWER = b"power per GPU (W/GPU)"
 
 OTHERS = (SKIPPED, NAN, SAMPLES, TOKENS, POWER)
-"""Fields that are read for other ends than columns."""
+"""Fields that do not become columns."""
 
 _COLUMNS = tuple((re.compile(name, re.I), column, divisor) for name, column, divisor in COLUMNS)
 _WANTED = re.compile(b"|".join([*(name for name, _, _ in COLUMNS), *map(re.escape, OTHERS)]), re.I)
 
 
 _ATTEMPT = re.compile(rb"(?=using world size: \d|-{8,60} arguments -{8,60})")
-"""What a program says when it begins, before its settings."""
+"""Text at the start of a program, before its settings."""
 
 MOST_ITERATIONS = 1e9
 NO_STEPS: IntColumn = np.zeros(0, np.int64)
@@ -67,17 +67,17 @@ NO_STEPS: IntColumn = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class Batch:
-    """The records of a piece of a log."""
+    """Iteration records of one piece of a log."""
 
     text: bytes
-    """The piece itself, with whatever stands between the records."""
+    """Text of the piece, including text between the records."""
     index: IntColumn
     columns: dict[str, FloatColumn]
-    """By the names of Step; all as long as `index`."""
+    """Columns by the names of Step; all as long as `index`."""
 
 
 class IterationLog:
-    """Reads iteration records batch by batch; what stands beside them goes into the log's facts."""
+    """Reader of iteration records in batches; other information goes to the log's facts."""
 
     def __init__(self, log: LogContent) -> None:
         self._log = log
@@ -91,7 +91,7 @@ class IterationLog:
         self._begun = 0
 
     def batches(self, blocks: Iterable[bytes]) -> Iterator[Batch]:
-        """The records of `blocks`, piece by piece; pieces without any have an empty index."""
+        """Yield the records of `blocks` piece by piece; without records, the index is empty."""
         rows, text = None, b""
         for text in _parts(whole_records(blocks)):
             self._begin_attempt(text)
@@ -104,7 +104,7 @@ class IterationLog:
         self._finish()
 
     def _begin_attempt(self, text: bytes) -> None:
-        """Part the settings of this attempt from those of the steps so far, if it states any."""
+        """Separate the settings of this attempt from those of earlier steps, if it has any."""
         if len(self._log) > self._begun and _ATTEMPT.match(text):
             self._settings.finish()
             self._keep_length()
@@ -127,7 +127,7 @@ class IterationLog:
         return Batch(text, index, columns)
 
     def _columns(self, rows: Rows) -> dict[str, FloatColumn]:
-        """The columns of Step; of fields that mean the same the first by name counts."""
+        """Return the columns of Step; if fields mean the same, the first by name wins."""
         columns: dict[str, FloatColumn] = {}
         for name, texts in sorted(rows.columns.items()):
             target = self._target(name)
@@ -145,7 +145,7 @@ class IterationLog:
         return columns
 
     def _target(self, name: bytes) -> tuple[str, float] | None:
-        """The column of a field, and what its numbers are divided by."""
+        """Return a field's column and the divisor of its numbers."""
         if name not in self._targets:
             self._targets[name] = next(
                 (
@@ -158,9 +158,9 @@ class IterationLog:
         return self._targets[name]
 
     def _mark_overflows(self, rows: Rows, columns: dict[str, FloatColumn]) -> None:
-        """Infinite losses where every loss of a line was NaN; no gradient where a step was skipped.
+        """Set the loss to infinity if all of a line's losses are NaN; drop infinite gradient norms.
 
-        An overflow of the loss scale skips the step, which is no fault; the gradient norm of such
+        An overflow of the loss scale skips the step and is not a failure; the gradient norm of such
         a step is infinite.
         """
         skipped, nan = (
@@ -184,7 +184,7 @@ class IterationLog:
             self._powers_w[1] += len(watts)
 
     def _note_totals(self, text: bytes, rows: Rows) -> None:
-        """The steps to do, and the tokens a sample that the totals so far make."""
+        """Store the total number of steps, and the tokens per sample from the totals so far."""
         record, columns = RECORD.search(text), rows.columns
         if record:
             self._log.facts.setdefault("total_steps", int(record[2]))
@@ -211,19 +211,19 @@ class IterationLog:
                 log.remark(f"{sentence}: {count:,}")
 
     def _keep_length(self) -> None:
-        # A length that grows with the curriculum gives a mean that grows as well.
+        # If the length grows with a curriculum, the mean of the totals grows too.
         if self._shortest == self._longest and self._longest.is_integer():
             self._log.facts.setdefault("seq_len", int(self._longest))
 
 
 def _parts(texts: Iterable[bytes]) -> Iterator[bytes]:
-    """The texts, divided before what a program says when it begins."""
+    """Yield the texts, split before the output of a program's start."""
     for text in texts:
         begins = b"using world size: " in text or b" arguments -" in text
         yield from filter(None, _ATTEMPT.split(text) if begins else [text])
 
 
 def _counts(texts: Sequence[bytes]) -> FloatColumn:
-    """Numbers of iterations; 0 where none or an odd one is printed."""
+    """Return numbers of iterations; 0 if missing or implausible."""
     values = numbers(texts)
     return np.where((values > 0) & (values < MOST_ITERATIONS), values, 0.0)

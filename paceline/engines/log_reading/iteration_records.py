@@ -1,7 +1,7 @@
-"""Iteration records of the Megatron family as text: `iteration 5/ 100 | name: value | ... |`.
+"""Megatron-family iteration records as text: `iteration 5/ 100 | name: value | ... |`.
 
-Every version and fork prints other fields in another order, so the order is learnt from the log.
-One regular expression with every field that was met, each optional, then reads a block at once.
+Every version and fork prints different fields in a different order, so the order is learned from
+the log. One regular expression with all known fields, each optional, then reads a block at once.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["RECORD", "Fields", "Rows", "last_record", "whole_records"]
 RECORD = re.compile(rb"iteration {1,24}+(\d{1,18})/ {0,24}+(\d{1,18}) {0,4}+\|")
 
 RECORD_BYTES = 1 << 14
-"""What stands further than this behind the beginning of a record is not a part of it."""
+"""Maximum length of a record in bytes."""
 
 MOST_FIELDS = 64
 
 MOST_FUTILE = 200_000
-"""Records in a row that lack their end and go on nowhere, after which no more is looked for."""
+"""Number of consecutive records without end or continuation after which the search stops."""
 
 _NAME = rb"[A-Za-z][^|:\r\n]{1,60}+"
 _VALUE = rb"[^i|\r\n]{0,100}+(?:i(?!teration {1,24}\d)[^i|\r\n]{0,100}+){0,8}+"
-"""Anything but the beginning of the next record, which may stand on the same line."""
+"""Pattern up to the start of the next record, which may be on the same line."""
 
 _FIELD = re.compile(rb"(" + _NAME + rb"):(" + _VALUE + rb")\|")
 _REST = rb"((?: {0,4}+" + _NAME + rb":" + _VALUE + rb"\|)*+)"
@@ -36,32 +36,32 @@ _NUMBER = (
     rb" {0,24}+([-+0-9.eEnNaAiIfF]{1,24}+)"
     rb"(?: {0,4}+(?:TFLOPS?|/[^|\r\n]{0,60}|\([^|\r\n]{0,60}))?+ {0,24}+\|"
 )
-"""Behind the step's own number may stand a running mean: `346.3/340.8`, `615.5 (avg 615.4)`."""
+"""Pattern of a value; a running mean may follow it: `346.3/340.8`, `615.5 (avg 615.4)`."""
 
 _RATE_INSIDE = rb"[^|\r\n:]{0,60}samples/sec:" + _NUMBER
-"""As in `iteration time: 270.125 s samples/sec: 3.8`."""
+"""Rate inside another field, as in `iteration time: 270.125 s samples/sec: 3.8`."""
 
 _VALUES = {b"": re.compile(_NUMBER), b"iteration time": re.compile(_RATE_INSIDE)}
 
 _ANSI = re.compile(rb"\x1b\[[0-9;]{0,16}[A-Za-z]")
 
 Row = tuple[bytes, ...]
-"""Of one record: its number, the values of the fields, and the fields that are not learnt."""
+"""Number of a record, the values of its fields, and the text of unknown fields."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What the records of a text say: one text a field and record, empty where it is not said."""
+    """Text of each field and record; empty if the record does not have the field."""
 
     numbers: tuple[bytes, ...]
-    """The iterations' numbers."""
+    """Numbers of the iterations."""
     columns: dict[bytes, tuple[bytes, ...]]
     ends_whole: bool
-    """True when the last record has the field with which records end in this log."""
+    """True if the last record has the field that ends records in this log."""
 
 
 def whole_records(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The text of `blocks` without colours and NULs, split only where a record's line begins."""
+    """Yield `blocks` without colors and NULs, split only before a line with a record."""
     held = b""
     for block in blocks:
         if b"\x1b" in block:
@@ -78,7 +78,7 @@ def whole_records(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _line_of_last_record(text: bytes) -> int:
-    """Where the line of the last record begins; the length if that is too far back to go on."""
+    """Return where the last record's line starts; the text's length if that is too far back."""
     begun = _last_begun(text, max(0, len(text) - RECORD_BYTES))
     if begun < 0:
         return len(text)
@@ -86,7 +86,7 @@ def _line_of_last_record(text: bytes) -> int:
 
 
 def last_record(text: bytes) -> int:
-    """Where the last record in `text` begins, or -1."""
+    """Return where the last record in `text` starts, or -1."""
     begun = _last_begun(text, max(0, len(text) - RECORD_BYTES))
     return begun if begun >= 0 else _last_begun(text, 0)
 
@@ -99,9 +99,9 @@ def _last_begun(text: bytes, start: int) -> int:
 
 
 class Fields:
-    """The fields met so far in the order in which they stand, and the expression that reads them.
+    """Known fields in their order, and the expression that reads them.
 
-    `numeric_names` matches the names whose numbers are taken; other values are passed over.
+    `numeric_names` matches the names of numeric fields; other values are ignored.
     """
 
     def __init__(self, numeric_names: re.Pattern[bytes]) -> None:
@@ -112,7 +112,7 @@ class Fields:
         self._compile()
 
     def rows(self, text: bytes) -> Rows | None:
-        """The records in `text`, those wrapped over several lines too; None without any."""
+        """Return the records in `text`, including wrapped ones, or None."""
         rows: list[Row] = self._expression.findall(text)
         if not rows:
             return None
@@ -124,7 +124,7 @@ class Fields:
         return self._one_by_one(text)
 
     def _one_by_one(self, text: bytes) -> Rows:
-        """The records of a text in which some have new fields, lack their last or are wrapped."""
+        """Return the records of a text with new fields, missing last fields or wrapped records."""
         starts = [match.start() for match in RECORD.finditer(text)]
         numbers: list[bytes] = []
         columns: dict[bytes, list[bytes]] = {name: [] for name in self._captured}
@@ -145,7 +145,7 @@ class Fields:
         return Rows(numbers, numeric, ends_whole)
 
     def _row(self, lines: bytes, is_last: bool) -> Row:
-        """The record that `lines` begin with; new fields are learnt from it."""
+        """Return the record at the start of `lines`; learn its new fields."""
         row = self._match(lines)
         if not row[-1] and row[-2] and self._names:
             return row
@@ -164,7 +164,7 @@ class Fields:
         return match.groups(b"")
 
     def _learn(self, fields: list[tuple[bytes, bytes]]) -> bool:
-        """Put each new name before the next known one, or last; of too many only the first."""
+        """Insert each new name before the next known one, or last; surplus names are dropped."""
         names = dict.fromkeys(name for name, _ in fields if name not in self._names)
         new = list(names)[: MOST_FIELDS - len(self._names)]
         place = len(self._names)
@@ -180,7 +180,7 @@ class Fields:
         return bool(new)
 
     def _compile(self) -> None:
-        """Make the expression anew: a group for each captured field, in `_captured`'s order."""
+        """Compile the expression: one group per captured field, in the order of `_captured`."""
         last = self._names[-1:]
         parts: list[bytes] = []
         for name in self._names:
@@ -196,7 +196,7 @@ class Fields:
         self._wrapping = Wrapping(RECORD, self._names)
 
     def _completed(self, row: Row) -> Row:
-        """A row with the values of fields that stand in another order than usual."""
+        """Return the row with the values of fields in an unusual order."""
         fields = dict(reversed(_FIELD.findall(row[-1])))
         values = list(row)
         for place, name in enumerate(self._captured, 1):
@@ -210,6 +210,6 @@ def _pattern(name: bytes) -> re.Pattern[bytes]:
 
 
 def _number(name: bytes, value: bytes) -> bytes | None:
-    """The number that a field's value begins with, as text."""
+    """Return the number at the start of a field's value, as text."""
     match = _pattern(name).match(value + b"|")
     return match[1] if match else None

@@ -1,6 +1,6 @@
-"""What a training log says, gathered while it is read: columns that grow, settings, figures.
+"""Contents of a training log, collected during reading: columns, settings, figures.
 
-Millions of steps must cost little memory: no object is kept for a step.
+Millions of steps must fit in little memory, so there is no object per step.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from paceline.core.steps import FLOATS, FloatColumn, IntColumn, Steps
 from paceline.engines.log_reading.column import REPAIRS, GrowingColumn, Rows, grows, restarts
 
 EXACT = {"step_time_s", "tokens"}
-"""Columns kept in 64 bit; of the others a log prints no more than 32 bit hold."""
+"""Columns in 64-bit precision; 32 bits are enough for every other printed value."""
 
 LARGEST = 1e100
-"""What a log prints beyond this is not a number that anything can be made of."""
+"""Largest usable absolute value; larger printed numbers count as infinite."""
 
 EXACT_INTEGERS = 2.0**53
-"""Whole numbers below this are exact in 64-bit floats."""
+"""Bound below which whole numbers are exact in 64-bit floats."""
 
 SHORTEST_STEP_S = 1e-9
-"""What is shorter is a zero that was printed, or damage."""
+"""Shortest plausible step time in seconds; anything shorter is a printed zero or damage."""
 
 MOST_ATTEMPTS = 1000
 MOST_REMARKS = 20
@@ -41,31 +41,32 @@ Fact = int | float | str
 
 @dataclass
 class LogContent:
-    """A log as its log format reads it; nothing is said until a line says it."""
+    """Contents of a log as read by its log format; empty until lines are read."""
 
     facts: dict[str, Fact] = field(default_factory=dict[str, Fact])
-    """Settings that the log states, by the names of FACT_NAMES."""
+    """Settings in the log, by the names of FACT_NAMES."""
     figures: dict[str, float] = field(default_factory=dict[str, float])
-    """What the log prints once for the whole run, in base units, by the names of FIGURE_NAMES."""
+    """Figures for the whole run, in base units, by the names of FIGURE_NAMES.
+    """
     memory_bytes: dict[str, float] = field(default_factory=dict[str, float])
-    """Largest printed peak by kind: allocated, reserved, used."""
+    """Largest printed memory peak by kind: allocated, reserved, used."""
     resolution_s: float = 0.0
-    """Step of the printed step times."""
+    """Resolution of the printed step times, in seconds."""
     remarks: list[str] = field(default_factory=list[str])
-    """Sentences for the reader: what was passed over, joined or repaired."""
+    """Sentences for the reader about skipped, joined or repaired lines."""
     ended: str | None = None
-    """The line with which the program says that it came to its end, or None."""
+    """Line in which the program reports its end, or None."""
     torn: str | None = None
-    """Why the log is only a part of what was written, or None."""
+    """Reason why the log is incomplete, or None."""
     out_of_memory: str | None = None
-    """The line that tells of it."""
+    """Line that reports running out of memory, or None."""
     _num_odd: int = 0
-    """Step times that are no time."""
+    """Number of invalid step times."""
     _in_order: bool = False
     _earlier_facts: list[dict[str, Fact]] = field(default_factory=list[dict[str, Fact]])
     """Settings of the attempts before the last one."""
     _attempt: GrowingColumn = field(default_factory=lambda: GrowingColumn(np.int64))
-    """In which of the attempts a step was made."""
+    """Attempt of each step."""
     _index: GrowingColumn = field(default_factory=lambda: GrowingColumn(np.int64))
     _columns: dict[str, GrowingColumn] = field(default_factory=dict[str, GrowingColumn])
 
@@ -73,10 +74,10 @@ class LogContent:
         return len(self._index)
 
     def add_steps(self, index: IntColumn, **columns: FloatColumn) -> None:
-        """Append steps: their numbers as the log prints them, and columns of equal length.
+        """Append steps: their numbers as printed, and columns of equal length with names of Step.
 
-        NaN = the line does not say; infinity = it printed NaN (`numbers` makes that so). Names are
-        those of Step. A step time of zero or less says nothing.
+        NaN means absent, infinity means a printed NaN (see `numbers`). Step times of zero or less
+        count as absent.
         """
         before = len(self._index)
         unsaid = np.broadcast_to(np.nan, len(index))
@@ -94,12 +95,12 @@ class LogContent:
             self._columns[name].extend(unsaid)
 
     def column(self, name: str) -> FloatColumn:
-        """Return what all steps so far say, in the order in which they were added; NaN: nothing."""
+        """Return the values of all steps so far, in the order of addition; NaN if absent."""
         column = self._columns.get(name)
         return column.read() if column else np.broadcast_to(np.nan, len(self))
 
     def set_column(self, name: str, values: Iterable[FloatColumn]) -> None:
-        """Replace what the steps so far say by `values`, one for each, which come in pieces."""
+        """Replace the values of the steps so far by `values`, one per step, supplied in pieces."""
         column = _unsaid_column(name, 0)
         for piece in values:
             column.extend(piece)
@@ -107,25 +108,25 @@ class LogContent:
         self._columns[name] = column
 
     def begin_attempt(self) -> None:
-        """What is stated from now on is of the steps to come, not of those so far."""
+        """Start an attempt: later settings apply to later steps only."""
         if len(self) and len(self._earlier_facts) < MOST_ATTEMPTS:
             self._earlier_facts.append(self.facts)
             self.facts = {}
 
     @property
     def has_attempts(self) -> bool:
-        """True when settings were stated anew between the steps."""
+        """True if settings were repeated between steps."""
         return bool(self._earlier_facts)
 
     def facts_of(self, row: int) -> dict[str, Fact]:
-        """The facts of the attempt in which the step in this row was made."""
+        """Return the facts of the attempt that made the step in this row."""
         if not self._earlier_facts:
             return self.facts
         attempt = int(self._attempt.read()[row])
         return [*self._earlier_facts, self.facts][attempt]
 
     def take_steps(self, other: LogContent, without: Collection[str] = ()) -> None:
-        """Take over the steps of `other` in place of its own; `other` must not be used again."""
+        """Replace the steps by those of `other`, which must not be used afterwards."""
         self._index, self._attempt = other._index, other._attempt
         self._columns = {
             name: column for name, column in other._columns.items() if name not in without
@@ -134,24 +135,24 @@ class LogContent:
         self.resolution_s = other.resolution_s or self.resolution_s
 
     def remark(self, sentence: str) -> None:
-        """Keep a sentence for the reader, once, and no more than a screen of them."""
+        """Store a sentence for the reader once, up to a maximum number of sentences."""
         if sentence not in self.remarks and len(self.remarks) < MOST_REMARKS:
             self.remarks.append(sentence)
 
     def peak(self, kind: str, value_bytes: float) -> None:
-        """Keep the largest memory figure of a kind; what is no finite number is passed over."""
+        """Store the largest memory value of a kind; values that are not finite are ignored."""
         if value_bytes < LARGEST:
             self.memory_bytes[kind] = max(value_bytes, self.memory_bytes.get(kind, 0.0))
 
     def add_rank(self, other: LogContent) -> None:
-        """Take what another rank of the run says beside its steps: settings, memory, the end."""
+        """Add what another rank of the run reports apart from steps: settings, memory, the end."""
         self.facts = {**other.facts, **self.facts}
         for kind, value_bytes in other.memory_bytes.items():
             self.peak(kind, value_bytes)
         self.ended = self.ended or other.ended
 
     def steps(self) -> Steps:
-        """Everything so far as columns, in the order of training; restarts stand one after another.
+        """Return all steps as columns in training order; restarts follow one another.
 
         Nothing may be appended afterwards.
         """
@@ -188,30 +189,30 @@ class LogContent:
 
 @dataclass(frozen=True)
 class LogFormat:
-    """How one framework writes its log, and how that is read."""
+    """Log format of one framework and its reader."""
 
     title: str
-    """What the framework calls itself: `Megatron-LM`."""
+    """Display name of the framework, such as `Megatron-LM`."""
     marks: tuple[bytes, ...]
-    """Literals of which every log of this kind has one: looked for before anything else."""
+    """Literals of which every log of this format has at least one; searched first."""
     step_line: re.Pattern[bytes]
-    """What only a step (or the one figure) of this log format looks like."""
+    """Pattern that matches only a step (or the whole-run figure) of this log format."""
     read: Callable[[Iterable[bytes], LogContent], None]
-    """Reads blocks of whole lines; must neither raise nor slow down on any bytes."""
+    """Reader of blocks of whole lines; it must neither raise nor slow down on any bytes."""
     example: str
-    """What a step line looks like, in Markdown."""
+    """Example of a step line in Markdown."""
     numbered: str
-    """How its steps are numbered: `from 1`."""
+    """Numbering of the steps, such as `from 1`."""
     precedence: int = 5
-    """Lower wins where the lines of several log formats stand in one log."""
+    """Priority if one log has lines of several formats; the lowest wins."""
     convention: str | None = None
-    """How the FLOP/s that it prints are counted; None when it prints none or it depends."""
+    """FLOPs convention of printed FLOP/s; None if none are printed or the convention varies."""
     whole_run: bool = False
-    """True when the framework's own figure for the whole run goes before its step lines."""
+    """True if the framework's own figure for the whole run takes precedence over its step lines."""
     end_marker: str | None = None
-    """What the program prints when it has come to its end, for people; None when it is nothing."""
+    """Text that the program prints at its end, for users; None without one."""
     begins: bytes | None = None
-    """A literal that begins a record which may go on in the next lines: it is not torn apart."""
+    """Literal at the start of a record that may span several lines and must not be split."""
 
 
 FACT_NAMES = {
@@ -241,10 +242,10 @@ FACT_NAMES = {
     "submitter": "who submitted the run as a result, as the log writes it",
     "platform": "the system's name as the log writes it",
 }
-"""Settings that a log format may report."""
+"""Settings that a log format may report, with their meanings."""
 
 LAYOUT_FACTS = (*AXIS_FIELDS, "zero_stage", "micro_batch")
-"""Those of the settings that make up a layout."""
+"""Settings that make up a layout."""
 
 FIGURE_NAMES = {
     "samples_per_s": "samples a second over all devices, mean of the whole run",
@@ -259,13 +260,14 @@ FIGURE_NAMES = {
     "startup_s": "seconds of the first step or of what the log calls start-up",
     "power_w_per_device": "watts of one device, mean over the step lines",
 }
-"""Figures that a log format may report once for the whole run."""
+"""Figures that a log format may report once for the whole run, with their meanings."""
 
 
 def numbers(texts: Sequence[bytes]) -> FloatColumn:
-    """The numbers in `texts`; an empty or odd text is NaN, a printed `nan` or `inf` is infinity.
+    """Return the numbers in `texts`.
 
-    So is what lies beyond 1e100, lest any arithmetic overflow.
+    Empty or invalid text becomes NaN; a printed `nan` or `inf`, and anything beyond 1e100, becomes
+    infinity, so that arithmetic cannot overflow.
     """
     try:
         values = np.fromiter(map(float, texts), dtype=np.float64, count=len(texts))
@@ -278,7 +280,7 @@ def numbers(texts: Sequence[bytes]) -> FloatColumn:
 
 
 def whole_numbers(texts: Sequence[bytes]) -> IntColumn:
-    """The integers in `texts`, which must be digits; beyond 64 bit they are cut to the largest."""
+    """Return the integers in `texts` (digits only); beyond 64 bits, the largest integer."""
     try:
         return np.fromiter(map(int, texts), dtype=np.int64, count=len(texts))
     except (OverflowError, ValueError):
@@ -287,9 +289,9 @@ def whole_numbers(texts: Sequence[bytes]) -> IntColumn:
 
 
 def decimal_step(text: bytes) -> float:
-    """The step of the last printed digit: 0.1 for `5690.4`, 1.0 for `29`, 10.0 for `1.25e+3`.
+    """Return the resolution of the last digit: 0.1 for `5690.4`, 1.0 for `29`, 10.0 for `1.25e+3`.
 
-    0 for what is no number.
+    Returns 0 for text that is not a number.
     """
     match = _DECIMAL.fullmatch(text)
     if match is None:
@@ -298,7 +300,7 @@ def decimal_step(text: bytes) -> float:
 
 
 def excerpt(text: bytes) -> str:
-    """One line of a log to show to the reader: its beginning, without colours and control codes."""
+    """Return the start of a log line for display, without colors and control codes."""
     line = _COLOUR.sub("", text[: 4 * MOST_CHARACTERS].decode("utf-8", "replace"))
     shown = "".join(c if c.isprintable() else " " for c in line)
     return " ".join(shown.split())[:MOST_CHARACTERS].rstrip()

@@ -1,4 +1,4 @@
-"""What Megatron logs say beside their iterations: arguments, parameters, memory, end."""
+"""Information in Megatron logs other than iterations: arguments, parameters, memory, end."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ ARGUMENTS: dict[bytes, str] = {
     b"ffn_hidden_size": "ffn_size",
     b"padded_vocab_size": "vocab_size",
 }
-"""Arguments with whole numbers, and our names for them."""
+"""Fact names by the names of arguments with whole numbers."""
 
 OLDER_ARGUMENTS: dict[bytes, str] = {
     b"pipe_parallel_size": "pp",
     b"train_batch_size": "global_batch",
 }
-"""Names of old Megatron-DeepSpeed and of DeepSpeed's configuration; the others go before them."""
+"""Names in old Megatron-DeepSpeed and DeepSpeed's configuration; ARGUMENTS take precedence."""
 
 GROWS = b"step_batch_size_schedule"
-"""Beside it the printed global batch is that of one micro-batch a replica, and means nothing."""
+"""Batch size schedule; with it, the printed global batch is that of one micro-batch per replica."""
 FLAGS = (
     *(b"params_dtype", b"group_query_attention", b"num_query_groups", b"deepspeed", b"fp8"),
     GROWS,
@@ -54,7 +54,7 @@ DTYPES = {
 }
 
 _DOTTED = re.compile(rb" \.{2,48}+ (\S{1,64}+)")
-"""Timers have dots as well, with a colon behind them."""
+"""Dotted setting; timers have dots too, but followed by a colon."""
 
 _NAME_BEFORE = re.compile(rb"(?<![\w-])\w{1,48}\Z")
 LONGEST_NAME = 50
@@ -92,11 +92,11 @@ _ENDED = re.compile(
 MOST_DIGITS = 15
 MOST_RANKS = 1000
 HALF_STEP = 0.00501
-"""Half of the last digit of the printed billions, and a little for the rounding."""
+"""Half of the last digit of the printed billions, plus a margin for rounding."""
 
 
 class MegatronSettings:
-    """Gathers in a LogContent what the pieces of a log say of the run."""
+    """Collector of a run's settings from the pieces of its log."""
 
     def __init__(self, log: LogContent) -> None:
         self._log = log
@@ -106,7 +106,7 @@ class MegatronSettings:
         self._billions: dict[bytes, float] = {}
 
     def read(self, text: bytes) -> None:
-        """Take what `text` says; cheap where it holds iterations only."""
+        """Read the settings in `text`; fast if it contains only iterations."""
         if b" .." in text:
             self._read_arguments(text)
         if b"using world size: " in text:
@@ -128,7 +128,7 @@ class MegatronSettings:
         self._read_end(text)
 
     def finish(self) -> None:
-        """Say what only the whole log tells."""
+        """Store the settings that only the whole log can determine."""
         facts, flags = self._log.facts, self._flags
         for name, value in self._older.items():
             facts.setdefault(name, value)
@@ -176,9 +176,9 @@ class MegatronSettings:
             self._billions[name] = float(numbers([number])[0])
 
     def _num_parameters(self) -> int | None:
-        """Parameters of the whole model.
+        """Return the parameters of the whole model, or None.
 
-        Ranks beyond the first repeat norms and tied embeddings, so their sum is not taken.
+        Ranks after the first repeat norms and tied embeddings, so the sum over ranks is not used.
         """
         facts = self._log.facts
         if "num_parameters" in facts:
@@ -187,7 +187,7 @@ class MegatronSettings:
             return self._parameters[0, 0]
         total = self._billions.get(b"Total number of parameters", math.nan)
         shard = self._billions.get(b"Number of parameters in most loaded shard", math.nan)
-        # The shard is printed with two digits more; of an unsplit model it is the whole.
+        # The shard has two more digits; without model parallelism it is the whole model.
         billions = shard if abs(total - shard) <= HALF_STEP else total
         return round(billions * 1e9) if 0 < billions < math.inf else None
 
@@ -196,7 +196,7 @@ class MegatronSettings:
             self._log.peak(kind.decode(), float(numbers([number])[0]) * unit_bytes)
 
     def _read_end(self, text: bytes) -> None:
-        """How it ended; iterations that follow show that the run was started again."""
+        """Read how the run ended; later iterations mean that it was restarted."""
         log, begun = self._log, last_record(text)
         if begun >= 0:
             text = text[begun:]

@@ -1,4 +1,4 @@
-"""MLPerf's result lines: `:::MLLOG ` and a JSON object, wherever they stand in a line.
+"""MLPerf result lines: `:::MLLOG ` and a JSON object, anywhere in a line.
 
 Source: mlcommons/logging 4.1, mllog.py (writer) and compliance_checker/mlp_parser (reader).
 """
@@ -19,7 +19,7 @@ _DECODER = json.JSONDecoder(parse_constant=lambda _: float("inf"))
 
 @dataclass(frozen=True, slots=True)
 class MlRecord:
-    """One result line; a value has whatever type JSON gave it, and NaN reads as infinity."""
+    """One result line; values keep their JSON type, and NaN becomes infinity."""
 
     key: str
     value: Any
@@ -28,21 +28,21 @@ class MlRecord:
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def count(self, name: str) -> int | None:
-        """A whole number above or equal to 0 in the metadata, or None."""
+        """Return a whole number of at least 0 from the metadata, or None."""
         return whole_number(self.metadata.get(name))
 
 
 def texts(block: bytes) -> Iterator[bytes]:
-    """What stands behind each token up to the end of its line or the next token."""
+    """Yield the text after each token, up to the end of its line or the next token."""
     parts = iter(block.split(TOKEN))
     next(parts)
     yield from parts
 
 
 def record_of(text: bytes) -> MlRecord | None:
-    """The record with which `text` begins, or None when it is none; what follows it is ignored.
+    """Return the record at the start of `text`, or None; text after the record is ignored.
 
-    The official reader takes Latin-1 for any bytes and so does this one.
+    Bytes are decoded as Latin-1, as in the official reader.
     """
     end = _LINE_END.search(text)
     text = text[: end.start()] if end else text
@@ -58,13 +58,13 @@ def record_of(text: bytes) -> MlRecord | None:
 
 
 def records(blocks: Iterable[bytes]) -> Iterator[MlRecord | None]:
-    """Every record in blocks of whole lines; None for a token without a whole record behind it."""
+    """Yield every record in blocks of whole lines; None for a token without a complete record."""
     for block in blocks:
         yield from map(record_of, texts(block))
 
 
 def number(value: object) -> float | None:
-    """A JSON number as float, infinity included; None for anything else."""
+    """Return a JSON number as float, including infinity; None for anything else."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
@@ -74,6 +74,6 @@ def number(value: object) -> float | None:
 
 
 def whole_number(value: object) -> int | None:
-    """A JSON number that counts something (36 or 36.0, at most 10^15), or None."""
+    """Return a JSON number as a count (36 or 36.0, at most 10^15), or None."""
     amount = number(value)
     return int(amount) if amount is not None and 0 <= amount <= 1e15 and amount % 1 == 0 else None

@@ -1,9 +1,9 @@
-"""Step times, throughputs and losses among MLPerf's result lines.
+"""Step times, throughputs and losses in MLPerf result lines.
 
-They stand in `tracked_stats` (losses also in `train_loss`), which no rule fixes. A step time is of
-one single step where the line has both `step` and `samples_count`, or, since round 6.0, the step's
-own `reduced_train_loss` and `samples_count`; else it is, like a throughput, the mean of the block
-since the last evaluation. Both may stand in one log, from different ranks.
+They are in `tracked_stats` (losses also in `train_loss`), whose content no rule defines. A step
+time is that of a single step if the line has both `step` and `samples_count`, or (since round 6.0)
+the step's own `reduced_train_loss` and `samples_count`. Otherwise it is, like a throughput, the
+mean of the block since the last evaluation. One log may contain both, from different ranks.
 """
 
 from __future__ import annotations
@@ -57,25 +57,25 @@ _USUAL = re.compile(
     + rb'(?:, "samples_count": (\d{1,15})(?:\.0)?)?'
     rb'(?:, "lr": [0-9.e-]{1,24})?' + _STEP + rb"\}\}"
 )
-"""These lines as they are usually written: many times as fast as decoding JSON."""
+"""Usual form of these lines: many times faster to match than JSON is to decode."""
 
 Place = tuple[int | None, int | None]
-"""Step and samples as a line states them."""
+"""Step and samples as stated in a line."""
 
 
 class StepLines:
-    """Gathers the rows of one run; single steps go before means where a log has both."""
+    """Collector of one run's rows; single steps take precedence over means."""
 
     def __init__(self) -> None:
         self.begun = False
-        """Whether some speed was told."""
+        """True once any speed has been reported."""
         self.blocks = _Blocks()
         self._single = LogContent()
         self._counted = 0
         self._rows: list[tuple[bytes, bytes, bytes]] = []
 
     def single_steps(self, block: bytes) -> bytes:
-        """Take the single steps that are written as usual; what else the block holds comes back."""
+        """Add single steps in the usual form; return the rest of the block."""
         if b'"reduced_train_loss"' not in block:
             return block
         parts = _SINGLE.split(block)
@@ -86,7 +86,7 @@ class StepLines:
         return b"".join(parts[::4])
 
     def read(self, text: bytes) -> bool:
-        """Take a mean or a loss that is written as usual; False for any other line."""
+        """Add a mean or a loss in the usual form; return False for any other line."""
         match = _USUAL.match(text)
         if match is None:
             return False
@@ -100,7 +100,7 @@ class StepLines:
         return True
 
     def take(self, record: MlRecord) -> None:
-        """Take a decoded line."""
+        """Add a decoded line."""
         place = record.count("step"), record.count("samples_count")
         stats = _object(record.value)
         time, rate = number(stats.get("train_step_time")), number(stats.get("throughput"))
@@ -116,7 +116,7 @@ class StepLines:
             self._take(place, *(nan if value is None else value for value in (time, rate, loss)))
 
     def keep(self, log: LogContent) -> None:
-        """The better series into the log, with how many steps one line averages."""
+        """Store the better series in the log, with the number of steps per line."""
         self._flush()
         self.blocks.end(None)
         self.blocks.flush()
@@ -127,7 +127,7 @@ class StepLines:
             log.facts["log_interval"] = interval
 
     def _step_at(self, samples: int) -> int:
-        """The number of a step that states samples alone; without a batch they are counted."""
+        """Return a step's number from its samples; without a batch size, count the steps."""
         self._counted += 1
         batch = self.blocks.global_batch
         return samples // batch if batch else self._counted
@@ -160,7 +160,7 @@ class StepLines:
 
 
 class _Blocks:
-    """Means of the blocks between evaluations, and losses, which are printed more often."""
+    """Means of blocks between evaluations, and losses, which are printed more often."""
 
     def __init__(self) -> None:
         self.log = LogContent()
@@ -172,22 +172,22 @@ class _Blocks:
 
     @property
     def usual_length(self) -> int | None:
-        """Steps of a usual block; the first one may be longer, because evaluation is put off."""
+        """Median number of steps per block; the first may be longer, as evaluation starts late."""
         return int(np.median(np.diff(self._ends, prepend=0))) if self._ends else None
 
     def add_loss(self, place: Place, loss: float) -> None:
-        """A loss, where its step is known."""
+        """Add a loss if its step is known."""
         step = self.step_of(place)
         if step is not None:
             self._add(step, nan, nan, loss)
 
     def begin(self, place: Place, step_time_s: float, rate: float) -> None:
-        """A block's mean, whose last step only the evaluation after it states for certain."""
+        """Start a block's mean, whose last step is certain only after the next evaluation."""
         self.end(None)
         self._mean = place, step_time_s, rate
 
     def end(self, evaluation: Place | None) -> None:
-        """Where the mean that waits for its place stands; None = no evaluation tells."""
+        """Add the pending mean at the step of `evaluation`, or at its own estimate if None."""
         if self._mean is None:
             return
         place, step_time_s, rate = self._mean
@@ -199,14 +199,14 @@ class _Blocks:
         self._add(self._end, step_time_s, rate, nan)
 
     def step_of(self, place: Place) -> int | None:
-        """The step number that a line states, or that follows from its samples."""
+        """Return the step number in a line, or the one derived from its samples."""
         step, samples = place
         if step is None and samples is not None and self.global_batch:
             return samples // self.global_batch
         return step
 
     def flush(self) -> None:
-        """Put the rows gathered so far into columns."""
+        """Move the buffered rows into columns."""
         if self._rows:
             index, times, rates, losses = zip(*self._rows, strict=True)
             self.log.add_steps(
@@ -218,7 +218,7 @@ class _Blocks:
             self._rows.clear()
 
     def _own_step(self, place: Place) -> int | None:
-        """From the mean's own line: a step, or samples, either all so far or the block's."""
+        """Return the step in the mean's line: its step, or its samples (total or per block)."""
         samples = place[1]
         if samples is None or not self.global_batch:
             return self.step_of(place)
@@ -226,7 +226,7 @@ class _Blocks:
         return self._samples // self.global_batch
 
     def _add(self, step: int, time: float, rate: float, loss: float) -> None:
-        """A row; a mean and a loss of the same step share one."""
+        """Add a row; a mean and a loss of the same step share a row."""
         step = min(step, LARGEST_STEP)
         if self._rows and self._rows[-1][0] == step:
             _, old_time, old_rate, old_loss = self._rows[-1]
@@ -251,7 +251,7 @@ def _newer(new: float, old: float) -> float:
 
 
 def _value(text: bytes | None) -> float:
-    """A printed number; infinity for a printed NaN, NaN where there is none."""
+    """Return a printed number: infinity for a printed NaN, NaN if absent."""
     if text is None:
         return nan
     try:

@@ -1,4 +1,4 @@
-"""The machine of an MLPerf run, from what NVIDIA's launch scripts print around the result lines."""
+"""System of an MLPerf run, from the output of NVIDIA's launch scripts around the result lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_LINE = 1 << 14
 
 _LAUNCH, _SYSTEM = b":::DLPAL ", b":::SYSJSON "
 _HOSTS = re.compile(r"\S{1,4096} \d{1,19} (\d{1,5}) \S")
-"""Image, job, number of hosts, their list."""
+"""Pattern of image, job, number of hosts and list of hosts."""
 _PLATFORM = re.compile(r"([1-9]\d{0,4})x(?=\D)")
 _CONFIGURATION = re.compile(
     r"_(\d{1,5})x(\d{1,3})x\d{1,6}xtp(\d{1,4})pp(\d{1,4})cp(\d{1,4})(?=[_'\"\s]|$)"
@@ -24,12 +24,12 @@ _CONFIGURATION = re.compile(
 
 @dataclass(frozen=True)
 class DeviceCount:
-    """Nodes and devices a node, as the witnesses of a run are weighed."""
+    """Number of nodes and devices per node, from the evidence in a run."""
 
     nodes: int
     per_node: int
     doubt: str | None = None
-    """Who says otherwise, in one sentence."""
+    """Sentence about contradictory evidence, or None."""
 
     @property
     def num_devices(self) -> int:
@@ -37,11 +37,11 @@ class DeviceCount:
 
 
 class System:
-    """Devices and parallel sizes, by what the launch scripts print.
+    """Devices and parallel sizes from the output of the launch scripts.
 
-    The launch line has the number of hosts that Slurm gave, and the configuration's name
-    (`_18x4x1xtp1pp1cp2`: nodes, devices a node, batch, parallel sizes), which is reused on more
-    nodes. The system description is detected on one node and may know no other.
+    The launch line has Slurm's number of hosts and the configuration's name (`_18x4x1xtp1pp1cp2`:
+    nodes, devices per node, batch, parallel sizes), which is reused on more nodes. The system
+    description is detected on one node and may cover only that node.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class System:
         self._described: dict[str, Any] | None = None
 
     def read(self, block: bytes) -> None:
-        """Take the first of each; shells echo both lines, quoted, before they print them."""
+        """Read the first line of each kind; shells first echo both lines in quotes."""
         if self._launched is None and _LAUNCH in block:
             for line in _lines_behind(block, _LAUNCH):
                 if self._hosts is None and (launch := _HOSTS.match(line)):
@@ -63,7 +63,7 @@ class System:
             self._described = next((system for system in described if system), None)
 
     def keep(self, log: LogContent) -> None:
-        """Put what is known into the log's facts, and a contradiction into its remarks."""
+        """Store known values in the log's facts, and a contradiction in its remarks."""
         if self._launched and 0 not in self._launched:
             log.facts.update(zip(("tp", "pp", "cp"), self._launched[2:], strict=True))
         platform = log.facts.get("platform")
@@ -76,19 +76,19 @@ class System:
 
     @property
     def accelerator(self) -> str | None:
-        """The accelerator's name by the log's own description, None where there is none."""
+        """Accelerator name in the log's system description, or None."""
         name = (self._described or {}).get("accelerator_model_name")
         return name[:100] if isinstance(name, str) and name else None
 
     def devices(
         self, platform: str | None = None, submitted: Mapping[str, Any] | None = None
     ) -> DeviceCount | None:
-        """The devices of the run; None where nobody says how many a node has.
+        """Return the devices of the run; None if the number per node is unknown.
 
-        `platform` is the system's name by the result lines, `submitted` its description in a
-        submission. Nodes: the hosts, else that description, else the larger of what the log's own
-        description and the configuration's name say, as each of them errs by too few. Devices a
-        node: that description, else the name, by which the ranks are started.
+        `platform` is the system's name in the result lines, `submitted` its description in a
+        submission. Nodes come from the host count, else that description, else the larger of the
+        log's description and the configuration's name, since each may report too few. Devices per
+        node come from that description, else from the configuration's name, which starts the ranks.
         """
         written, detected = counts_of(submitted), counts_of(self._described)
         launched = self._launched[:2] if self._launched and 0 not in self._launched else None
@@ -114,7 +114,7 @@ class System:
 
 
 def counts_of(description: Mapping[str, Any] | None) -> tuple[int, int] | None:
-    """(nodes, devices a node) of a system description, None where it lacks either."""
+    """Return (nodes, devices per node) of a system description, or None."""
     system = description or {}
     nodes, per_node = system.get("number_of_nodes"), system.get("accelerators_per_node")
     if not (_counts(nodes) and _counts(per_node)):
@@ -127,18 +127,18 @@ def _pair(counts: tuple[int, ...] | None) -> str:
 
 
 def _nodes_of(platform: str | None) -> str:
-    """`4` of `4xNVIDIA B200`: nodes, or the devices of one node."""
+    """Return `4` for `4xNVIDIA B200`: nodes, or the devices of one node."""
     match = _PLATFORM.match(platform or "")
     return match[1] if match else ""
 
 
 def _counts(value: object) -> bool:
-    """Whether `value` is a count as the description writes them, a text of digits."""
+    """Return whether `value` is a count in the description's form, a string of digits."""
     return isinstance(value, str) and value.isascii() and value.isdigit() and 0 < int(value) < 10**6
 
 
 def _lines_behind(block: bytes, token: bytes) -> list[str]:
-    """What stands behind the first few tokens, each to the end of its line."""
+    """Return the text after the first few tokens, each to the end of its line."""
     parts = block.split(token, MOST_TRIES)[1:]
     lines = (part[:LONGEST_LINE].splitlines() for part in parts)
     return [line[0].decode("utf-8", "replace") if line else "" for line in lines]

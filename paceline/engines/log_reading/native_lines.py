@@ -1,4 +1,4 @@
-"""JSON lines of the native trainer: objects, or columns at once where all lines look alike."""
+"""JSON lines of the native trainer: as objects, or directly as columns if all lines look alike."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ COLUMNS = (
     "seq_len",
     "attended_share",
 )
-"""What tells ranks apart (busy and waiting times) is left out: it would double the memory."""
+"""Columns to read; per-rank busy and waiting times are omitted, as they would double the memory."""
 
 PEAKS = ("allocated", "reserved", "resident", "device_used")
 MOST_FAILURES = 4
-"""Broken objects in one line after which the rest of it is left."""
+"""Number of broken objects in a line after which the rest of it is skipped."""
 
 LONGEST_LEARNT = 4096
 
@@ -41,7 +41,7 @@ STEP_LINE = re.compile(rb'\{"(?:event": "step", "step": \d|step": \d{1,18}, "ste
 
 _WHOLE = rb"(?!0\d)\d{1,18}+"
 _NUMBER = rb"-?(?!0\d)\d{1,999}+(?:\.\d++)?(?:[eE][-+]?\d++)?|null"
-"""As JSON allows it, so that both ways of reading take the same lines."""
+"""JSON number, so that both ways of reading accept the same lines."""
 
 _LINE = re.compile(rb'\{"(?:event|step)": [^\r\n]*')
 _OBJECT = re.compile(r'\{"(?:event|step)": ')
@@ -50,22 +50,22 @@ _DECODER = json.JSONDecoder(parse_constant=lambda _: inf)
 
 @dataclass
 class Faults:
-    """Lines that are no whole objects."""
+    """Counts of lines that are not complete objects."""
 
     unread: int = 0
     torn: bool = False
-    """The last line is broken off."""
+    """True if the last line is incomplete."""
 
 
 def lines_of(block: bytes) -> list[bytes]:
-    """What looks like a line of the trainer, from its brace on."""
+    """Return text that looks like a line of the trainer, from its opening brace."""
     return _LINE.findall(block)
 
 
 def decoded(lines: list[bytes], faults: Faults, ends_whole: bool) -> list[Event]:
-    """The lines' objects: all at once, and only if that fails one by one; NaN reads as infinity.
+    """Decode the lines' objects, all at once or else one by one; NaN becomes infinity.
 
-    `ends_whole` = the last of them has a line end.
+    `ends_whole` states whether the last line has a line end.
     """
     try:
         events = _DECODER.decode((b"[" + b",".join(lines) + b"]").decode("utf-8"))
@@ -77,40 +77,40 @@ def decoded(lines: list[bytes], faults: Faults, ends_whole: bool) -> list[Event]
 
 
 def columns_of(events: list[Event]) -> Columns:
-    """Columns of step events, whose step numbers must be counts."""
+    """Return columns of step events, whose step numbers must be counts."""
     columns = {name: _column([event.get(name) for event in events]) for name in COLUMNS}
     tracked = [event.get("tracked") is True for event in events]
-    if any(tracked):  # watched for its memory: its time is no figure of the training
+    if any(tracked):  # Memory profiling distorts the time.
         columns["step_time_s"][tracked] = nan
     columns |= {f"{kind}_bytes": _column([_peak(each, kind) for each in events]) for kind in PEAKS}
     return np.array([event["step"] for event in events], dtype=np.int64), columns
 
 
 def _peak(event: Event, kind: str) -> Any:
-    """A rank's own line has them in an object of their own."""
+    """Return a memory peak; a rank's own line has the peaks in a nested object."""
     if of_one_rank(event):
         return as_object(event.get("memory_bytes")).get(kind)
     return event.get(f"{kind}_bytes")
 
 
 def of_one_rank(event: Event) -> bool:
-    """True for a rank's own line, False for one of a run's merged steps."""
+    """Return True for a rank's own line, False for a line of a run's merged steps."""
     return "event" in event
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """True for a whole number from 0 on that 64 bit hold."""
+    """Return whether `value` is a whole number of at least 0 that fits in 64 bits."""
     return type(value) is int and 0 <= value < 1 << 62
 
 
 def as_object(value: object) -> Event:
-    """`value` if it is a JSON object, else an empty one."""
+    """Return `value` if it is a JSON object, else an empty object."""
     return cast("Event", value) if isinstance(value, dict) else {}
 
 
 @dataclass(frozen=True)
 class LineLayout:
-    """How a step line is written, learnt from one: several times as fast as decoding JSON."""
+    """Format of a step line, learned from one line: several times faster than JSON decoding."""
 
     pattern: re.Pattern[bytes]
     names: tuple[str, ...]
@@ -118,7 +118,7 @@ class LineLayout:
 
     @classmethod
     def learnt(cls, line: bytes) -> LineLayout | None:
-        """The layout of `line`, if that is a sound step line of usual length, not skipped."""
+        """Return the layout of `line`; None if not a valid step line, too long or skipped."""
         if len(line) > LONGEST_LEARNT:
             return None
         try:
@@ -139,7 +139,7 @@ class LineLayout:
         return cls(pattern, tuple(names), of_one_rank(event))
 
     def columns(self, block: bytes) -> Columns | None:
-        """The steps of a block in which every line of the trainer is written so, else None."""
+        """Return the steps of a block whose trainer lines all have this layout, else None."""
         matches = self.pattern.findall(block)
         if not matches or len(matches) != block.count(b'{"event"') + block.count(b'{"step"'):
             return None
@@ -151,7 +151,7 @@ class LineLayout:
 
 
 def _field(key: str, value: Any, names: list[str], prefix: str = "") -> bytes:
-    """The pattern of one field; a wanted number is a group, whose column is added to `names`."""
+    """Return the pattern of one field; required numbers are groups, their columns go to `names`."""
     begin = re.escape(json.dumps(key).encode("ascii")) + b": "
     if isinstance(value, dict):
         inner = cast("Event", value)
@@ -170,7 +170,7 @@ def _field(key: str, value: Any, names: list[str], prefix: str = "") -> bytes:
 
 
 def _one_by_one(lines: list[bytes], faults: Faults, ends_whole: bool) -> Iterator[Event]:
-    """The objects of each line, which several ranks may have written at once."""
+    """Yield the objects of each line; several ranks may have written to a line at once."""
     for number, line in enumerate(lines, 1):
         text, at, failures = line.decode("utf-8", "replace"), 0, 0
         while failures < MOST_FAILURES and (begun := _OBJECT.search(text, at)):
@@ -192,7 +192,7 @@ def _numbers(texts: Sequence[bytes]) -> FloatColumn:
 
 
 def _column(values: list[Any]) -> FloatColumn:
-    """Numbers; NaN for null and for what is no number, infinity beyond 1e100."""
+    """Return numbers; NaN for null and for values that are not numbers, infinity beyond 1e100."""
     if not set(map(type, values)) <= {int, float, NoneType}:
         values = [_sound(value) for value in values]
     try:

@@ -1,5 +1,8 @@
-"""The native trainer's lines as one run: a rank's events, several ranks' one after another, or the
-merged steps of a run folder."""
+"""Log of the native trainer as one run.
+
+The lines are events of one rank, events of several ranks one after another, or the merged steps of
+a run folder.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ STEPS_AT_ONCE = 1 << 16
 LEAST_AT_ONCE = 16
 MOST_RANKS = 20_000
 OWN_SHARE = ("tokens", "samples")
-"""Columns of an event line that are one rank's part of the step."""
+"""Columns of an event line that cover only the rank's own part of the step."""
 
 CONSTANTS = ("global_batch", "seq_len")
 LONGEST_REASON = 200
@@ -43,7 +46,7 @@ _LOST = re.compile(r"became (?:-?inf|nan) in step (\d{1,15})")
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps of every rank whose lines the log holds, merged as in a run folder."""
+    """Read the steps of all ranks in the log, merged as in a run folder."""
     run = _Run(log)
     layout: LineLayout | None = None
     for block in watched(blocks, log):
@@ -58,14 +61,14 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 @dataclass
 class _Rank:
-    """The steps of one rank; those of a merged file belong to none."""
+    """Steps of one rank; those of a merged file belong to no rank."""
 
     log: LogContent = field(default_factory=LogContent)
     of_one_rank: bool = False
 
 
 class _Run:
-    """Every rank's steps, and what start and end lines say."""
+    """Steps of every rank, and information in start and end lines."""
 
     def __init__(self, log: LogContent) -> None:
         self.faults = Faults()
@@ -80,7 +83,7 @@ class _Run:
         self._constants: dict[str, set[float]] = {name: set() for name in CONSTANTS}
 
     def take(self, events: list[Event]) -> None:
-        """The events in their order, stretches of steps at once."""
+        """Add the events in order, consecutive steps together."""
         others = [at for at, event in enumerate(events) if event.get("event", "step") != "step"]
         begin = 0
         for at in (*others, len(events)):
@@ -91,7 +94,7 @@ class _Run:
             begin = at + 1
 
     def take_columns(self, rows: Columns, of_one_rank: bool) -> None:
-        """Steps of the present rank; `of_one_rank` = tokens and samples are its own share."""
+        """Add steps of the current rank; with `of_one_rank`, tokens and samples are its share."""
         index, columns = rows
         rank = self._ranks.setdefault(self._rank, _Rank())
         rank.of_one_rank |= of_one_rank
@@ -106,7 +109,7 @@ class _Run:
                 values.update(np.unique(column[np.isfinite(column)])[:2].tolist())
 
     def keep(self) -> None:
-        """The merged steps, and what the reader must know of them, into the log."""
+        """Store the merged steps and remarks about them in the log."""
         log, ranks = self._log, self._ranks
         own_share = any(rank.of_one_rank for rank in ranks.values())
         partial = own_share and len(ranks) != self._world_size
@@ -162,7 +165,7 @@ class _Run:
             self.faults.unread += 1
 
     def _take_start(self, start: Event) -> None:
-        """The rank whose steps follow, and the run's settings."""
+        """Read the rank of the following steps, and the run's settings."""
         rank, size, schema = start.get("rank"), start.get("world_size"), start.get("schema")
         if is_count(schema):
             self._newest_schema = max(self._newest_schema, schema)
@@ -186,7 +189,7 @@ class _Run:
             facts["dtype"] = _short(dtype)
 
     def _take_end(self, end: Event) -> None:
-        """How the rank ended: a lost loss has no step line of its own."""
+        """Read how the rank ended; a step with a lost loss has no line of its own."""
         status, reason, steps = _short(end.get("status")), end.get("reason"), end.get("steps")
         self._log.ended = f"end of a rank, status {status}"
         if status == "oom":
@@ -200,7 +203,7 @@ class _Run:
 
 
 def _add_merged(log: LogContent, ranks: Mapping[int, Steps], without: Iterable[str]) -> None:
-    """The merged ranks, some thousand steps at a time: a copy of everything would be too large."""
+    """Add the merged ranks in chunks, because a full copy would need too much memory."""
     numbers = np.unique(next(iter(ranks.values())).index)
     at_once = max(LEAST_AT_ONCE, STEPS_AT_ONCE // len(ranks))
     bounds = [*numbers[::at_once].tolist(), 1 << 62]

@@ -1,4 +1,4 @@
-"""What the logs of NeMo 1 and NeMo 2 say alike of a run's settings and of its end."""
+"""Settings and end of a run, as both NeMo 1 and NeMo 2 log them."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ _DTYPES = {b"bf16": "bf16", b"16": "fp16", b"32": "fp32"}
 
 
 class NemoSettings:
-    """The configuration printed before the first step: YAML, one `key: value` a line.
+    """Settings printed before the first step as YAML, one `key: value` per line.
 
-    Its parts (data sets) repeat names: the first statement of each name counts.
+    Its sections (data sets) repeat names; the first value of each name wins.
     """
 
     def __init__(self, step: re.Pattern[bytes]) -> None:
         self._step = step
-        """What a step line begins with, behind which no settings are looked for."""
+        """Pattern of a step line, after which there are no settings."""
         self._reading = True
         self._stated: dict[bytes, bytes] = {}
         self._release: bytes | None = None
 
     def read(self, block: bytes) -> None:
-        """Take in what `block` says before the first step."""
+        """Read the settings in `block` before the first step."""
         if not self._reading:
             return
         first = self._step.search(block)
@@ -64,7 +64,7 @@ class NemoSettings:
             self._release = match[1]
 
     def keep(self, log: LogContent) -> None:
-        """Put into the log's facts what was read, and what its last line says."""
+        """Store the settings in the log's facts, with those in its last line."""
         keep_whole_numbers(log, _FACTS, self._stated.items())
         ranks = product(
             *(_whole_number(self._stated.get(key)) for key in (b"devices", b"num_nodes"))

@@ -1,4 +1,4 @@
-"""Traces that a profiler leaves in a log: a run that was profiled is no measure of speed.
+"""Detection of profilers in a log: a profiled run is not a measure of speed.
 
 Sources of the lines: the commands of Nsight Systems, NVIDIA's dgxc-benchmarking (`ENABLE_PROFILE`,
 `ENABLE_NCCL_TRACE`), NCCL's collective trace, PyTorch's Kineto, torchtitan, Megatron-LM's and
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from paceline.engines.log_reading.log_content import LogContent, excerpt
 
 MOST_BYTES = 64 << 20
-"""How far into a log is looked: a profiler is attached early, or the log is a long run's."""
+"""Number of searched bytes: a profiler starts early, unless the log is that of a long run."""
 
 _ON = rb"[=: \"']{1,3}(?:[Tt]rue|TRUE|1)\b"
 TRACES: tuple[tuple[str, bytes, re.Pattern[bytes]], ...] = (
@@ -57,11 +57,11 @@ TRACES: tuple[tuple[str, bytes, re.Pattern[bytes]], ...] = (
         re.compile(rb"Config param profiler: (?:xplane|nsys)"),
     ),
 )
-"""What it is, a literal of it, and the whole of it."""
+"""Profiler name, a literal of the line, and its full pattern."""
 
 
 def profile_watched(blocks: Iterable[bytes], log: LogContent) -> Iterator[bytes]:
-    """`blocks`, with the first sign of a profiler kept in the facts and remarks of `log`."""
+    """Yield `blocks`; store the first sign of a profiler in the facts and remarks of `log`."""
     num_bytes = 0
     for block in blocks:
         if num_bytes < MOST_BYTES and "profiled" not in log.facts:

@@ -1,4 +1,4 @@
-"""Records in log text: their fields by name, and what any framework's log may say of its end."""
+"""Records in log text: fields by name, and generic signs of a program's end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.engines.log_reading.log_content import (
 )
 
 NUMBER = rb"(-?(?:nan|inf)|[-+0-9.eE]{1,24})"
-"""A number as programs print it in their step lines."""
+"""Number in the form that programs print in step lines."""
 
 OUT_OF_MEMORY = (
     b"oom-kill",
@@ -29,7 +29,7 @@ OUT_OF_MEMORY = (
     b"std::bad_alloc",
     b"DefaultCPUAllocator: can't allocate memory",
 )
-"""What programs and kernels write only when memory has run out."""
+"""Text that programs and kernels write only after running out of memory."""
 
 ERROR_CLASS = b"OutOfMemoryError"
 
@@ -46,15 +46,15 @@ _NAMED = re.compile(
     rb"(?:[\w.:]{0,80}OutOfMemoryError"
     rb"|(?:CUDA|HIP|[NX]PU)(?: driver)?(?: error:)? out of memory)\Z"
 )
-"""What people write about as well: a class, or a message without what follows it."""
+"""Signs that also occur in prose: a class, or a message without its continuation."""
 
 _BEFORE_PROSE = re.compile(rb"(?:[a-z]{1,20}[,;]? {1,2}|[(\"'`])\Z")
-"""A word or a bracket: before a message stand a line's beginning, a prefix or an error's name."""
+"""Word or bracket before a message in prose; real messages follow a prefix or an error name."""
 
 _BEHIND_PROSE = re.compile(rb" [a-z]")
 
-# Warnings have these words too, so their neighbours count. A literal at the front of a pattern is
-# searched many times faster than a choice of words: hence the looks back.
+# Warnings contain these words too, so their context matters. A literal at the front of a pattern is
+# searched many times faster than alternatives; hence the lookbehinds.
 _RAN_OUT = re.compile(
     rb"ut of memory(?:"
     rb"(?<=CUDA out of memory)|(?<=HIP out of memory)|(?<=[NX]PU out of memory)"
@@ -67,24 +67,24 @@ _RAN_OUT = re.compile(
 
 
 def field(name: bytes) -> re.Pattern[bytes]:
-    """A pattern for Records: `name`, then a number; nothing of a record is looked at behind it."""
+    """Return a pattern for Records: `name`, then a number; the rest of the record is ignored."""
     return re.compile(name + NUMBER + rb"[^\n]*")
 
 
 def json_field(name: bytes) -> re.Pattern[bytes]:
-    """As `field`, for `name` in a JSON object, where numbers may be `NaN` and `Infinity`."""
+    """Return a pattern like `field` for `name` in JSON, including `NaN` and `Infinity`."""
     return re.compile(rb'"' + name + rb'": (-?(?:NaN|Infinity)|[-+0-9.eE]{1,24})[^\n]*')
 
 
 class Records:
-    """Records of one kind, one line each, whose fields are found by name in whatever order."""
+    """Records of one kind, one line each, whose fields are found by name in any order."""
 
     def __init__(self, lines: Sequence[bytes]) -> None:
         self._lines = lines
         self._text = b"\n".join(lines)
 
     def texts(self, field: re.Pattern[bytes]) -> list[bytes] | None:
-        """The field of each record as printed, empty where it lacks; None when all lack it."""
+        """Return the field of each record as printed, empty if absent; None if all lack it."""
         printed: list[bytes] = field.findall(self._text)
         if not printed:
             return None
@@ -94,14 +94,14 @@ class Records:
         return [hit[1] if hit else b"" for hit in hits]
 
     def either_texts(self, patterns: Iterable[re.Pattern[bytes]]) -> list[bytes]:
-        """Of each record the first of several fields that it has, as printed; empty without one."""
+        """Return the first available field of each record as printed; empty without one."""
         columns = [texts for texts in map(self.texts, patterns) if texts is not None]
         return [next((text for text in texts if text), b"") for texts in zip(*columns, strict=True)]
 
     def columns(
         self, fields: Mapping[str, re.Pattern[bytes]], scale: float = 1.0
     ) -> dict[str, FloatColumn]:
-        """The fields that some record has, as numbers times `scale`; NaN where one lacks it."""
+        """Return the fields of any record, as numbers times `scale`; NaN if absent."""
         columns: dict[str, FloatColumn] = {}
         for name, pattern in fields.items():
             texts = self.texts(pattern)
@@ -112,7 +112,7 @@ class Records:
     def either(
         self, choices: Mapping[str, Sequence[re.Pattern[bytes]]], scale: float = 1.0
     ) -> dict[str, FloatColumn]:
-        """Columns of fields with several names: the first of them that a record has counts."""
+        """Return columns of fields with several names; the first name in a record wins."""
         columns: dict[str, FloatColumn] = {}
         for name, patterns in choices.items():
             for pattern in patterns:
@@ -124,26 +124,26 @@ class Records:
 
 
 def ratio(amount: FloatColumn, rate: FloatColumn) -> FloatColumn:
-    """amount / rate, unknown where either is unknown, infinite or not above 0."""
+    """Return amount / rate, NaN if either is unknown, infinite or not above 0."""
     quotient = np.full(len(rate), np.nan)
     sound = np.isfinite(amount) & np.isfinite(rate) & (amount > 0) & (rate > 0)
     return np.divide(amount, rate, out=quotient, where=sound)
 
 
 def product_of(first: FloatColumn, second: FloatColumn) -> FloatColumn:
-    """first x second, unknown where either is unknown, infinite or not above 0."""
+    """Return first x second, NaN if either is unknown, infinite or not above 0."""
     value = np.full(len(first), np.nan)
     sound = np.isfinite(first) & np.isfinite(second) & (first > 0) & (second > 0)
     return np.multiply(first, second, out=value, where=sound)
 
 
 def above_zero(values: FloatColumn) -> FloatColumn:
-    """`values`, unknown where they are negative: how programs print that they do not know."""
+    """Return `values`, NaN where negative: programs print negative numbers for unknown values."""
     return np.where(values >= 0, values, np.nan)
 
 
 def note_resolution(log: LogContent, columns: Mapping[str, FloatColumn], digits: int) -> None:
-    """Keep the step of the last printed step time, of which `digits` significant ones are shown."""
+    """Store the resolution of the last step time, printed with `digits` significant digits."""
     times = columns.get("step_time_s")
     if times is not None:
         sound = times[np.isfinite(times) & (times > 0)]
@@ -152,7 +152,7 @@ def note_resolution(log: LogContent, columns: Mapping[str, FloatColumn], digits:
 
 
 def note_decimals(log: LogContent, times: Sequence[bytes] | None) -> None:
-    """Keep the step of the last digit of step times as printed, with a fixed number of decimals."""
+    """Store the resolution of printed step times with a fixed number of decimals."""
     for text in reversed(times or ()):
         if text:
             log.resolution_s = decimal_step(text)
@@ -165,11 +165,11 @@ def watched(
     ends: bytes | None = None,
     torn: re.Pattern[bytes] | None = None,
 ) -> Iterator[bytes]:
-    """`blocks`, with what they say of the program's end kept in `log`.
+    """Yield `blocks`; store in `log` how the program ended.
 
-    `ends` is a literal of the line with which the program says that it is done; `torn` matches a
-    begun record in a last line that has no line end. A number that touches the end of such a line
-    may have lost digits and is taken away.
+    `ends` is a literal in the line that reports the end of the program. `torn` matches an
+    incomplete record in a last line without a line end. A number at the end of such a line may have
+    lost digits and is removed.
     """
     last = b""
     for block in blocks:
@@ -185,9 +185,9 @@ def watched(
 
 
 def out_of_memory_line(text: bytes) -> str | None:
-    """The first line that tells of memory that ran out, or None; warnings of it do not count.
+    """Return the first line that reports running out of memory, or None.
 
-    Nor does what only speaks of it: prose, advice, source code.
+    Warnings, prose, advice and source code do not count.
     """
     places = [at for at in map(text.find, OUT_OF_MEMORY) if at >= 0]
     for sign in (_RAN_OUT, _ERROR):
@@ -197,7 +197,7 @@ def out_of_memory_line(text: bytes) -> str | None:
 
 
 def _is_prose(text: bytes, sign: re.Match[bytes]) -> bool:
-    """Whether the words around a sign only speak of memory that runs out."""
+    """Return whether the words around a sign only mention running out of memory."""
     line = max(text.rfind(b"\n", 0, sign.start()), text.rfind(b"\r", 0, sign.start())) + 1
     words = text[max(line, sign.end() - MOST_BEFORE) : sign.end()]
     named = _NAMED.search(words)
@@ -208,17 +208,17 @@ def _is_prose(text: bytes, sign: re.Match[bytes]) -> bool:
 
 
 def last_match(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes] | None:
-    """The last place in `text` that `pattern` matches: what a restart says again counts."""
+    """Return the last match of `pattern` in `text`, because a restart repeats settings."""
     return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
 
 
 def without_colours(block: bytes) -> bytes:
-    """`block` without the terminal's colour codes."""
+    """Return `block` without the terminal's color codes."""
     return _COLOUR.sub(b"", block) if b"\x1b[" in block else block
 
 
 def significant_step(value: float, digits: int) -> float:
-    """The step of the last of `digits` significant digits of `value`; 0.0 where it has none."""
+    """Return the resolution of `value` with `digits` significant digits; 0.0 if undefined."""
     if not math.isfinite(value) or value <= 0:
         return 0.0
     return 10.0 ** (math.floor(math.log10(value)) - digits + 1)
@@ -227,9 +227,9 @@ def significant_step(value: float, digits: int) -> float:
 def keep_whole_numbers(
     log: LogContent, names: Mapping[bytes, str], statements: Iterable[tuple[bytes, bytes]]
 ) -> None:
-    """Keep in the log's facts what is said of the settings in `names`, if it is a number above 0.
+    """Store settings in `names` in the log's facts if they are numbers above 0.
 
-    Thousands may be set apart by commas. A later statement replaces an earlier one.
+    Numbers may have thousands separators (commas). A later value replaces an earlier one.
     """
     for key, text in statements:
         if key in names and (number := _setting(text)) is not None:
@@ -237,14 +237,14 @@ def keep_whole_numbers(
 
 
 def keep_total_steps(log: LogContent, totals: Sequence[bytes]) -> None:
-    """Keep the latest of `totals` that is a number above 0, so that pieces of any size agree."""
+    """Store the last of `totals` that is a number above 0, so that all block sizes agree."""
     numbers_back = map(_setting, reversed(totals))
     if (number := next((n for n in numbers_back if n is not None), None)) is not None:
         log.facts["total_steps"] = number
 
 
 def _setting(text: bytes) -> int | None:
-    """A whole number above 0 that a setting may be, None for anything else."""
+    """Return a setting as a whole number above 0, or None."""
     digits = text.replace(b",", b"")
     if not digits.isdigit() or len(digits) >= 20:
         return None
@@ -253,21 +253,21 @@ def _setting(text: bytes) -> int | None:
 
 
 def product(*factors: Fact | None) -> int | None:
-    """The product of whole numbers above 0; None when one is something else."""
+    """Return the product of whole numbers above 0; None if any factor is something else."""
     if not all(isinstance(factor, int) and factor > 0 for factor in factors):
         return None
     return math.prod(int(factor) for factor in factors if factor is not None)
 
 
 def _line_at(block: bytes, at: int) -> str:
-    """What the line says that has the place `at`, from shortly before that."""
+    """Return the text of the line at position `at`, from shortly before it."""
     start = max(block.rfind(b"\n", 0, at), block.rfind(b"\r", 0, at)) + 1
     end = _LINE_END.search(block, at)
     return excerpt(block[max(start, at - 80) : end.start() if end else None])
 
 
 class RunningTotals:
-    """What the steps between two lines took, a step: the differences of one or more totals."""
+    """Differences per step of one or more running totals between consecutive lines."""
 
     def __init__(self, num_totals: int = 1) -> None:
         self._index = 0
@@ -279,11 +279,11 @@ class RunningTotals:
     def rates(
         self, index: IntColumn, totals: npt.NDArray[np.float64]
     ) -> tuple[npt.NDArray[np.bool_], list[FloatColumn]]:
-        """Which lines are of a new step, and of those what one step added to each row of `totals`.
+        """Return a mask of lines with a new step, and their increase per step in each total.
 
-        (T_i - T_i-1) / (n_i - n_i-1), n the step numbers. NaN where a total is not larger than
-        before, for then a clock was set back or a run began again. The first line has what came
-        before it only where it is step 1; a line of the same step as the one before is left out.
+        The increase is (T_i - T_i-1) / (n_i - n_i-1) for step numbers n. It is NaN if a total does
+        not grow, because a clock was set back or a run restarted. The first line has an increase
+        only if it is step 1. A repeated step is left out.
         """
         before = np.concatenate([[self._index], index[:-1]])
         new = index != before
@@ -304,5 +304,5 @@ class RunningTotals:
 
 
 def _differences(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Differences along each row, NaN beside what is no finite number."""
+    """Return differences along each row, NaN next to values that are not finite."""
     return np.diff(np.where(np.isfinite(values), values, math.nan), axis=1)

@@ -1,4 +1,4 @@
-"""Records that a terminal, a pager or an editor has wrapped over several lines, put together."""
+"""Records that a terminal, a pager or an editor has wrapped over several lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 __all__ = ["Wrapping"]
 
 MOST_LINES = 32
-"""A record goes on over no more lines than this."""
+"""Maximum number of lines per record."""
 
 KNOWN = (
     b"consumed samples",
@@ -38,23 +38,23 @@ KNOWN = (
     b"tokens per gpu per second (tgs)",
     b"TFLOPs",
 )
-"""Names of fields by which a line is known to go on with the record of the line before."""
+"""Field names that identify a line as the continuation of the previous line's record."""
 
 _INTRUDER = re.compile(
     rb"Step Time : [0-9.]{1,24}s GPU utilization: [0-9.]{1,24} ?[A-Z_]{0,8}FLOP/s/GPU"
 )
-"""What another rank prints at the same moment, at times into the middle of a record."""
+"""Output of another rank at the same time, sometimes in the middle of a record."""
 
 _PREFIX = re.compile(rb"(?:\[[\w.:/-]{1,64}\]:?|\d{1,6}:) ?")
 
 _TORN_FIELD = re.compile(rb" {0,24}[A-Za-z][^|:]{1,60}: {0,24}[-+0-9][^|]{0,60}\|")
-"""A field of any name, where the line before ends within it."""
+"""Field of any name that the previous line's end splits."""
 
 
 class Wrapping:
-    """How the lines of one log go on.
+    """Continuation lines of one log.
 
-    `record` matches the beginning of a record; `fields` are those known of this log, in order.
+    `record` matches the start of a record; `fields` are the known fields of this log, in order.
     """
 
     def __init__(self, record: re.Pattern[bytes], fields: Sequence[bytes]) -> None:
@@ -63,20 +63,20 @@ class Wrapping:
         self._field = re.compile(rb" {0,24}(" + names + rb"):[^|]{0,100}+(?:\||$)")
         patterns = [rb" {0,4}" + re.escape(name) + rb":[^|]{0,100}+\|" for name in fields]
         end = patterns[-1] if fields else rb"(?!)"
-        # Each of the fields at most once, in order, and the last one at the end.
+        # Each field at most once, in order, with the last one at the end.
         body = b"".join(b"(?:" + field + b")?+" for field in patterns[:-1])
         self._whole = re.compile(record.pattern + body + end)
 
     def joined(self, lines: bytes, is_last: bool) -> bytes | None:
-        """The record that `lines` begin with on one line; None if no line goes on with it.
+        """Return the record at the start of `lines` on one line; None if no line continues it.
 
-        `lines` end where the next record begins, or the text does if it is the last.
+        `lines` end at the next record, or at the end of the text for the last record.
         """
         if b"\r" in lines:
             lines = lines.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         pure = _INTRUDER.sub(b"", lines)
         record, *others = pure.split(b"\n", MOST_LINES)
-        # What stands behind the last line end is the beginning of the next record's line.
+        # Text after the last line end is the start of the next record's line.
         others = others if is_last else others[:-1]
         for space in (b"", b" ") if others else ():
             text = space.join([record, *others])
@@ -94,7 +94,7 @@ class Wrapping:
         return record
 
     def _continued(self, record: bytes, line: bytes) -> bytes | None:
-        """`record` with `line` behind it where that makes up a field; None where it does not."""
+        """Return `record` with `line` appended if that completes a field, else None."""
         line = line.strip(b" \t")
         if prefix := _PREFIX.match(line):
             line = line[prefix.end() :]

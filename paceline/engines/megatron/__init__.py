@@ -1,4 +1,4 @@
-"""Megatron-LM: pretrain_gpt.py of a checkout, or a program of ours on Megatron-Core; its log."""
+"""Megatron-LM: pretrain_gpt.py of a checkout, or a Megatron-Core program; log format."""
 
 from __future__ import annotations
 

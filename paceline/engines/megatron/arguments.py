@@ -1,4 +1,4 @@
-"""Arguments that all descendants of Megatron-LM's pretrain_gpt.py spell in the same way.
+"""Arguments that all descendants of Megatron-LM's pretrain_gpt.py share.
 
 Names as in `megatron/arguments.py` of Megatron-DeepSpeed and `megatron/training/arguments.py` of
 Megatron-LM.
@@ -15,18 +15,18 @@ from paceline.core.shape import DecoderShape
 from paceline.core.training import Training
 
 Arguments = dict[str, Sequence[object]]
-"""By their names without the dashes; a switch has no values."""
+"""Values by argument name without dashes; a switch has no values."""
 
 PREFIX_OF = (".bin", ".idx")
 
 
 def words(arguments: Mapping[str, Sequence[object]]) -> list[str]:
-    """The arguments as they stand on a command line."""
+    """Return the arguments as words of a command line."""
     return [word for name, values in arguments.items() for word in (f"--{name}", *map(str, values))]
 
 
 def shape_arguments(shape: DecoderShape, seq_len: int) -> Arguments:
-    """What every version says of a model's size."""
+    """Return the arguments for a model's size, which are the same in every version."""
     sizes: Arguments = {
         "num-layers": [shape.num_layers],
         "hidden-size": [shape.hidden_size],
@@ -42,7 +42,7 @@ def shape_arguments(shape: DecoderShape, seq_len: int) -> Arguments:
 
 
 def dropout_arguments(shape: DecoderShape) -> Arguments:
-    """Both are 0.1 where nothing is said, so they are always said."""
+    """Return both dropout arguments, which Megatron would set to 0.1 by default."""
     return {
         "hidden-dropout": [shape.dropout],
         "attention-dropout": [shape.dropped_probabilities],
@@ -50,7 +50,7 @@ def dropout_arguments(shape: DecoderShape) -> Arguments:
 
 
 def layout_arguments(spec: RunSpec) -> Arguments:
-    """Tensor and pipeline parallelism, micro-batch."""
+    """Return the arguments of tensor and pipeline parallelism and micro-batch."""
     return {
         "tensor-model-parallel-size": [spec.layout.tp],
         "pipeline-model-parallel-size": [spec.layout.pp],
@@ -59,10 +59,11 @@ def layout_arguments(spec: RunSpec) -> Arguments:
 
 
 def length_arguments(training: Training) -> Arguments:
-    """Iterations, or samples where the batch or the rate goes by them.
+    """Return iterations, or samples if the batch or learning rate schedule counts samples.
 
-    Megatron takes the samples of a whole ramp-up off those to train on before it divides by the
-    batch: a training that ends within the ramp-up has to name more, and where it exits.
+    Megatron subtracts the samples of a full ramp-up from the samples to train on before it divides
+    by the batch. A training that ends within the ramp-up must therefore request more samples and
+    set an exit step.
     """
     if not by_samples(training):
         return {"train-iters": [training.steps]}
@@ -75,12 +76,12 @@ def length_arguments(training: Training) -> Arguments:
 
 
 def by_samples(training: Training) -> bool:
-    """Whether the training is counted in samples, which Megatron does not mix with iterations."""
+    """Return whether the training counts samples, which Megatron does not mix with iterations."""
     return training.ramp_up is not None or training.lr_schedule.unit == "samples"
 
 
 def samples_of(training: Training) -> int:
-    """Samples of all steps, the smaller batches of a ramp-up first."""
+    """Return the samples of all steps, with the smaller batches of a ramp-up first."""
     consumed, steps = 0, training.steps
     ramp_up = training.ramp_up
     for until, batch in ramp_up.sizes(training.global_batch) if ramp_up else []:
@@ -90,9 +91,9 @@ def samples_of(training: Training) -> int:
 
 
 def batch_arguments(training: Training, *, stepwise: bool = False) -> Arguments:
-    """The batch and how it grows.
+    """Return the arguments of the batch and its ramp-up.
 
-    `stepwise` is the spelling of 2026, in tokens, which names the whole batch within the schedule.
+    `stepwise` selects the form of 2026: in tokens, with the full batch as part of the schedule.
     """
     ramp_up, batch = training.ramp_up, training.global_batch
     if ramp_up is None:
@@ -110,7 +111,7 @@ def batch_arguments(training: Training, *, stepwise: bool = False) -> Arguments:
 
 
 def optimizer_arguments(training: Training) -> Arguments:
-    """Adam, its rate over time, clipping, the seed."""
+    """Return the arguments of Adam, learning rate schedule, clipping and seed."""
     schedule = training.lr_schedule
     unit = "samples" if by_samples(training) else "iters"
     end = samples_of(training) if unit == "samples" else training.steps
@@ -123,7 +124,7 @@ def optimizer_arguments(training: Training) -> Arguments:
         "min-lr": [schedule.min_lr],
         "lr-decay-style": [schedule.kind],
     }
-    # It ends where a warm-up is not over before the decay is, as in a training cut short.
+    # In a shortened training, the end may come before the end of warmup and thus of the decay.
     decayed = max(schedule.decay or end, schedule.warmup + 1)
     if schedule.kind != "constant" or decayed > end:
         arguments[f"lr-decay-{unit}"] = [decayed]
@@ -138,7 +139,7 @@ def optimizer_arguments(training: Training) -> Arguments:
 
 
 def data_prefix(spec: RunSpec) -> str | None:
-    """The prefix of an indexed data set, by itself or of its .bin file; None without one."""
+    """Return the prefix of an indexed data set, given directly or by its .bin file, or None."""
     path = spec.data.path
     if spec.data.source == "indexed":
         return path
@@ -148,6 +149,6 @@ def data_prefix(spec: RunSpec) -> str | None:
 
 
 def log2_of(number: float) -> int | None:
-    """n where `number` is 2 to the power of n, else None."""
+    """Return n if `number` is 2 to the power of n, else None."""
     power = log2(number)
     return int(power) if power.is_integer() else None

@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM's pretrain_gpt.py, as many as training by Megatron-Core alone needs."""
+"""Subset of Megatron-LM's pretrain_gpt.py arguments for training with Megatron-Core alone."""
 
 # pyright: basic, reportMissingImports=false
 
@@ -66,7 +66,7 @@ CHOICES = {
 
 
 def parsed_arguments() -> argparse.Namespace:
-    """The arguments with what follows from them: ranks, dtype, vocabulary, schedule."""
+    """Return the parsed arguments with derived values: ranks, dtype, vocabulary, schedule."""
     parser = argparse.ArgumentParser(description="GPT by Megatron-Core", allow_abbrev=False)
     for name in WHOLE:
         parser.add_argument(f"--{name}", type=int)
@@ -86,7 +86,7 @@ def parsed_arguments() -> argparse.Namespace:
 
 
 def completed(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments and what Megatron-LM derives from them; exits for what contradicts itself."""
+    """Add the values that Megatron-LM derives from the arguments; exit on contradictions."""
     if bool(args.train_iters) == bool(args.train_samples):
         raise SystemExit("either --train-iters or --train-samples is needed")
     if args.rampup_batch_size and args.train_iters:
@@ -99,7 +99,7 @@ def completed(args: argparse.Namespace) -> argparse.Namespace:
     args.ffn_hidden_size = args.ffn_hidden_size or 4 * args.hidden_size
     args.kv_channels = args.kv_channels or args.hidden_size // args.num_attention_heads
     multiple = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
-    # The null tokenizer adds one token that ends a document.
+    # The null tokenizer adds one end-of-document token.
     args.padded_vocab_size = -(-(args.vocab_size + 1) // multiple) * multiple
     unit = "samples" if args.train_samples else "iters"
     args.lr_warmup_total = getattr(args, f"lr_warmup_{unit}") or 0
@@ -112,7 +112,7 @@ def completed(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def iterations(args: argparse.Namespace) -> int:
-    """Steps until all samples of `--train-samples` are consumed, a whole ramp-up's first."""
+    """Return the steps that consume all samples of `--train-samples`, after a full ramp-up."""
     consumed = count = 0
     start, increment, samples = args.rampup_batch_size or (args.global_batch_size, 1, 0)
     while samples and consumed <= samples:
@@ -123,7 +123,7 @@ def iterations(args: argparse.Namespace) -> int:
 
 
 def print_arguments(args: argparse.Namespace) -> None:
-    """World and arguments as Megatron-LM prints them, from rank 0."""
+    """Print world size and arguments as Megatron-LM does, on rank 0."""
     if args.rank:
         return
     print(

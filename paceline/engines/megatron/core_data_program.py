@@ -1,4 +1,4 @@
-"""Micro-batches for Megatron-Core: random tokens, an indexed data set, or files byte by byte."""
+"""Micro-batches for Megatron-Core: random tokens, an indexed data set, or files as bytes."""
 
 # pyright: basic, reportMissingImports=false
 
@@ -12,7 +12,7 @@ from token_windows_program import MOST_TEXT_TOKENS, corpus
 
 
 def micro_batches(args, device) -> Iterator[dict[str, torch.Tensor]]:
-    """This data-parallel rank's micro-batches without end, the same on all its other ranks."""
+    """Yield micro-batches endlessly, the same on all ranks of one data-parallel replica."""
     rank = parallel_state.get_data_parallel_rank()
     rows = sequences(args, rank, parallel_state.get_data_parallel_world_size())
     positions = torch.arange(args.seq_length).expand(args.micro_batch_size, -1).to(device)
@@ -31,7 +31,7 @@ def micro_batches(args, device) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def sequences(args, rank: int, ranks: int) -> Iterator[torch.Tensor]:
-    """Sequences of one token more than a sample has, every `ranks`-th from `rank` on."""
+    """Yield sequences one token longer than a sample: every `ranks`-th, starting with `rank`."""
     length = args.seq_length + 1
     if args.mock_data:
         generator = torch.Generator(device="cpu").manual_seed(args.seed + rank)
@@ -51,7 +51,7 @@ def sequences(args, rank: int, ranks: int) -> Iterator[torch.Tensor]:
 
 
 def indexed(prefix: str, split: str) -> torch.Tensor:
-    """Tokens of an indexed data set to train on, its documents one after another."""
+    """Return the training tokens of an indexed data set, with its documents concatenated."""
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     documents = IndexedDataset(prefix)

@@ -1,4 +1,4 @@
-"""Model, optimizer and schedule of Megatron-Core from the arguments of Megatron-LM."""
+"""Model, optimizer and schedule of Megatron-Core from Megatron-LM arguments."""
 
 # pyright: basic, reportMissingImports=false
 
@@ -20,7 +20,7 @@ from megatron.core.transformer.module import Float16Module
 
 
 def transformer_config(args) -> TransformerConfig:
-    """Megatron-Core's settings of the model and its layout."""
+    """Return Megatron-Core's configuration of the model and its layout."""
     dtype = args.params_dtype
     full = args.recompute_granularity == "full"
     return TransformerConfig(
@@ -58,7 +58,7 @@ def transformer_config(args) -> TransformerConfig:
 
 
 def gpt(args, config: TransformerConfig) -> GPTModel:
-    """This pipeline rank's part of the model; `--embed-layernorm` is BigScience's own."""
+    """Return this pipeline rank's part of the model (`--embed-layernorm` is BigScience's)."""
     model = GPTModel(
         config,
         get_gpt_layer_local_spec(normalization=args.normalization),
@@ -78,7 +78,7 @@ def gpt(args, config: TransformerConfig) -> GPTModel:
 
 
 def assembled(args):
-    """The model within data parallelism, its optimizer and its schedule."""
+    """Return the data-parallel model, its optimizer and its schedule."""
     config = transformer_config(args)
     model = gpt(args, config).to(torch.cuda.current_device())
     tell_size(model)
@@ -99,7 +99,7 @@ def assembled(args):
 
 
 def tell_size(model) -> None:
-    """Parameters of this rank, once a replica."""
+    """Print this rank's number of parameters, once per replica."""
     number = sum(parameter.numel() for parameter in model.parameters())
     tp = parallel_state.get_tensor_model_parallel_rank()
     pp = parallel_state.get_pipeline_model_parallel_rank()
@@ -109,7 +109,7 @@ def tell_size(model) -> None:
 
 
 def optimizer_config(args) -> OptimizerConfig:
-    """Adam, and the loss scale of fp16."""
+    """Return the settings of Adam and of fp16 loss scaling."""
     return OptimizerConfig(
         optimizer="adam",
         lr=args.lr,
@@ -132,7 +132,7 @@ def optimizer_config(args) -> OptimizerConfig:
 
 
 def schedule_of(args, optimizer) -> OptimizerParamScheduler:
-    """The learning rate over iterations or samples."""
+    """Return the learning rate schedule, in iterations or samples."""
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,

@@ -1,7 +1,7 @@
-"""Train a GPT by Megatron-Core's public classes: the arguments and log lines of Megatron-LM.
+"""GPT training with Megatron-Core's public classes and Megatron-LM's arguments and log lines.
 
-Started once a device with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. Without a
-GPU it runs on the CPU over gloo.
+Runs once per device with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. Without a
+GPU, it runs on the CPU with gloo.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -33,7 +33,7 @@ MIB = 2**20
 
 
 def main() -> None:
-    """Everything from the process group to the last line of the log."""
+    """Train, from process group setup to the last log line."""
     args = parsed_arguments()
     initialize(args)
     print_arguments(args)
@@ -42,12 +42,12 @@ def main() -> None:
     dist.barrier()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Gloo's threads keep some interpreters from ending, after all work is done.
+    # After all work is done, Gloo's threads keep some interpreters from exiting.
     os._exit(0)
 
 
 def initialize(args) -> None:
-    """Process groups, random states, and how many micro-batches a step has."""
+    """Initialize process groups, random states and the number of micro-batches per step."""
     if GPU:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     else:
@@ -73,7 +73,7 @@ def initialize(args) -> None:
 
 
 def loss_of(mask, output):
-    """Mean loss of one micro-batch, for the step, and as it is told."""
+    """Return one micro-batch's mean loss for backward, and its data-parallel mean for the log."""
     loss = (output.float().view(-1) * mask.view(-1)).sum() / mask.sum()
     mean = loss.detach().clone()
     dist.all_reduce(mean, group=parallel_state.get_data_parallel_group())
@@ -81,7 +81,7 @@ def loss_of(mask, output):
 
 
 def forward_step(batches, model):
-    """One micro-batch through this rank's part of the model."""
+    """Run one micro-batch through this rank's part of the model."""
     batch = next(batches)
     places = batch["position_ids"], batch["attention_mask"]
     output = model(batch["tokens"], *places, labels=batch["labels"])
@@ -89,7 +89,7 @@ def forward_step(batches, model):
 
 
 def train(args, model, optimizer, schedule) -> str:
-    """All iterations, one line each `--log-interval`; what ended them."""
+    """Run all iterations with one line per `--log-interval`; return the reason for the end."""
     step = get_forward_backward_func()
     batches = micro_batches(args, torch.cuda.current_device())
     total = args.train_iters or args.iterations_of_samples
@@ -122,7 +122,7 @@ def train(args, model, optimizer, schedule) -> str:
 
 @dataclass
 class IterationRecord:
-    """What the iterations since the last line came to."""
+    """Totals of the iterations since the last log line."""
 
     args: Namespace
     total: int
@@ -132,14 +132,14 @@ class IterationRecord:
     since: float = field(default_factory=time.perf_counter)
 
     def add(self, iteration: int, batch: int, parts, stepped: bool) -> None:
-        """One more iteration; losses are on the last pipeline stage alone."""
+        """Add one iteration; only the last pipeline stage has losses."""
         self.consumed += batch
         self.skipped += not stepped
         if parts:
             self.losses.append(sum(float(part["lm loss"]) for part in parts) / len(parts))
 
     def tell(self, iteration: int, batch: int, rate: float, scale: float, norm: float) -> None:
-        """The record, from the last rank, and the memory behind the first one."""
+        """Print the record on the last rank, and memory after the first record."""
         now, interval = time.perf_counter(), self.args.log_interval
         fields = [
             f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {iteration:8d}/{self.total:8d}",
@@ -162,7 +162,7 @@ class IterationRecord:
 
 
 def tell_memory(rank: int, iteration: int) -> None:
-    """Memory of the ranks of one replica: CUDA's, on a CPU what is resident, MiB."""
+    """Print the memory of one replica's ranks in MiB: CUDA's, or resident memory on a CPU."""
     if parallel_state.get_data_parallel_rank() != 0:
         return
     if GPU:
@@ -179,7 +179,7 @@ def tell_memory(rank: int, iteration: int) -> None:
 
 
 def on_first_rank(text: str) -> None:
-    """Print once."""
+    """Print on the first rank only."""
     if dist.get_rank() == 0:
         print(text, flush=True)
 

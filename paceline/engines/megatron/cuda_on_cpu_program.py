@@ -1,9 +1,9 @@
-"""Megatron-Core without a GPU: what it asks of CUDA is answered by the CPU.
+"""Emulation of CUDA on the CPU, so that Megatron-Core runs without a GPU.
 
-Megatron-Core names the device "cuda" and asks torch.cuda throughout. Tensors that it would make
-there are made on the CPU, types are told by their CUDA names, and the random states that it keeps
-by tensor rank are states of the CPU's generator. Nothing of Megatron-Core itself is replaced but
-the two functions that read and write CUDA's random state.
+Megatron-Core uses device "cuda" and torch.cuda throughout. Here its tensors are on the CPU, types
+report their CUDA names, and the random states per tensor-parallel rank are states of the CPU's
+generator. Only two functions of Megatron-Core are replaced: those that read and write CUDA's random
+state.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class CudaOnCpu(TorchFunctionMode):
-    """Within it `device="cuda"` is the CPU."""
+    """Mode in which `device="cuda"` means the CPU."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -31,7 +31,7 @@ class CudaOnCpu(TorchFunctionMode):
 
 
 def switch_on() -> None:
-    """Answer for CUDA from now on; `parallel_state` and models are made afterwards."""
+    """Enable the emulation; call it before creating `parallel_state` and models."""
     from megatron.core.tensor_parallel import random
 
     CudaOnCpu().__enter__()
@@ -45,5 +45,5 @@ def switch_on() -> None:
     random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(
         state
     )
-    # It warns when the CPU's random state changes where only CUDA's should, and they are one here.
+    # It warns when the CPU's random state changes instead of CUDA's; here they are the same.
     logging.getLogger(random.__name__).setLevel(logging.ERROR)

@@ -20,18 +20,18 @@ from paceline.engines.megatron.arguments import (
 )
 
 EXCHANGES = {"all-gather": "allgather", "all-to-all": "a2a", "ring": "p2p"}
-"""How context-parallel ranks see each other's keys and values, in Megatron's words."""
+"""Megatron's name for each exchange of keys and values between context-parallel ranks."""
 SHARDED = {2: "optim_grads", 3: "optim_grads_params"}
-"""What Megatron-FSDP shards in the ZeRO stages beyond the distributed optimizer's."""
+"""Sharding strategy of Megatron-FSDP for ZeRO stages above the distributed optimizer's."""
 NARROW = {
     "fp8": {"fp8-format": ["hybrid"]},
     "mxfp8": {"fp8-format": ["e4m3"], "fp8-recipe": ["mxfp8"]},
 }
-"""Computed in so few bits by Transformer Engine, kept in bf16."""
+"""Arguments for low-precision GEMMs by Transformer Engine, with weights in bf16."""
 
 
 def arguments(spec: RunSpec) -> Arguments:
-    """Everything behind `pretrain_gpt.py`."""
+    """Return all arguments after `pretrain_gpt.py`."""
     model = spec.model
     assert isinstance(model, DecoderShape)
     training, own = spec.training, spec.engine_settings
@@ -57,9 +57,9 @@ def arguments(spec: RunSpec) -> Arguments:
 
 
 def environment(spec: RunSpec) -> dict[str, str]:
-    """One queue to the device orders kernels behind the exchanges that they overlap with.
+    """Return the variable for one hardware queue: kernels start after overlapped transfers.
 
-    Megatron-LM demands it with tensor or context parallelism, and forbids it with Megatron-FSDP.
+    Megatron-LM requires it with tensor or context parallelism, and forbids it with Megatron-FSDP.
     """
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if spec.layout.zero_stage < 2 else {}
 
@@ -95,7 +95,7 @@ def _layout(spec: RunSpec, model: DecoderShape) -> Arguments:
 
 
 def _stages(model: DecoderShape, layout: Layout) -> Arguments:
-    """How layers are cut: evenly, unless Megatron-LM is told to count more than them."""
+    """Return the split of layers into pipeline stages: even, unless other parts count as layers."""
     first, *between, last = layers_per_stage(model, layout)
     if first != last:
         middle = f"({_layers(between[0])}|)*{len(between)}" if between else ""
@@ -111,7 +111,7 @@ def _stages(model: DecoderShape, layout: Layout) -> Arguments:
 
 
 def _layers(number: int) -> str:
-    """So many of Megatron's `t` in a layout."""
+    """Return `number` layers in Megatron's layout notation (`t` is one layer)."""
     return f"t*{number}" if number > 1 else "t" * number
 
 
@@ -138,7 +138,7 @@ def _shape(model: DecoderShape, seq_len: int) -> Arguments:
 
 
 def _experts(model: DecoderShape) -> Arguments:
-    """Experts, a shared one, and layers without them ahead of the others."""
+    """Return the arguments of experts, a shared expert, and dense layers before the others."""
     if model.num_experts == 1:
         return {}
     arguments: Arguments = {
@@ -155,9 +155,9 @@ def _experts(model: DecoderShape) -> Arguments:
 
 
 def _latents(model: DecoderShape) -> Arguments:
-    """Latent attention with the norms of its narrow vectors; rotation as of other models.
+    """Return the arguments of latent attention with normalized latents and the usual RoPE.
 
-    Megatron's default there is YaRN, the one rotation that it fuses.
+    Megatron's default for latent attention is YaRN, the only RoPE that it fuses.
     """
     latent = model.latent_attention
     if latent is None:
@@ -216,10 +216,10 @@ def _transformer(own: Mapping[str, object], model: DecoderShape) -> Arguments:
 
 
 def _tokens(spec: RunSpec, model: DecoderShape) -> Arguments:
-    """The tokenizer and the data.
+    """Return the arguments of tokenizer and data.
 
-    The null tokenizer's token that ends a document comes on top of `--vocab-size` in Megatron-Core
-    0.16 and is among them in 0.19. Padding makes the same vocabulary of both.
+    The null tokenizer's end-of-document token is in addition to `--vocab-size` in Megatron-Core
+    0.16, but part of it in 0.19. Padding yields the same vocabulary in both.
     """
     own = spec.engine_settings
     if own.get("tokenizer"):

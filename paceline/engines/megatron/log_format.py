@@ -1,4 +1,4 @@
-"""Megatron-LM's log, from 2021 on: one `iteration` record a log interval, from the last rank."""
+"""Log format of Megatron-LM since 2021: an `iteration` record per interval, from the last rank."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from paceline.engines.log_reading.log_content import LogContent, LogFormat
 __all__ = ["LOG_FORMAT"]
 
 CAUSAL_SINCE = "2025-03-06"
-"""The day from which Megatron-LM counts the masked half of attention as no work (core 0.12)."""
+"""Date since which Megatron-LM excludes the masked half of attention from FLOPs (core 0.12)."""
 
 _DAY = re.compile(rb"\[(20\d\d-\d\d-\d\d) \d\d:\d\d:\d\d[0-9.]{0,8}\] {1,4}iteration ")
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps count from 1; a time is the mean over the log interval, TFLOP/s are of one device."""
+    """Read steps, numbered from 1; times are means over the log interval, TFLOP/s per device."""
     day = None
     for batch in IterationLog(log).batches(blocks):
         log.add_steps(batch.index, **batch.columns)

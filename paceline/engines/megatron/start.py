@@ -1,4 +1,4 @@
-"""How Megatron-LM is started: the argv of its own program, or ours on Megatron-Core."""
+"""Start of Megatron-LM: the argv of its own program, or of Paceline's on Megatron-Core."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROGRAM_FILES = (
 
 
 def missing(spec: RunSpec) -> str | None:
-    """Megatron-Core, or the checkout's program where this machine would start it."""
+    """Return a problem if Megatron-Core, or the checkout's program on this machine, is missing."""
     checkout = spec.engine_settings.get("checkout")
     if checkout is None:
         return not_installed(spec, IMPORTS)
@@ -36,7 +36,7 @@ def missing(spec: RunSpec) -> str | None:
 
 
 def missing_entry(spec: RunSpec, checkout: str) -> str | None:
-    """That a checkout has no pretrain_gpt.py, where the program starts on this machine."""
+    """Return a problem if the program starts on this machine and has no pretrain_gpt.py."""
     if not spec.cluster.runs_here or (Path(checkout) / ENTRY).is_file():
         return None
     return (
@@ -46,12 +46,12 @@ def missing_entry(spec: RunSpec, checkout: str) -> str | None:
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:
-    """The arguments by their names; a switch is true."""
+    """Return the arguments by name; a switch is true."""
     return readable(_arguments(spec))
 
 
 def readable(arguments: Arguments) -> dict[str, Any]:
-    """Arguments as JSON has them: one value, several, or true for a switch."""
+    """Return arguments in JSON form: a value, a list of values, or true for a switch."""
     return {
         name: (values[0] if len(values) == 1 else list(values)) if values else True
         for name, values in arguments.items()
@@ -59,7 +59,7 @@ def readable(arguments: Arguments) -> dict[str, Any]:
 
 
 def job(spec: RunSpec, name: str) -> Job:
-    """One process a device, in the folder of the checkout where there is one."""
+    """Return the Job with one process per device, in the checkout's folder if there is one."""
     checkout = spec.engine_settings.get("checkout")
     entry = PROGRAM if checkout is None else ENTRY
     files = windows_program()

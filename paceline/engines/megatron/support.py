@@ -1,4 +1,4 @@
-"""What descendants of Megatron-LM's pretrain_gpt.py support, and our program on Megatron-Core."""
+"""Support of Megatron-LM's descendants and of Paceline's program on Megatron-Core."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPELLINGS = ("old", "new")
 OF_A_CHECKOUT = ("tokenizer", "vocab_file", "merge_file", "transformer_impl", "fusions")
 SETTINGS = ("checkout", "spelling", "overlap", "split", *OF_A_CHECKOUT)
 CALCULATOR, RAMP_UP = "megatron/core/num_microbatches_calculator.py", "RampupBatchsize"
-"""Megatron-LM's file of batches, and how its calculator of the old spelling begins."""
+"""File of Megatron-LM's batch calculator, and the prefix of the class for the old spelling."""
 
 NO_ARGUMENT = no("pretrain_gpt.py has no argument for it")
 _FORMAT = no("its format is the native trainer's", "leave it out, or use engine=native")
@@ -53,7 +53,7 @@ FAMILY: Support = {
     ),
     "data.blend": no("only one data set is read", "use data.path"),
 }
-"""Limits of every pretrain_gpt.py."""
+"""Limits of every version of pretrain_gpt.py."""
 
 _CHECKOUT = "name a checkout of Megatron-LM in engine_settings.checkout"
 _OF_PROGRAM = no("Paceline's program on Megatron-Core does not have it", _CHECKOUT)
@@ -82,7 +82,7 @@ SUPPORT = {"checkout": CHECKOUT, "without": PROGRAM}
 
 
 def unsupported(spec: RunSpec) -> list[str]:
-    """Return what neither Megatron-LM nor our program can do of `spec`, one sentence each."""
+    """Return what Megatron-LM or Paceline's program cannot do of `spec`, one sentence each."""
     own = spec.engine_settings
     checkout = own.get("checkout") is not None
     support = SUPPORT["checkout" if checkout else "without"]
@@ -98,7 +98,7 @@ def unsupported(spec: RunSpec) -> list[str]:
 
 
 def refused_paths(spec: RunSpec) -> Iterator[str]:
-    """Yield that a file is named as only one folder can read it, or a vocabulary without merges."""
+    """Yield problems of relative paths, which only one folder can read, and of tokenizers."""
     named = {name: spec.engine_settings.get(name) for name in PATHS}
     for name, path in named.items():
         if path is not None and not PurePosixPath(str(path)).is_absolute():
@@ -111,7 +111,7 @@ def refused_paths(spec: RunSpec) -> Iterator[str]:
 
 
 def refused_settings(spec: RunSpec) -> Iterator[str]:
-    """Yield what contradicts itself for every pretrain_gpt.py: spelling, units, the data's file."""
+    """Yield contradictions in any version of pretrain_gpt.py: spelling, units, data file."""
     spelling = spec.engine_settings.get("spelling") or SPELLINGS[0]
     if spelling not in SPELLINGS:
         yield f"engine_settings.spelling {spelling} is neither old nor new"
@@ -155,7 +155,7 @@ def _checkout_problems(spec: RunSpec) -> Iterator[str]:
 
 
 def _ignores_ramp_up(spec: RunSpec) -> bool:
-    """Return whether the checkout, where it can be read here, ignores the old spelling."""
+    """Return whether the checkout, if readable here, ignores the old spelling."""
     own = spec.engine_settings
     try:
         text = read_text(Path(str(own["checkout"]), CALCULATOR))

@@ -1,4 +1,4 @@
-"""MLPerf Training: a submission's own run.sub and config_*.sh started, and any MLPerf log read."""
+"""MLPerf Training: submissions started by their run.sub and config_*.sh, and the log format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""config_*.sh of an MLPerf submission: what it sets, and where that contradicts the recipe."""
+"""Settings in config_*.sh of an MLPerf submission, and contradictions with the recipe."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from paceline.core.run import RunSpec
 SOURCE = 'set -a; source "$0" >&2; set +a; exec env -0'
 LIMIT_S = 60.0
 OF_THE_SHELL = ("HOME", "OLDPWD", "PATH", "PWD", "SHLVL", "_")
-"""What the clean shell itself has in its environment."""
+"""Variables that the clean shell itself sets."""
 FAILED = re.compile(r": line \d+: .*: (No such file or directory|Permission denied)$")
-"""Bash's own word of a file that it could not source; programs of the config name no line."""
+"""Bash's error for a file that it could not source; other programs' errors have no line number."""
 NEEDED = ("DGXNNODES", "WALLTIME")
-"""What the seed's `sbatch -N $DGXNNODES -t $WALLTIME run.sub` cannot do without."""
+"""Variables required by the benchmark's `sbatch -N $DGXNNODES -t $WALLTIME run.sub`."""
 RUNS_OWN = ("LOGDIR", "NEXP", "SEED")
-"""Variables of the run, without which its log is not found or its trial is another one."""
+"""Variables that each run sets: its log folder, number of trials and seed."""
 
 
 def sourced(config: Path, exported: Mapping[str, str]) -> dict[str, str]:
-    """The variables after `source config` in a shell that has those `exported` and no others.
+    """Return the variables after `source config` in a shell with only those `exported`.
 
-    Raises UserError for a file that is missing, sources one that is, ends in an error, sets no
-    nodes and no time, or changes what is the run's own.
+    Raises UserError if a file or one that it sources is missing, on an error, without nodes or time
+    limit, and if the config changes a variable that the run sets.
     """
     if not config.is_file():
         raise UserError(
@@ -65,7 +65,7 @@ def sourced(config: Path, exported: Mapping[str, str]) -> dict[str, str]:
 
 
 def _problem(done: subprocess.CompletedProcess[str], variables: Mapping[str, str]) -> str | None:
-    """Why what a config has set cannot be relied on, in bash's own words where it has some."""
+    """Return why the config's variables are unreliable, in bash's own words if available."""
     failed = [line.strip() for line in done.stderr.splitlines() if FAILED.search(line)]
     missing = [name for name in NEEDED if not variables.get(name)]
     if not (done.returncode or failed or missing):
@@ -85,10 +85,10 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 
 def contradictions(spec: RunSpec, variables: Mapping[str, str]) -> list[str]:
-    """Where config and recipe say different things, one sentence each.
+    """Return contradictions between config and recipe, one sentence each.
 
-    Figures follow from the recipe, so a training of other sizes must not run under its name. A
-    variable that the config does not set leaves the recipe's word as it is.
+    Results follow from the recipe, so a training of other sizes must not use its name. If the
+    config does not set a variable, the recipe's value applies.
     """
     layout, cluster = spec.layout, spec.cluster
     sizes: list[tuple[tuple[str, ...], str, int]] = [
@@ -112,9 +112,10 @@ def contradictions(spec: RunSpec, variables: Mapping[str, str]) -> list[str]:
 
 
 def _batch_contradictions(spec: RunSpec, variables: Mapping[str, str]) -> list[str]:
-    """global batch = BATCHSIZE, else MINIBS * dp, dp = devices / (tp pp cp) of the recipe.
+    """Return contradictions of the global batch size.
 
-    Source: README_8b of NVIDIA's MLPerf Training 5.1 submission.
+    global batch = BATCHSIZE, else MINIBS * dp, dp = devices / (tp pp cp) of the recipe. Source:
+    README_8b of NVIDIA's MLPerf Training 5.1 submission.
     """
     ours = spec.training.global_batch
     if "BATCHSIZE" in variables:
@@ -135,7 +136,7 @@ def _sentence(stated: str, field: str, ours: int, theirs: int | None) -> str:
 
 
 def _number(text: str) -> int | None:
-    """A whole number, 1 where a size is switched off (`null`), None for anything else."""
+    """Return a whole number, 1 for a disabled size (`null`), None for anything else."""
     text = text.strip().strip("'\"").lower()
     if text in ("", "null", "none"):
         return 1

@@ -1,4 +1,4 @@
-"""An MLPerf submission's own procedure as a Job: its config sourced, its run.sub submitted."""
+"""Job of an MLPerf submission's own benchmark: sources its config, submits its run.sub."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from paceline.files.home import home_path
 
 SETTINGS_FILE = "mlperf.json"
 RESULTS_FOLDER = "results"
-"""LOGDIR, in the run folder."""
+"""Folder for LOGDIR, in the run folder."""
 LOGS = (f"{RESULTS_FOLDER}/*_[0-9].log", f"{RESULTS_FOLDER}/*_[0-9][0-9].log")
-"""What run.sub writes there, `<datestamp>_<trial>.log`; beside it lie logs of its checks."""
+"""Logs of run.sub, `<datestamp>_<trial>.log`; logs of its checks are in the same folder."""
 SCRIPT = "run.sub"
 ALWAYS = {
     "config": "the config_*.sh of the system, as config_GB300_18x4x1xtp1pp1cp2_8b.sh",
@@ -31,15 +31,15 @@ ALWAYS = {
 }
 MODEL = "MODEL, the folder of the base weights"
 OTHER = ("implementation", "model", "nexp", "script")
-"""Settings beside these: the folder of config and run.sub, MODEL, NEXP, another name of run.sub."""
+"""Optional settings: folder of config and run.sub, MODEL, NEXP, another name of run.sub."""
 SUPPORT = {"": TRAINER_ONLY}
-"""The config decides the rest: where it contradicts the recipe is said."""
+"""Supported fields; the config decides the rest, and contradictions with the recipe are errors."""
 
 
 def unsupported(spec: RunSpec) -> list[str]:
-    """What the submission's own procedure cannot do of `spec`, one sentence each.
+    """Return what the submission's own benchmark cannot do of `spec`, one sentence each.
 
-    Where the config contradicts the recipe is said as well.
+    Includes contradictions between config and recipe.
     """
     problems = [*unknown_settings(spec, (*ALWAYS, *OTHER)), *needs_queue(spec)]
     problems += refusals(spec, SUPPORT[""])
@@ -58,7 +58,7 @@ def unsupported(spec: RunSpec) -> list[str]:
 
 
 def missing(spec: RunSpec) -> str | None:
-    """The batch script, where it does not lie beside the config."""
+    """Return a problem if the batch script is not in the config's folder."""
     script = implementation(spec) / _script(spec)
     if script.is_file():
         return None
@@ -66,7 +66,7 @@ def missing(spec: RunSpec) -> str | None:
 
 
 def job(spec: RunSpec, name: str) -> Job:
-    """The Job that submits run.sub with the config's variables and those of the seed.
+    """Return the Job that submits run.sub with the config's variables and those of the benchmark.
 
     Raises UserError for a config that cannot be sourced.
     """
@@ -92,10 +92,7 @@ def job(spec: RunSpec, name: str) -> Job:
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:
-    """The config, the folder it lies in, and every variable that run.sub is given.
-
-    Secrets are left out.
-    """
+    """Return the config, its batch script and every variable of run.sub, without secrets."""
     variables = _variables(spec)
     return {
         "config": str(config(spec)),
@@ -108,7 +105,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
 
 
 def exported(spec: RunSpec) -> dict[str, str]:
-    """What the seed exports before it sources the config, by workload."""
+    """Return the variables that the benchmark exports before sourcing the config, by workload."""
     asked = spec.engine_settings
     data = "DATAROOT" if spec.model.kind == "mmdit" else "DATADIR"
     return {
@@ -123,7 +120,7 @@ def exported(spec: RunSpec) -> dict[str, str]:
 
 
 def config(spec: RunSpec) -> Path:
-    """The config's absolute path, sought in the implementation's folder first."""
+    """Return the config's absolute path; the implementation's folder is searched first."""
     name = home_path("engine_settings.config", str(spec.engine_settings.get("config", "")))
     folder = _named_folder(spec)
     beside = folder / name if folder else name
@@ -131,7 +128,7 @@ def config(spec: RunSpec) -> Path:
 
 
 def implementation(spec: RunSpec) -> Path:
-    """The folder that holds config and run.sub, where sbatch is called."""
+    """Return the folder of config and run.sub, in which sbatch is called."""
     folder = _named_folder(spec)
     return folder.absolute() if folder else config(spec).parent
 

@@ -1,4 +1,4 @@
-"""MLPerf training logs: run time and quality by the rules' own lines, speed by the submitters'."""
+"""Log format of MLPerf Training: run time and quality by the rules, speed by submitters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATED = {
     "max_sequence_length": "seq_len",
     "lora_rank": "lora_rank",
 }
-"""Key of a result line -> fact."""
+"""Fact names by the key of a result line."""
 
 SPEED = ("tracked_stats", "train_loss")
 MARKERS = ("init_start", "run_start", "run_stop")
@@ -38,7 +38,7 @@ _CANCELLED = re.compile(rb"CANCELLED AT [0-9T:-]{8,30}(?: DUE TO [A-Za-z ]{1,40}
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """The first run in the log; steps by the printed step, else by samples over the batch."""
+    """Read the first run in the log; steps by their printed number, else by samples / batch."""
     run, system = _Run(log), System()
     for block in watched(blocks, log):
         system.read(block)
@@ -48,7 +48,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 
 class _Run:
-    """One run from init_start to run_stop."""
+    """Reader of one run from init_start to run_stop."""
 
     def __init__(self, log: LogContent) -> None:
         self._log = log
@@ -61,7 +61,7 @@ class _Run:
         self._cancelled: str | None = None
 
     def read(self, block: bytes) -> None:
-        """Take the block's result lines, up to where another run begins."""
+        """Read the block's result lines, up to the start of another run."""
         if b"CANCELLED AT" in block and (match := _CANCELLED.search(block)):
             self._cancelled = self._cancelled or match[0].decode("ascii").strip()
         if not any(marker in block for marker in _BEGINNINGS):
@@ -78,7 +78,7 @@ class _Run:
                 self._take(record)
 
     def keep(self) -> None:
-        """Put everything into the log."""
+        """Store all results in the log."""
         self._lines.keep(self._log)
         self._keep_times()
         if self._unread:
@@ -107,11 +107,11 @@ class _Run:
 
     @property
     def _has_run(self) -> bool:
-        """Whether the run is beyond its beginning, of which every rank may tell."""
+        """True once the run is past its start, which every rank may report."""
         return self._lines.begun or self._last_eval is not None or "run_stop" in self._markers
 
     def _state(self, fact: str, value: Any) -> None:
-        """A setting; what every rank repeats counts once, what was never filled in not at all."""
+        """Store a setting; ignores repetitions by other ranks and placeholders."""
         if isinstance(value, str):
             if value and "PLACEHOLDER" not in value:
                 self._log.facts.setdefault(fact, value[:200])
@@ -123,7 +123,7 @@ class _Run:
                 self._lines.blocks.global_batch = int(amount)
 
     def _keep_times(self) -> None:
-        """Run time = run_stop - run_start, as the rules count it; before it is initialisation."""
+        """Store the initialization time, and run time = run_stop - run_start as in the rules."""
         init, start, stop = (self._markers.get(key) for key in MARKERS)
         figures = self._log.figures
         for name, first, last in (("init_time_s", init, start), ("run_time_s", start, stop)):

@@ -1,7 +1,6 @@
-"""NVIDIA's published procedures: of NeMo 1 (form `launch`), and of today by llmb-run (`llmb`).
+"""NVIDIA's published benchmarks: NeMo 1 (form `launch`) and current llmb-run (form `llmb`).
 
-`engine_settings.form` chooses. Their logs read as those of `nemo1`, and of `megatron_bridge` or
-`nemo2`.
+`engine_settings.form` selects one. Their log formats are `nemo1`, and `megatron_bridge` or `nemo2`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ FORMS = {"launch": launch, "llmb": llmb}
 
 
 def unsupported(spec: RunSpec) -> list[str]:
-    """What the form cannot do of `spec`, one sentence each."""
+    """Return what the form cannot do of `spec`, one sentence each."""
     form = spec.engine_settings.get("form", "launch")
     if form not in FORMS:
         return [f"engine_settings.form {form} is neither {' nor '.join(FORMS)}"]
@@ -32,17 +31,17 @@ def unsupported(spec: RunSpec) -> list[str]:
 
 
 def missing(spec: RunSpec) -> str | None:
-    """What the form needs that is not there."""
+    """Return what the form needs and does not find."""
     return _form(spec).missing(spec)
 
 
 def job(spec: RunSpec, name: str) -> Job:
-    """The Job of the form."""
+    """Return the Job of the form."""
     return _form(spec).job(spec, name)
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:
-    """The settings as the form's program reads them."""
+    """Return the settings as the form's program reads them."""
     return _form(spec).settings(spec)
 
 

@@ -1,7 +1,7 @@
-"""NVIDIA's published procedure for NeMo 1 as a Job: `DTYPE= MODEL_SIZE= sbatch -A -p -N launch.sh`.
+"""Job of NVIDIA's NeMo 1 benchmark: `DTYPE= MODEL_SIZE= sbatch -A -p -N launch.sh`.
 
-The recipe's own launch.sh is submitted as it is. Where none is named, one of ours starts the same
-program in the same image with overrides for everything that the run is.
+If the recipe's own launch.sh is set, it is submitted unchanged. Otherwise Paceline's launch.sh
+starts the same program in the same image, with overrides for all of the run's settings.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from paceline.files.home import home_path
 
 SCRIPT, SETTINGS_FILE = "launch.sh", "nemo.json"
 LOGS = ("results/*/*/*/*/log-*.out",)
-"""The whole job's output, in the structure of the recipe's results."""
+"""Output of the whole job, in the folder structure of the recipe's results."""
 PROGRAM = "/opt/NeMo/examples/nlp/language_modeling/megatron_gpt_pretraining.py"
 TRACED = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL,P2P,NET"}
 
@@ -52,9 +52,9 @@ TRACED = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL,P2P,NET"}
 VERSION, IMAGE = "25.01", "nvidia+nemo+24.09.sqsh"
 """GSW_VERSION of the recipe, and the image that its setup.sh leaves in STAGE_PATH."""
 TRACE_STEPS = 10
-"""What the recipe trains, whatever it is asked for, while NCCL is traced."""
+"""Number of steps that the recipe always trains during an NCCL trace."""
 SIZES = {"8b": (32, 4096), "70b": (80, 8192), "405b": (126, 16384)}
-"""MODEL_SIZE: layers and hidden size of Llama 3.1."""
+"""Layers and hidden size of Llama 3.1 by MODEL_SIZE."""
 PROFILE = {
     "profile_start_step": "RUN_CONF_PROFILE_START_STEP",
     "profile_stop_step": "RUN_CONF_PROFILE_STOP_STEP",
@@ -62,7 +62,7 @@ PROFILE = {
     "profile_gpu_metrics": "RUN_CONF_PROFILE_GPU_METRICS",
     "profile_cpu": "RUN_CONF_PROFILE_CPU",
 }
-"""Settings that go with `profile`, and the recipe's variables for them."""
+"""Settings for use with `profile`, and the recipe's variables for them."""
 KNOWN = ("form", "stage_path", "script", "image", "dataset", "profile", "nccl_trace", *PROFILE)
 RANKS = re.compile(r"[0-9]+(,[0-9]+)*")
 SWITCHES = ("dataset", "profile", "nccl_trace", "profile_gpu_metrics", "profile_cpu")
@@ -112,7 +112,7 @@ RECIPE_SCRIPT: Support = {
 
 
 def unsupported(spec: RunSpec) -> list[str]:
-    """Return what NeMo 1 and the published procedure cannot do of `spec`, one sentence each."""
+    """Return what NeMo 1 and the published benchmark cannot do of `spec`, one sentence each."""
     script = launch_script(spec)
     return [
         *unknown_settings(spec, KNOWN),
@@ -166,7 +166,7 @@ def _setting_problems(spec: RunSpec) -> Iterator[str]:
 
 
 def missing(spec: RunSpec) -> str | None:
-    """The image or launch.sh, where it is not there."""
+    """Return a problem if the image or launch.sh is missing."""
     place, named = image(spec), launch_script(spec)
     if place.startswith("/") and not Path(place).exists():
         return f"{place} is not there; `enroot import` it, or name engine_settings.image"
@@ -176,7 +176,7 @@ def missing(spec: RunSpec) -> str | None:
 
 
 def job(spec: RunSpec, name: str) -> Job:
-    """The Job that submits launch.sh with the recipe's variables."""
+    """Return the Job that submits launch.sh with the recipe's variables."""
     named = launch_script(spec)
     own = {} if named else {SCRIPT: launch_text(spec)}
     options = (*site_words(spec.cluster, gpus=True), "-N", str(spec.cluster.nodes))
@@ -200,12 +200,12 @@ def job(spec: RunSpec, name: str) -> Job:
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:
-    """The variables of launch.sh and the overrides that the launcher's names spell."""
+    """Return the variables of launch.sh and the overrides in the launcher's names."""
     return {"variables": variables(spec), "overrides": launcher_overrides(spec)}
 
 
 def launch_text(spec: RunSpec) -> str:
-    """launch.sh of our own; raises UserError for a model that is none of NeMo's GPT."""
+    """Return Paceline's launch.sh; raise UserError for a model that NeMo's GPT does not cover."""
     if not isinstance(spec.model, DecoderShape):
         raise UserError("engine nemo", "trains decoders alone", remedy="--set engine=native")
     hydra = " \\\n  ".join(map(_word, overrides(spec, spec.model)))
@@ -239,7 +239,7 @@ def launch_text(spec: RunSpec) -> str:
 
 
 def _profiler(spec: RunSpec) -> str:
-    """nsys before the program, as the recipe calls it, where a profile is asked for."""
+    """Return the nsys command in the recipe's form, or an empty string without a profile."""
     if not spec.engine_settings.get("profile"):
         return ""
     file = "$RESULT_DIR/nsys/nemo-${MODEL_SIZE}-${DTYPE}_${JOB_TOTAL_GPUS}g_${SLURM_JOB_ID}"
@@ -256,43 +256,43 @@ def _profiler(spec: RunSpec) -> str:
 
 
 def _word(text: str) -> str:
-    """One override as a word of bash."""
+    """Return one override as a word of bash."""
     return f'"{text}"' if text in WITH_A_VARIABLE else shlex.quote(text)
 
 
 def stage_path(spec: RunSpec) -> Path:
-    """STAGE_PATH: the folder of image, tokenizer and data."""
+    """Return STAGE_PATH: the folder of image, tokenizer and data."""
     text = str(spec.engine_settings.get("stage_path", ""))
     return home_path("engine_settings.stage_path", text).absolute()
 
 
 def launch_script(spec: RunSpec) -> Path | None:
-    """The launch.sh of somebody else that is to be submitted; None for our own."""
+    """Return the path of a third-party launch.sh; None for Paceline's own."""
     script = spec.engine_settings.get("script")
     return home_path("engine_settings.script", str(script)).absolute() if script else None
 
 
 def image(spec: RunSpec) -> str:
-    """The container's image: as named, else of the cluster, else the one in STAGE_PATH."""
+    """Return the container image: as set, else the cluster's, else the one in STAGE_PATH."""
     named = spec.engine_settings.get("image") or spec.cluster.slurm.container_image
     return str(named or stage_path(spec) / IMAGE)
 
 
 def model_size(spec: RunSpec) -> str | None:
-    """MODEL_SIZE of the recipe's model; None for one that is no Llama 3.1."""
+    """Return MODEL_SIZE of the recipe's model, or None if it is not a Llama 3.1."""
     sizes = (getattr(spec.model, "num_layers", 0), spec.model.hidden_size)
     return next((name for name, size in SIZES.items() if size == sizes), None)
 
 
 def result_folder(spec: RunSpec) -> str:
-    """results/GSW_VERSION/DTYPE/MODEL_SIZE/JOB_TOTAL_GPUS as the recipe has it, in the run."""
+    """Return the recipe's results/GSW_VERSION/DTYPE/MODEL_SIZE/JOB_TOTAL_GPUS folder."""
     version = f"{VERSION}-nccl-trace" if spec.engine_settings.get("nccl_trace") else VERSION
     size = model_size(spec) or spec.recipe
     return f"results/{version}/{spec.training.dtype}/{size}/{spec.world_size}"
 
 
 def variables(spec: RunSpec) -> dict[str, str]:
-    """What launch.sh and what it starts read, by the recipe's names."""
+    """Return the variables for launch.sh and its programs, by the recipe's names."""
     layout, training = spec.layout, spec.training
     return {
         "DTYPE": training.dtype,
@@ -314,7 +314,7 @@ def variables(spec: RunSpec) -> dict[str, str]:
 
 
 def _switches(spec: RunSpec) -> Iterator[tuple[str, str]]:
-    """The recipe's switches of its profilers, where they are set."""
+    """Yield the recipe's profiler switches that are set."""
     settings = spec.engine_settings
     if settings.get("profile"):
         yield "ENABLE_PROFILE", "true"

@@ -1,8 +1,9 @@
-"""NVIDIA's procedure of today as a Job: `llmb-run submit` in an installation of its recipes.
+"""Job of NVIDIA's current benchmarks: `llmb-run submit` in an installation of its recipes.
 
-llmb-run itself renders the batch script and submits it; a script of ours calls it, links the
-experiment's folder into the run folder and prints the job's number. Words and variables:
-NVIDIA/exemplar-performance, cli/llmb-run/README.md and llama3.1/pretrain/megatron_bridge/launch.sh.
+llmb-run itself creates and submits the batch script. Paceline's script calls it, links the
+experiment's folder into the run folder and prints the job number. Source of arguments and
+variables: NVIDIA/exemplar-performance, cli/llmb-run/README.md and
+llama3.1/pretrain/megatron_bridge/launch.sh.
 """
 
 from __future__ import annotations
@@ -33,24 +34,27 @@ from paceline.files.yaml_file import plain, read_document
 SCRIPT, SETTINGS_FILE = "llmb.sh", "nemo.json"
 LINK = "experiment"
 LOGS = tuple(f"{LINK}/{pattern}" for pattern in ("log-*.out", "sbatch_*.out", "slurm-*.out"))
-"""What NeMo-Run's job leaves in the experiment's folder, the training's own log first."""
+"""Files of NeMo-Run's job in the experiment's folder, the training's own log first."""
 SAID = "logs/llmb-run.log"
 RUN_ONCE = {"SBATCH_NO_REQUEUE": "1"}
-"""Else a job that loses a node is begun anew by Slurm, with a second log. `--slurm-arg` would do as
-well, but llmb-run refuses it beside ADDITIONAL_SLURM_PARAMS, which some installations export."""
+"""Variable that keeps Slurm from requeueing a job that loses a node, with a second log.
+
+`--slurm-arg` would also work, but llmb-run refuses it together with ADDITIONAL_SLURM_PARAMS, which
+some installations export.
+"""
 PROGRAM = "llmb-run"
 WORKLOAD = "pretrain_llama3.1"
 KNOWN = ("form", "llmb_install", "workload", "size", "variant", "profile", "force")
 SWITCHES = ("profile", "force")
 FP8_RECIPES = {"fp8": "cs", "mxfp8": "mx"}
 GPUS_PER_NODE = {"gb200": 4, "gb300": 4}
-"""What llmb-run takes for a node; any other GPU stands eight a node."""
+"""Number of GPUs per node that llmb-run assumes; 8 for any other GPU."""
 CONFIG_FILE = "cluster_config.yaml"
 SUPPORT: Support = {**RECIPE, "training.dtype": only("bf16", *FP8_RECIPES, "nvfp4")}
 
 
 def unsupported(spec: RunSpec) -> list[str]:
-    """Return what llmb-run cannot be asked for of `spec`, one sentence each."""
+    """Return what llmb-run cannot do of `spec`, one sentence each."""
     return [
         *unknown_settings(spec, KNOWN),
         *needs_queue(spec),
@@ -62,7 +66,7 @@ def unsupported(spec: RunSpec) -> list[str]:
 
 
 def missing(spec: RunSpec) -> str | None:
-    """The installation, the workload in it, or llmb-run, where it is not there."""
+    """Return a problem if the installation, its workload or llmb-run is missing."""
     folder, workload = install_folder(spec), workload_of(spec)
     file = folder / CONFIG_FILE
     if not file.is_file():
@@ -75,7 +79,7 @@ def missing(spec: RunSpec) -> str | None:
 
 
 def job(spec: RunSpec, name: str) -> Job:
-    """The Job whose script calls llmb-run."""
+    """Return the Job whose script calls llmb-run."""
     return Job(
         name=name,
         python=spec.cluster.interpreter,
@@ -99,7 +103,7 @@ def job(spec: RunSpec, name: str) -> Job:
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:
-    """The command, where it is called, and the variables that the recipe's launch.sh reads."""
+    """Return the command, its folder, and the variables of the recipe's launch.sh."""
     return {
         "folder": str(install_folder(spec)),
         "command": [*_command(spec)],
@@ -108,9 +112,9 @@ def settings(spec: RunSpec) -> dict[str, Any]:
 
 
 def script_text(spec: RunSpec) -> str:
-    """The script that calls llmb-run and prints the number of the job that it has submitted.
+    """Return the script that calls llmb-run and prints the number of the submitted job.
 
-    Options of sbatch that it is given become options of llmb-run.
+    The script passes sbatch options on as options of llmb-run.
     """
     lines = [
         "#!/usr/bin/env bash",
@@ -131,7 +135,7 @@ def script_text(spec: RunSpec) -> str:
 
 
 def _command(spec: RunSpec) -> Iterator[str]:
-    """llmb-run and its words."""
+    """Yield llmb-run and its arguments."""
     asked, site = spec.engine_settings, spec.cluster.slurm
     yield from (PROGRAM, "submit", "-w", workload_of(spec), "-s", size_of(spec) or "")
     yield from ("--dtype", "fp8" if spec.training.dtype == "mxfp8" else spec.training.dtype)
@@ -156,23 +160,23 @@ def _command(spec: RunSpec) -> Iterator[str]:
 
 
 def install_folder(spec: RunSpec) -> Path:
-    """LLMB_INSTALL."""
+    """Return LLMB_INSTALL."""
     text = str(spec.engine_settings.get("llmb_install", ""))
     return home_path("engine_settings.llmb_install", text).absolute()
 
 
 def workload_of(spec: RunSpec) -> str:
-    """The workload as llmb-run calls it."""
+    """Return llmb-run's name of the workload."""
     return str(spec.engine_settings.get("workload") or WORKLOAD)
 
 
 def size_of(spec: RunSpec) -> str | None:
-    """The model's size as llmb-run calls it: as named, else that of the Llama 3.1."""
+    """Return llmb-run's name of the model size: as set, else that of Llama 3.1."""
     return str(spec.engine_settings.get("size") or model_size(spec) or "") or None
 
 
 def recipes_variables(spec: RunSpec) -> dict[str, str]:
-    """What the recipe's launch.sh reads of layout, batch and length, by its names."""
+    """Return layout, batch and length as variables of the recipe's launch.sh."""
     layout, training, variant = spec.layout, spec.training, spec.engine_settings.get("variant")
     limit_s = asked_limit_s(spec)
     return {
@@ -191,7 +195,7 @@ def recipes_variables(spec: RunSpec) -> dict[str, str]:
 
 
 def _clock(seconds: float) -> str:
-    """HH:MM:SS, by whole minutes that Slurm counts."""
+    """Return HH:MM:SS, rounded up to whole minutes because Slurm counts minutes."""
     minutes = -(-timedelta(seconds=seconds) // timedelta(minutes=1))
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
 
@@ -217,7 +221,7 @@ def _setting_problems(spec: RunSpec) -> Iterator[str]:
 
 
 def _installation_problems(spec: RunSpec) -> Iterator[str]:
-    """Where the installation goes before what the run asks for."""
+    """Yield settings of the installation that override those of the run."""
     folder = install_folder(spec)
     if not spec.engine_settings.get("llmb_install") or not (folder / CONFIG_FILE).is_file():
         return
@@ -248,18 +252,18 @@ def _contradictions(spec: RunSpec, stated: Installation) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Installation:
-    """What llmb-run goes by, whoever calls it; None for what the file leaves open."""
+    """Settings of an llmb-run installation; None if its file does not contain them."""
 
     gpu_type: str | None
     workloads: tuple[str, ...]
     account: str | None
     partition: str | None
     variables: Mapping[str, str]
-    """What it exports for a workload, over the caller's variables."""
+    """Variables that it exports for a workload, overriding the caller's."""
 
 
 def installation(folder: Path, workload: str) -> Installation:
-    """What the installation in `folder` says; raises UserError for a file that cannot be read.
+    """Return the settings of the installation in `folder`; raise UserError if unreadable.
 
     Keys: NVIDIA/exemplar-performance, cli/llmb-run/README.md, of schema 2 and before.
     """
@@ -283,14 +287,14 @@ def installation(folder: Path, workload: str) -> Installation:
 
 
 def _option(slurm: dict[str, Any], name: str) -> str | None:
-    """An option of GPU jobs, by any of the names that llmb-run takes."""
+    """Return an option of GPU jobs, by any of the names that llmb-run accepts."""
     names = (name, f"SBATCH_{name.upper()}")
     sought = [(_part(slurm, "gpu"), names), (slurm, (*names, f"gpu_{name}"))]
     return next((str(part[key]) for part, keys in sought for key in keys if part.get(key)), None)
 
 
 def _part(content: Any, *names: str) -> dict[str, Any]:
-    """The mapping within `content` by that way; empty where there is none."""
+    """Return the mapping at that path in `content`, or an empty one."""
     for name in names:
         content = cast(dict[str, Any], content).get(name) if isinstance(content, dict) else None
     return cast(dict[str, Any], content) if isinstance(content, dict) else {}

@@ -1,4 +1,4 @@
-"""Hydra overrides of NeMo 1's megatron_gpt_pretraining.py, from what a run is.
+"""Hydra overrides of NeMo 1's megatron_gpt_pretraining.py for a run.
 
 Names: NVIDIA/NeMo, examples/nlp/language_modeling/conf/megatron_gpt_config.yaml; values of Llama
 3.1: NVIDIA/NeMo-Framework-Launcher, conf/training/llama/llama3_1_70b.yaml. `++` sets a field that
@@ -19,28 +19,28 @@ ACTIVATIONS = {
     ("gelu", True): "fast-geglu",
     ("relu", True): "fast-reglu",
 }
-"""By activation and gate; NeMo's GPT has no other of ours."""
+"""NeMo's names by activation and gate, for those that Paceline and NeMo's GPT share."""
 DATA_FOLDER = "llama3.1-dataset"
 DATA = ("my-llama_00_text_document", "my-llama_01_text_document")
-"""What the recipe's generate_dataset.sh leaves in DATA_FOLDER of STAGE_PATH."""
+"""Data of the recipe's generate_dataset.sh in DATA_FOLDER of STAGE_PATH."""
 LOG_FOLDER = "exp_manager.explicit_log_dir=$RESULT_DIR/results"
 INDEX_FOLDER = "model.data.index_mapping_dir=$INDEX_MAPPING_DIR"
 WITH_A_VARIABLE = (LOG_FOLDER, INDEX_FOLDER)
-"""The overrides in which launch.sh fills in a variable of its own; in any other `$` is a `$`."""
+"""Overrides in which launch.sh expands a variable; in any other, `$` is literal."""
 
 
 def staged_data(spec: RunSpec) -> bool:
-    """Whether our launch.sh trains on the data set of STAGE_PATH, not on mock data."""
+    """Return whether Paceline's launch.sh trains on STAGE_PATH's data set, not mock data."""
     return bool(spec.engine_settings.get("dataset"))
 
 
 def launcher_overrides(spec: RunSpec) -> list[str]:
-    """The overrides by the names of NeMo's launcher, which calls the configuration `training`."""
+    """Return the overrides for NeMo's launcher, which calls the configuration `training`."""
     return [f"training.{text.lstrip('+')}" for text in parallel_overrides(spec)]
 
 
 def overrides(spec: RunSpec, model: DecoderShape) -> list[str]:
-    """All overrides that make the default configuration train `spec`."""
+    """Return all overrides that make the default configuration train `spec`."""
     return [
         *parallel_overrides(spec),
         *_trainer(spec),
@@ -52,7 +52,7 @@ def overrides(spec: RunSpec, model: DecoderShape) -> list[str]:
 
 
 def parallel_overrides(spec: RunSpec) -> list[str]:
-    """Layout and batch, which the published figures stand and fall with."""
+    """Return the overrides of layout and batch, which determine the published results."""
     layout = spec.layout
     return [
         f"model.tensor_model_parallel_size={layout.tp}",

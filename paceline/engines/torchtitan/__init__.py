@@ -1,4 +1,4 @@
-"""torchtitan as an engine, and how its log reads."""
+"""torchtitan: job creation and log format."""
 
 from paceline.engines.torchtitan.arguments import (
     IMPORTS,

@@ -1,4 +1,4 @@
-"""A RunSpec as torchtitan 0.2's TOML, and what torchtitan cannot do of one."""
+"""RunSpec as TOML of torchtitan 0.2, and the unsupported fields."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from paceline.engines.support import (
 
 REQUIREMENTS = ("torchtitan==0.2.2", "torchdata==0.11.0", "tyro==1.0.17", "datasets==4.7.0")
 IMPORTS = ("torch", "torchdata", "tyro", "datasets", "tokenizers")
-"""torchtitan itself wants triton, which no CPU has; `cpu_program.py` does without."""
+"""Modules to import; torchtitan itself needs triton, but `cpu_program.py` runs without it on CPUs.
+"""
 CONFIG_FILE = "torchtitan.toml"
 SHAPE_FILE = "shape.json"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -90,12 +91,12 @@ def unsupported(spec: RunSpec) -> list[str]:
 
 
 def missing(spec: RunSpec) -> str | None:
-    """What a start would lack, as `what; remedy`, or None."""
+    """Return what is missing for a start, as `what; remedy`, or None."""
     return not_installed(spec, ("torchtitan", *IMPORTS))
 
 
 def job(spec: RunSpec, name: str) -> Job:
-    """The Job that starts `torchtitan.train` once per device, on a CPU behind `cpu_program.py`."""
+    """Return the Job for `torchtitan.train`, once per device; on a CPU through `cpu_program.py`."""
     package = __package__ or ""
     resolved = settings(spec)
     on_cpu = spec.cluster.device == "cpu"
@@ -118,12 +119,12 @@ def job(spec: RunSpec, name: str) -> Job:
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:
-    """`config`: the sections of torchtitan's configuration; `shape`: what our program adds."""
+    """Return torchtitan's sections (`config`) and the input of Paceline's program (`shape`)."""
     return {"config": _config(spec), "shape": _shape(spec)}
 
 
 def as_toml(sections: dict[str, dict[str, Any]]) -> str:
-    """Sections of scalars and lists as TOML."""
+    """Return sections of scalars and lists as TOML."""
     lines: list[str] = []
     for section, values in sections.items():
         lines += [f"[{section}]", *(f"{key} = {_scalar(v)}" for key, v in values.items()), ""]
@@ -145,7 +146,8 @@ def _shape(spec: RunSpec) -> dict[str, Any]:
             "n_heads": model.num_heads,
             "n_kv_heads": model.kv_heads,
             "vocab_size": model.padded_vocab(spec.layout.tp),
-            # The width is int(multiplier x 8/3 dim), rounded up to a multiple: up to this very one.
+            # torchtitan computes int(multiplier x 8/3 dim), rounded up to a multiple: to exactly
+            # this size.
             "multiple_of": model.ffn_size,
             "ffn_dim_multiplier": 0.25 * model.ffn_size / model.hidden_size,
             "norm_eps": model.norm_eps,
@@ -184,7 +186,7 @@ def _config(spec: RunSpec) -> dict[str, dict[str, Any]]:
         },
         "lr_scheduler": _schedule(spec),
         "training": {
-            # A pipeline cuts the local batch into its micro-batches itself.
+            # With pipeline parallelism, torchtitan splits the local batch into micro-batches.
             "local_batch_size": layout.micro_batch * (microbatches if layout.pp > 1 else 1),
             "global_batch_size": training.global_batch,
             "seq_len": training.seq_len,
@@ -238,7 +240,7 @@ def _layers(spec: RunSpec) -> int:
 
 
 def _schedule(spec: RunSpec) -> dict[str, Any]:
-    """The learning rate: constant is a decay of no steps, which comes after all that are taken."""
+    """Return the learning rate schedule; a constant rate is a decay of zero steps after the end."""
     training, plan = spec.training, spec.training.lr_schedule
     batch = training.global_batch if plan.unit == "samples" else 1
     warmup = plan.warmup // batch

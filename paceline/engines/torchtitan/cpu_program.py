@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportPrivateUsage=false, reportUnknownLambdaType=false
-"""Runs torchtitan 0.2 on a CPU, which it does not know: `torchtitan.train` behind a few stand-ins.
+"""Program that runs torchtitan 0.2 on a CPU, which it does not support, with a few mocks.
 
-Takes torchtitan's own arguments. On GPUs torchtitan is started without it.
+Accepts the arguments of `torchtitan.train`. On GPUs, torchtitan starts without it.
 """
 
 from __future__ import annotations
@@ -20,48 +20,49 @@ from torch.distributed.fsdp import FSDPModule
 
 
 class CpuModule(types.ModuleType):
-    """What torchtitan asks of torch.cuda, answered for a CPU; memory it does not know."""
+    """Replacement of torch.cuda for a CPU; memory use is unknown."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
     def set_device(self, device: object) -> None:
-        """There is one."""
+        """Do nothing: there is only one device."""
 
     def current_device(self) -> int:
-        """The one that there is."""
+        """Return the index of the only device."""
         return 0
 
     def get_device_name(self, device: object = None) -> str:
-        """What torchtitan prints."""
+        """Return the device name that torchtitan prints."""
         return "CPU"
 
     def get_device_properties(self, device: object = None) -> types.SimpleNamespace:
-        """Memory of the whole machine, bytes."""
+        """Return the memory of the whole machine in bytes."""
         pages = os.sysconf("SC_PHYS_PAGES")
         return types.SimpleNamespace(total_memory=pages * os.sysconf("SC_PAGE_SIZE"))
 
     def memory_stats(self, device: object = None) -> dict[str, int]:
-        """Nothing reserved, since nothing counts it."""
+        """Return zero, because no allocator counts memory."""
         return {"active_bytes.all.peak": 0, "reserved_bytes.all.peak": 0}
 
     def reset_peak_memory_stats(self, device: object = None) -> None:
-        """There is no peak."""
+        """Do nothing: there is no peak."""
 
     def empty_cache(self) -> None:
-        """There is no cache."""
+        """Do nothing: there is no cache."""
 
 
 def main() -> None:
     """Train."""
-    # Every process has the one device, whose index gloo and torch.device take for a GPU's.
+    # Every process uses the only device; gloo and torch.device interpret its index as that of a
+    # GPU.
     os.environ["LOCAL_RANK"] = "0"
     sum_gradients()
-    # Kernels for experts, which no dense model calls; they need triton.
+    # Expert kernels need triton; no dense model calls them.
     sys.modules["torchtitan.models.moe.kernels"] = mock.MagicMock()
     with on_cpu():
         from torchtitan.tools import utils
-    # No data sheet states a peak, and torchtitan would take an A100's.
+    # No data sheet states a peak, and torchtitan would use an A100's.
     utils.get_peak_flops = lambda _: float("nan")
     from torchtitan.train import Trainer
     from torchtitan.train import main as train
@@ -70,7 +71,7 @@ def main() -> None:
 
 
 def on_cpu() -> AbstractContextManager[Any]:
-    """Have torchtitan find a CPU when it is imported, instead of a GPU."""
+    """Return a context in which torchtitan detects a CPU instead of a GPU at import."""
     return mock.patch.multiple(
         torch._utils,
         _get_available_device_type=lambda: "cpu",
@@ -79,7 +80,7 @@ def on_cpu() -> AbstractContextManager[Any]:
 
 
 def sum_gradients() -> None:
-    """Have FSDP sum and divide apart: gloo has no reduction that does both."""
+    """Make FSDP sum and divide separately: gloo has no reduction for both."""
     set_factor = FSDPModule.set_gradient_divide_factor
 
     def set_factor_of_a_sum(self: FSDPModule, factor: float) -> None:

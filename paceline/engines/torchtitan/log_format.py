@@ -1,4 +1,4 @@
-"""torchtitan's log: one line for step 1, then one every `log_freq` steps that averages them."""
+"""Log format of torchtitan: a line for step 1, then one per `log_freq` steps with their mean."""
 
 from __future__ import annotations
 
@@ -52,14 +52,15 @@ _MEMORY = {"reserved_bytes": (field(rb"memory: {0,12}"), field(rb'max_reserved\(
 _GRAD_NORM = {"grad_norm": field(rb'grad_norm"?[:=] {0,12}')}
 _RATES = {"flops_per_s_per_device": field(rb'tflops"?[:=] ?')}
 _UNKNOWN = {"loss": -1.0, "reserved_bytes": 0.0}
-"""What a pipeline's first stages print, which see no loss, and a device that counts no memory."""
+"""Values that mean unknown: loss on first pipeline stages, memory on devices that do not count it.
+"""
 _PER_CENT = {"mfu": field(rb'mfu(?:\(%\))?"?[:=] ?')}
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps are numbered from 1; tokens/s, TFLOP/s and MFU are of one device, memory is reserved.
+    """Read steps, numbered from 1; tokens/s, TFLOP/s and MFU are per device, memory is reserved.
 
-    Lines that say `validate step` are of no training step.
+    Lines with `validate step` are not training steps.
     """
     for block in watched(blocks, log, ENDS, _TORN):
         text = without_colours(block).replace(b"\r", b"\n").replace(b"validate step", b"validate")
@@ -68,7 +69,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         if not steps:
             continue
         index, fields = zip(*steps, strict=True)
-        # The comma sets thousands apart, in the rates at least.
+        # Commas are thousands separators, at least in the rates.
         records = Records([line.replace(b",", b"") for line in fields])
         columns = {
             **records.either(_EITHER),
@@ -82,7 +83,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         log.add_steps(whole_numbers(index), **columns)
         note_decimals(log, records.either_texts(_TIME))
     if log.facts.get("pp", 1) != 1:
-        # The pipeline's schedule divides the local batch once more.
+        # The pipeline schedule splits the local batch further.
         log.facts.pop("micro_batch", None)
 
 
@@ -104,13 +105,13 @@ _VERSION = re.compile(rb"torchtitan version: ([\w.+-]{1,40})")
 _PEAK = re.compile(rb"Peak FLOPS used for computing MFU: ([0-9.e+]{1,16})")
 _AXES = {b"tp": "tp", b"pp": "pp", b"cp": "cp", b"ep": "ep"}
 _OF_THE_WORLD = {b"pp", b"dp_replicate", b"dp_shard", b"cp", b"tp"}
-"""Axes whose sizes multiply to the number of ranks; the experts' lie across them."""
+"""Axes whose product is the number of ranks; expert parallelism spans several of them."""
 
 _LOW_PRECISION = ((b"Swapped to Float8Linear", "fp8"), (b"Swapped to MXLinear", "mxfp8"))
 
 
 def _read_settings(text: bytes, log: LogContent) -> None:
-    """Keep what the lines before the first step say; a restart says it again."""
+    """Store the settings in the lines before the first step; a restart repeats them."""
     if b" device mesh with " in text:
         _read_mesh(text, log)
     if b" capacity: " in text and (match := last_match(_DEVICE, text)):
@@ -153,7 +154,7 @@ def _read_mesh(text: bytes, log: LogContent) -> None:
 
 
 def _read_batch(text: bytes, log: LogContent) -> None:
-    """Batches in sequences, or, since 2026, in tokens."""
+    """Store batch sizes, printed in sequences or, since 2026, in tokens."""
     statements: list[tuple[bytes, bytes]] = []
     if match := last_match(_BATCH, text):
         statements = list(

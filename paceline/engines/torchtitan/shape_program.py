@@ -2,9 +2,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUntypedBaseClass=false
 # pyright: reportUnknownParameterType=false
-"""What torchtitan imports before it trains: a Llama of the recipe's shape, and its samples.
+"""Module that torchtitan imports before training: a Llama of the recipe's shape, and its samples.
 
-Reads `shape.json` in the working folder; lies beside `token_windows_program.py`.
+Reads `shape.json` in the working folder and needs `token_windows_program.py` in the same folder.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SETTINGS: dict[str, Any] = json.loads(Path("shape.json").read_text(encoding="utf
 
 
 class RecipeArgs(TransformerModelArgs):
-    """torchtitan's arguments of a Llama, which has to have the recipe's number of parameters."""
+    """Arguments of torchtitan's Llama, checked against the recipe's number of parameters."""
 
     def get_nparams_and_flops(self, model: torch.nn.Module, seq_len: int) -> tuple[int, int]:
-        """(parameters, FLOPs a token) as torchtitan counts them; SystemExit for another model."""
+        """Return torchtitan's (parameters, FLOPs per token); SystemExit on a mismatch."""
         count, flops = super().get_nparams_and_flops(model, seq_len)
         expected = SETTINGS["expected_parameters"]
         if count != expected:
@@ -38,7 +38,7 @@ class RecipeArgs(TransformerModelArgs):
 
 
 class RankSamples(torch.utils.data.IterableDataset[tuple[dict[str, Tensor], Tensor]]):
-    """One data-parallel rank's samples without end: inputs, and the tokens after them."""
+    """Endless samples of one data-parallel rank: inputs, and the tokens after them."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self._windows = TokenWindows(
@@ -63,7 +63,7 @@ class RankSamples(torch.utils.data.IterableDataset[tuple[dict[str, Tensor], Tens
 def build_dataloader(
     dp_world_size: int, dp_rank: int, tokenizer: object, job_config: Any
 ) -> ParallelAwareDataloader:
-    """The samples of a rank in its micro-batches."""
+    """Return a rank's data loader with its samples in micro-batches."""
     return ParallelAwareDataloader(
         RankSamples(dp_rank, dp_world_size),
         dp_rank=dp_rank,
