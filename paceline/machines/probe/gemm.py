@@ -80,10 +80,8 @@ def probe_gemm(
     `identity` is what must be equal for a cached figure to be used: CPU or GPU, driver, torch
     version. Raises SystemFaultError if the probe program fails.
     """
-    where = {
-        "host": platform.node(),
-        "machine": _machine_id(),
-    }  # machines may share a home directory
+    # The host is part of the key because several machines may share a home directory.
+    where = {"host": platform.node(), "machine": _machine_id()}
     question: dict[str, Any] = {
         "device": device,
         "threads": threads,

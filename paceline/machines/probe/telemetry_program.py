@@ -70,6 +70,7 @@ class Counters:
             now, before = self._microjoules(domain), self._last[at]
             if now is None or before is None:
                 return None
+            # The counter wraps around to 0 after max_energy_range_uj.
             span = int(_read(domain / "max_energy_range_uj") or 0)
             self._sum_uj += now - before if now >= before else now - before + span
             self._last[at] = now

@@ -74,6 +74,7 @@ def sbatch(job: Job, folder: Path, script: str, options: Sequence[str] = ()) -> 
     if done.returncode or not number[0]:
         what = "no job was queued" if tool else "Slurm refused the job"
         raise SystemFaultError(tool or "sbatch", f"{what}: {_error_text(done.stderr)}")
+    # --parsable prints NUMBER or NUMBER;CLUSTER.
     return number[0].partition(";")[0]
 
 
@@ -87,6 +88,7 @@ def states(jobs: Iterable[str]) -> dict[str, JobState] | None:
 
     None if Slurm does not answer. Jobs that it does not know are left out.
     """
+    # -r lists each task of an array, -t all includes jobs that have ended.
     words = ["squeue", "-h", "-r", "-t", "all", "-o", SQUEUE_FORM, "-j", ",".join(jobs)]
     try:
         done = ask(words, QUEUE_LIMIT_S)
@@ -307,6 +309,7 @@ class Queue:
             self.silent_since = self.silent_since or self._asked_at
             return
         self.silent_since = None
+        # Accounting is queried only about jobs that have ended or left the queue.
         over = [job for job in open_jobs if job not in known or known[job].ended]
         rows = accounts(over) if over else {}
         changed = False

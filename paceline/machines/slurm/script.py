@@ -116,16 +116,16 @@ def batch_options(job: Job) -> list[str]:
         "job-name": _NAME.sub("-", job.name).strip("-")[:60] or "paceline",
         "nodes": job.nodes,
         "ntasks-per-node": 1,
-        "mem": 0,
+        "mem": 0,  # all memory of the node
         "nodelist": nodes or None,
         **_run_gpus(job),
         **site.options(),
         "time": minutes,
         "export": "ALL",
         "output": "slurm-%j.log",
-        "open-mode": "append",
+        "open-mode": "append",  # a requeued job must not truncate its earlier output
     }
-    fixed = {"output"}
+    fixed = {"output"}  # its % is intended and would not pass checked()
     options = [
         f"--{name}={value if name in fixed else checked(name, str(value))}"
         for name, value in values.items()
@@ -158,6 +158,7 @@ def step_lines(job: Job, where: str, first: str = "") -> list[str]:
     if where and job.timeout_s is not None:
         words.append(f"--time={max(1, ceil(job.timeout_s / 60))}")
     names = '"$(IFS=,; echo "${hosts[*]}")"'
+    # --distribution=arbitrary makes srun place tasks in the order of --nodelist.
     placed = f"--nodelist={names} " + ("--distribution=arbitrary " if cluster.hosts else "")
     log = f"{LOGS_FOLDER}/{LAUNCHER_LOG}"
     return [

@@ -117,6 +117,7 @@ def parse_sacct(text: str) -> dict[str, JobState]:
             job, description, code, nodes, reason = fields
             state, _, by = description.partition(" by ")
             user = int(by) if by.isdigit() else None
+            # sacct prints `CANCELLED by UID`, and appends + to a truncated state.
             state = state.split(" ")[0].rstrip("+")
             jobs[job] = JobState(job, state, _nodes(nodes), _reason(reason), _exit_code(code), user)
     return jobs
@@ -216,6 +217,7 @@ def _reason(text: str) -> str:
 
 
 def _exit_code(text: str) -> int | None:
+    # sacct prints CODE:SIGNAL.
     code, _, signal = text.partition(":")
     if not code.isdigit() or not signal.isdigit():
         return None

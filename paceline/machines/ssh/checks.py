@@ -306,6 +306,7 @@ class _Examination:
         Source: Cristian's method.
         """
         trip_s = heard.at_s - self.asked_s
+        # The wall clock when the answer arrived, moved back by half the round trip.
         middle_unix = time.time() - (time.monotonic() - heard.at_s) - trip_s / 2
         match = _NUMBER.match(heard.rest)  # a `date` without %N prints the letter after the dot
         skew_s = float(match[0]) - middle_unix if match else None
@@ -374,6 +375,7 @@ def _host_check(examination: _Examination) -> HostCheck:
     if examination.facts is None:
         what, remedy = meaning("\n".join(examination.session.messages))
         return HostCheck(host=host, fault=what, remedy=remedy)
+    # The shortest round trip bounds the error of the skew most tightly.
     trip_s, skew_s = min(examination.clock, key=lambda reading: reading[0])
     facts = {**examination.facts, "round_trip_s": trip_s, "clock_skew_s": skew_s}
     return HostCheck(host=host, server_address=examination.server or None, **facts)
