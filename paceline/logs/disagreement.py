@@ -17,7 +17,7 @@ from paceline.logs.parsed_log import Disagreement
 from paceline.machines.placement import find_device
 
 TOLERANCE = 0.005
-"""Relative tolerance: printed figures are rounded and averaged, so 0.5% does not count."""
+"""Relative difference that is ignored, because printed figures are rounded and averaged."""
 
 CAUSE_TOLERANCES = (0.002, 0.01)
 """Relative tolerances of a cause; a close match is preferred to a rough one."""
@@ -39,8 +39,7 @@ class PrintedFigure:
     sparse_peak: float | None = None
     """Ratio of sparse to dense peak, if the figure is a share of a peak."""
     rounding: float | None = None
-    """Half the last printed digit, relative to the figure; None derives it from the figure itself.
-    """
+    """Half the last printed digit, relative to the figure; None derives it from the figure."""
 
     @property
     def tolerance(self) -> float:

@@ -59,7 +59,7 @@ class Parsing:
 
 
 def log_files(paths: list[Path]) -> list[Path]:
-    """Return every file that `paths` name, sorted by path within each folder.
+    """Return every file that `paths` name; the files of a folder are sorted by path.
 
     Folders are searched recursively. Raises UserError for a path that does not exist.
     """

@@ -32,8 +32,7 @@ LOCAL_ADDRESS = "--local-addr=127.0.0.1"
 """Option that makes ranks meet at loopback. Their default is the machine's own name, which a
 container may be unable to resolve."""
 NO_LOG_FOLDER = "--log-dir=/dev/null"
-"""Option that sends ranks' output to launcher.log; without it each start leaves a folder in /tmp.
-"""
+"""Option against a log folder in /tmp for each start; ranks write into launcher.log."""
 GRACE_S = 5.0
 """Time in seconds that programs have to end after SIGTERM before they are killed."""
 

@@ -40,8 +40,8 @@ PACKAGES = (
     "mkl",
 )
 PACKAGE_PREFIX = "nvidia-"
-"""Prefix of the packages of CUDA, cuBLAS, cuDNN and NCCL, whose names change with the CUDA version.
-"""
+"""Prefix of the packages of CUDA, cuBLAS, cuDNN and NCCL. Their names change with the CUDA version,
+so they cannot be listed."""
 NO_CUDA_PACKAGE = "nvidia-ml-py"
 
 ENVIRONMENT_PREFIXES = (

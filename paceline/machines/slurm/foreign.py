@@ -20,8 +20,7 @@ OWN_OPTIONS = ("--parsable", "--no-requeue", '--output="$folder/slurm-%j.log"')
 """Additional options of sbatch: its answer is parsed, the run is started once only, and its output
 is kept."""
 RECORD_FILE, KEPT_FOLDER = "batch.json", "batch"
-"""File and folder of a run folder that hold the record of the submission, and a copy of the script.
-"""
+"""File with the record of the submission, and folder with a copy of the script."""
 PRINTED = "slurm-*.log"
 
 

@@ -90,8 +90,8 @@ def ssh_argv(
 def private_folder() -> Path:
     """Create a folder for sockets that no other user can enter, and return its path.
 
-    The path suits the kernel's length limit and ssh, which interprets `%` and quotes in it and ends
-    it at a space.
+    The path is short enough for the kernel. It contains no `%`, quotes or spaces, which ssh would
+    interpret.
     """
     place = tempfile.gettempdir()
     # mkdtemp adds eight characters.
