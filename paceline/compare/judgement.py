@@ -65,9 +65,9 @@ class MetricComparison(Value):
     candidate: SideFigure
     ratio: float | None = None
     low: float | None = None
+    """Lower end of the 95% interval of the ratio over repeats."""
     high: float | None = None
-    """Upper end of the 95% interval of the ratio over repeats; None with fewer than three per
-    side."""
+    """Upper end of the interval; None with fewer than three repeats per side."""
     p: float | None = None
     """Two-sided p-value of "no difference beyond rounding", uncorrected."""
     p_corrected: float | None = None
@@ -114,18 +114,23 @@ class Comparison(Value):
     why_low: tuple[str, ...] = ()
     """Reasons for a low confidence."""
     sentence: str
+    """Verdict in one sentence, with its figures."""
     metric: str | None = None
     """The primary metric of the ratio, the interval and the p-value."""
     ratio: float | None = None
     """The candidate's value divided by the baseline's. For a time, a ratio above 1 is slower."""
     low: float | None = None
+    """Lower end of the 95% interval of the ratio."""
     high: float | None = None
+    """Upper end of the 95% interval of the ratio."""
     p: float | None = None
+    """Two-sided p-value of "no difference beyond rounding"."""
     n_a: NonNegativeInt
     """Number of runs used of the first side on the command line."""
     n_b: NonNegativeInt
     """Number of runs used of the second side; 1 for a reference."""
     margin: NonNegativeFloat
+    """Largest relative difference that does not matter."""
     resolution: NonNegativeFloat = 0.0
     """Relative amount by which rounding in print widens the margin."""
     repeats_needed: NonNegativeInt | None
@@ -136,10 +141,13 @@ class Comparison(Value):
     too_good: str | None = None
     """Reason why an improvement, or the figure itself, is suspicious."""
     differing_keys: tuple[str, ...] = ()
+    """Settings in which the sides differ."""
     differences: tuple[KeyDifference, ...] = ()
+    """The same settings with the values of both sides."""
     unknown_keys: tuple[str, ...] = ()
     """Settings that neither side states."""
     batch_rule: str | None = None
+    """Rule by which the batches were compared."""
     causes: tuple[str, ...] = ()
     """Software versions and system settings that differ: possible causes of a difference."""
     warnings: tuple[str, ...] = ()

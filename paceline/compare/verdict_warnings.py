@@ -98,6 +98,7 @@ def _remark_on_last_steps(sides: Pair, remarks: Remarks) -> None:
 
 
 def left_out(sides: Pair) -> tuple[str, ...]:
+    """Return a sentence for each excluded run, with the reason."""
     return tuple(f"left out: {why}" for side in sides.each for why in side.left_out)
 
 

@@ -77,8 +77,9 @@ class StepChange:
     at: int
     ratio: float
     low: float
+    """Lower end of the 95% interval of the ratio, from the pooled variation for a known place."""
     high: float
-    """Upper end of the 95% interval of the ratio by the pooled variation, for a known place."""
+    """Upper end of the 95% interval of the ratio."""
     n_before: int
     n_after: int
 
@@ -89,6 +90,7 @@ class Drift:
 
     ratio: float
     low: float
+    """Lower end of the 95% interval of the ratio."""
     high: float
     """Upper end of the 95% interval of the ratio."""
 
@@ -214,10 +216,12 @@ class _Fit:
 
     @property
     def n(self) -> int:
+        """Number of rows."""
         return self.cuts[-1]
 
     @property
     def freedom(self) -> int:
+        """Degrees of freedom of the pooled deviation."""
         return self.n - len(self.centres)
 
     @property
@@ -250,6 +254,7 @@ class _Fit:
         return few & (inside | self.disturbed)
 
     def levels(self) -> list[SeriesLevel]:
+        """Return the levels in the series' unit."""
         values = np.exp(self.centres)
         return [
             SeriesLevel(a, b, float(v))
@@ -257,6 +262,7 @@ class _Fit:
         ]
 
     def changes(self) -> list[StepChange]:
+        """Return the step changes between the levels, with 95% intervals."""
         sizes, errors = np.diff(self.centres), self._errors()
         reach = student_t(0.975, self.freedom) * errors
         counts = np.diff(self.cuts)

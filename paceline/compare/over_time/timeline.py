@@ -21,6 +21,7 @@ class LevelChange(Value):
     ratio: float
     """New level divided by old level."""
     low: float
+    """Lower end of the 95% interval of the ratio."""
     high: float
     """Upper end of the 95% interval of the ratio."""
     old_level: float

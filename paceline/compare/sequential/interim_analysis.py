@@ -53,8 +53,8 @@ class Design:
     def levels(self, num_pairs: int) -> tuple[float, float]:
         """Return the two-sided levels after `num_pairs` pairs, which must be a count of the plan.
 
-        The first is the level of the test for a difference, the second that of the test for
-        sameness.
+        The first is the level of the test for a difference, the second that of the equivalence
+        test.
         """
         looks = looks_up_to(self.most_pairs)
         at = looks.index(num_pairs)
@@ -71,9 +71,10 @@ class PairsLook:
     answer: Answer
     ratio: float
     low: float
-    high: float
-    """Upper end of the interval that, over all interim analyses together, contains the true ratio
+    """Lower end of the interval that, over all interim analyses together, contains the true ratio
     in 95% of series."""
+    high: float
+    """Upper end of the interval."""
     level: float
     """Share of the error that this interim analysis may spend."""
 

@@ -52,9 +52,10 @@ class SequentialLook(Value):
     ratio: float
     """Geometric mean of candidate over baseline."""
     low: float
-    high: float
-    """Upper end of the interval that, over all interim analyses together, contains the true ratio
+    """Lower end of the interval that, over all interim analyses together, contains the true ratio
     in 95% of comparisons."""
+    high: float
+    """Upper end of the interval."""
     level: float
     """Share of the error that this interim analysis may spend."""
     verdict: MetricVerdict

@@ -112,10 +112,12 @@ class Analysis:
 
     @property
     def failed(self) -> int:
+        """Number of groups without a value."""
         return sum(group.samples_per_s is None for group in self.measured)
 
     @property
     def largest(self) -> SizeFactors:
+        """Factors of the largest size."""
         return self.sizes[-1]
 
 

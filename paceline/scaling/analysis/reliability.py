@@ -49,10 +49,12 @@ class Slope:
 
     @property
     def low(self) -> float:
+        """Lower end of the 95% interval of the slope."""
         return self.value - student_t(0.975, self.degrees) * self.error
 
     @property
     def high(self) -> float:
+        """Upper end of the 95% interval of the slope."""
         return self.value + student_t(0.975, self.degrees) * self.error
 
 

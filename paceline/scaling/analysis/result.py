@@ -44,6 +44,7 @@ class SizeResult(Value):
     efficiency: float
     """value / (nodes x base per node)."""
     low: float | None
+    """Lower end of the 95% interval of the efficiency."""
     high: float | None
     """Upper end of the 95% interval of the efficiency."""
     straggler: float | None

@@ -94,6 +94,7 @@ class SlowNodeReport:
 
     @property
     def flagged(self) -> tuple[NodeVerdict, ...]:
+        """Nodes that their own values show to be slow, the slowest first."""
         return tuple(node for node in self.nodes if node.flagged)
 
     @property
@@ -110,11 +111,11 @@ def judge_nodes(
 ) -> SlowNodeReport:
     """Compare each node with its history, or else with at least eight nodes, or else a reference.
 
-    A node is flagged if z < -4 and its value is more than 1% below the reference value, with z =
-    (value - reference value) / scale. The scale is the largest of 1.4826 x MAD of the values it is
-    compared with, the error by repeats, and `resolution` (the rounding step of the printed values
-    in samples/s) / sqrt(12), the standard deviation of a rounded value. Where the scale comes from
-    few repeats, the 99.9% quantile of t replaces 4.
+    A node is flagged if z = (value - reference value) / scale is below -4 and the value is more
+    than 1% below the reference value. The scale is the largest of three: 1.4826 x MAD of the values
+    that the node is compared with; the error by repeats; and `resolution` (the rounding step of the
+    printed values in samples/s) / sqrt(12), the standard deviation of a rounded value. Where the
+    scale comes from few repeats, the 99.9% quantile of Student's t replaces 4.
 
     A node is suspected if it is compared with enough other nodes, z < -3, and it is as far below
     them. With more than 74 nodes, the limit is the z that a tenth of a node has by chance. A value

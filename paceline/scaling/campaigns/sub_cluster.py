@@ -46,6 +46,7 @@ class TrialResult(Value):
 
     @property
     def place(self) -> RoundHosts:
+        """Round and hosts, which identify the trial."""
         return self.round, self.hosts
 
     @property

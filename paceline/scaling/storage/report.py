@@ -33,6 +33,7 @@ class StorageDemand(Value):
     samples_per_s: float | None
     """Samples/s of the whole training run."""
     low_samples_per_s: float | None = None
+    """Lower end of the 80% interval of an estimate."""
     high_samples_per_s: float | None = None
     """Upper end of the 80% interval of an estimate."""
     host_samples_per_s: float | None
