@@ -1,1 +1,1 @@
-"""One run from plan to result, and many runs: repeats, comparisons, history."""
+"""Runs from plan to result, and groups of runs: repeats, comparisons, history."""

@@ -1,4 +1,4 @@
-"""Find the checkpoint that a recipe starts from; remove incomplete ones."""
+"""Search for the checkpoint that a recipe starts from, and removal of incomplete ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.files.recipe import Recipe
 from paceline.files.run_folder import find_run
 
 CHECKPOINTS_FOLDER, LATEST_CHECKPOINT, CHECKPOINT_STATE = "checkpoints", "latest", "state.json"
-"""Names that the native trainer uses."""
+"""File and folder names of the native trainer."""
 HUB_CONFIG = "config.json"
 """Configuration file in a model folder of the Hugging Face Hub."""
 

@@ -1,4 +1,4 @@
-"""Compare two sides, found by name: runs, repeats, tags, result files, or published rows."""
+"""Comparison of two sides, given by name: runs, repeats, tags, result files or published rows."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def find_side(root: Path, name: str) -> ComparisonSide:
     if not members:
         raise UserError(f"side {name!r}", "matches no run")
     unique = tuple({member.identity: member for member in members}.values())
-    # Names of files that are no UTF-8 could not be printed.
+    # File names that are not valid UTF-8 cannot be printed.
     printable_name = name.encode(errors="replace").decode()
     return ComparisonSide(unique[0].name if len(unique) == 1 else printable_name, unique)
 
 
 def _is_result_file(name: str) -> bool:
-    # Path.is_file raises for a list of runs that is longer than a file name may be.
+    # Path.is_file raises if a list of runs is longer than the limit for file names.
     return name.endswith(".json") and os.path.isfile(name)  # noqa: PTH113
 
 
@@ -232,7 +232,7 @@ def _check_choice(option: str, word: str, choices: Collection[str]) -> None:
 
 
 def machine_scatter(root: Path, sides: Pair) -> RunVariation | None:
-    """Return the run-to-run variation in the history under `root` when the verdict needs it.
+    """Return the run-to-run variation in the history under `root` if the verdict needs it.
 
     The verdict needs it with fewer than three repeats per side, or when the sides did not
     alternate. The series has the configuration of either side. The candidate's runs are excluded,

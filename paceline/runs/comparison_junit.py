@@ -1,4 +1,4 @@
-"""Write a comparison as JUnit XML, which CI servers show as tests."""
+"""Output of a comparison as JUnit XML, which CI servers show as tests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _metric(
 ) -> ElementTree.Element:
     test = _case(suite, where, metric.metric)
     if metric.verdict in FAILURES:
-        # Of several primary metrics a difference may be within chance once corrected.
+        # With several primary metrics, a difference may be within chance after the correction.
         sure = metric.metric == comparison.metric or comparison.verdict in FAILURES
         _fault(test, "failure" if sure else "error", metric.verdict, change_text(metric))
     elif metric.verdict in ("undecided", "unknown"):

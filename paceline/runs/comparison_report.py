@@ -1,4 +1,4 @@
-"""The report of a comparison of two sides."""
+"""Report of a comparison of two sides."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def comparison_verdict(comparison: Comparison) -> Verdict:
 
 
 def comparison_document(comparison: Comparison) -> Document:
-    """Return the comparison for every medium."""
+    """Return the comparison as a document for every output format."""
     suspicion = (f"too good: {comparison.too_good}",) if comparison.too_good else ()
     return Document(
         kind="comparison",
@@ -115,7 +115,7 @@ def comparison_document(comparison: Comparison) -> Document:
 
 
 def _charts(comparison: Comparison, theme: ChartTheme) -> Mapping[str, LayerChart]:
-    from paceline.runs.comparison_charts import comparison_charts  # Altair takes long to import.
+    from paceline.runs.comparison_charts import comparison_charts  # Importing Altair is slow.
 
     return comparison_charts(comparison, theme)
 

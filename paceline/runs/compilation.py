@@ -1,4 +1,4 @@
-"""Choose whether blocks are compiled, depending on the compilers of this machine."""
+"""Choice of block compilation, depending on the compilers of this machine."""
 
 from __future__ import annotations
 

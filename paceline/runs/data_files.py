@@ -1,4 +1,4 @@
-"""Find the data files of a recipe, and tokenize texts before a run."""
+"""Data files of a recipe, and tokenization of texts before a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ R = TypeVar("R", Recipe, RunSpec)
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A text and the indexed data set that it is tokenized to, once for all runs of a folder."""
+    """Text and its indexed data set, tokenized once for all runs of a folder."""
 
     source: Path
     prefix: Path

@@ -1,4 +1,4 @@
-"""List the differences between two runs: work, settings, inputs, programs, environment."""
+"""Differences between two runs: work, settings, inputs, programs, environment."""
 
 from __future__ import annotations
 

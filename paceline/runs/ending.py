@@ -1,4 +1,4 @@
-"""Find out how a run ended: the first rank that failed or hung, and why.
+"""Diagnosis of how a run ended: the first rank that failed or hung, and why.
 
 The sources are, in this order: the last event of each rank, the exit codes that the launcher saw,
 and the logs. A rank that only lost its peer, or waited for it, does not identify the cause.
@@ -49,9 +49,9 @@ class Ending:
     reason: str | None
     warnings: tuple[str, ...] = ()
     rank: int | None = None
-    """The rank that the reason is about."""
+    """Rank that the reason refers to."""
     hosts: tuple[str, ...] = ()
-    """The hosts at fault, if the launcher knows them."""
+    """Hosts at fault, if the launcher knows them."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class EndEvidence:
     exits: Mapping[int, int] = field(default_factory=dict[int, int])
     """Exit codes of ranks that the launcher saw fail, first failure first; -N for signal N."""
     tails: Mapping[int, Sequence[str]] = field(default_factory=dict[int, Sequence[str]])
-    """The last lines that each rank printed, without stack frames."""
+    """Last lines that each rank printed, without stack frames."""
     tail: Sequence[str] = ()
-    """The last lines of the most informative log."""
+    """Last lines of the most informative log."""
     job_end: JobEnd | None = None
-    """The launcher's own report of the end."""
+    """Launcher's own report of the end."""
     locked: frozenset[int] = frozenset()
     """Ranks whose stack a timer wrote because their watchdog could not run."""
 
@@ -97,7 +97,7 @@ def read_ranks(folder: Path) -> dict[int, RankLog]:
     for rank, path in _rank_files(folder / STEPS_FOLDER, "jsonl"):
         try:
             logs[rank] = read_rank(read_lines(path))
-        except OSError:  # no file, or none that can be read: this rank tells nothing
+        except OSError:  # missing or unreadable: this rank gives no information
             continue
     return logs
 
@@ -309,7 +309,7 @@ def _signal_name(number: int) -> str:
 
 
 def _rank_files(folder: Path, suffix: str) -> Iterator[tuple[int, Path]]:
-    """Return the files rank-NNNNN.<suffix> of a folder with their ranks."""
+    """Yield the files rank-NNNNN.<suffix> of a folder with their ranks."""
     for path in sorted(folder.glob(f"rank-*.{suffix}")):
         number = path.stem.removeprefix("rank-")
         if number.isdigit():
@@ -317,7 +317,7 @@ def _rank_files(folder: Path, suffix: str) -> Iterator[tuple[int, Path]]:
 
 
 def last_error(tail: Sequence[str]) -> str | None:
-    """Return the last line with an error, None without one."""
+    """Return the last line with an error; None if there is none."""
     errors = [line.strip() for line in tail if "Error" in line or "error:" in line.lower()]
     return errors[-1][:300] if errors else None
 

@@ -1,4 +1,4 @@
-"""Export a checkpoint of the native trainer to a Hugging Face model folder."""
+"""Export of a checkpoint of the native trainer to a Hugging Face model folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ExportRequest(Value):
 
 
 class ExportedFile(Value):
-    """A safetensors file."""
+    """Safetensors file of an exported model."""
 
     name: str
     bytes: NonNegativeInt
@@ -61,7 +61,7 @@ def export_checkpoint(name: str, runs: Path, request: ExportRequest) -> Exported
     """Export a run's latest checkpoint, or the one at a path, to a new folder.
 
     Raises UserError for a checkpoint that is corrupt or has no Hugging Face format, and
-    SystemFaultError when it cannot be read or written.
+    SystemFaultError if it cannot be read or written.
     """
     target = Path(request.to).absolute()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):

@@ -1,4 +1,4 @@
-"""Run one job from start to report: joins engine, launcher, probe and run folder."""
+"""Flow of one run from start to report, which joins engine, launcher, probe and run folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from paceline.runs.step_follower import JobHeartbeat, make_follower
 
 POLL_S = 0.2
 STEPS_AT_ONCE = 10_000
-"""Steps that are formatted at once, which bounds the memory use."""
+"""Number of steps that are formatted at a time, which bounds the memory use."""
 TEARDOWN_LIMIT_S = 60.0
 """Maximum time for a launcher to end after the first rank has finished all its steps."""
 AFTER_FAILURE_S = 5.0
@@ -76,7 +76,7 @@ Watcher = Callable[[Progress], None]
 
 
 class UnwrittenReportError(SystemFaultError):
-    """Raised when a measured run's report cannot be written; `report` can still be shown."""
+    """Failure to write a measured run's report; `report` can still be shown."""
 
     def __init__(self, fault: SystemFaultError, report: RunReport) -> None:
         super().__init__(fault.where, fault.what, allowed=fault.allowed, remedy=fault.remedy)
@@ -84,7 +84,7 @@ class UnwrittenReportError(SystemFaultError):
 
 
 class CancelledRunError(Exception):
-    """Raised when the user stopped the run; `report` has the results so far."""
+    """Exception for a run that the user stopped; `report` has the results so far."""
 
     def __init__(self, report: RunReport) -> None:
         super().__init__("the run was cancelled")
@@ -130,7 +130,7 @@ def run(
         with sampled(folder) if runs_here else contextlib.nullcontext():
             record = _launch_and_wait(plan, folder, record, watch, is_cancelled, submit)
     except KeyboardInterrupt:
-        record = read_record(folder)  # it may have been launched meanwhile
+        record = read_record(folder)  # the launch may have changed the record
         record = _with_ending(record, Ending("cancelled", "interrupted by the user"), None, folder)
         write_value(folder / RUN_FILE, record)
         raise CancelledRunError(finish(folder, root)) from None
@@ -147,8 +147,8 @@ def run(
 
 def finish(folder: Path, root: Path) -> RunReport:
     """Compute a run's result from its raw files, index it, and write result, steps and report."""
-    # Imported where the page is written: its charts need Altair, which is slow to import, and most
-    # verbs import this module only to begin.
+    # Import only where the page is written: its charts need Altair, which is slow to import, and
+    # most verbs import this module without writing a page.
     from paceline.report.html import render_document
     from paceline.report.run_document import run_document
 
@@ -166,7 +166,7 @@ def finish(folder: Path, root: Path) -> RunReport:
 
 def _indexed(report: RunReport, folder: Path, root: Path) -> RunReport:
     """Add the run to the index; add a warning to the report if the index cannot be written."""
-    # Brings SQLAlchemy along, a quarter of what this file would take to import.
+    # Importing SQLAlchemy would take a quarter of the import time of this file.
     from paceline.files.index import Index
 
     try:
@@ -180,14 +180,14 @@ def _indexed(report: RunReport, folder: Path, root: Path) -> RunReport:
 def _create_run_folder(
     plan: Plan, root: Path, command: list[str], membership: dict[str, Any]
 ) -> tuple[Path, RunRecord]:
-    """Return the run's new folder and record, or leave neither: an interrupt must not leave one."""
+    """Create the run's folder and record; after an error or an interrupt neither remains."""
     folder = new_run_folder(root, plan.spec, membership["tag"])
     try:
         record = _new_record(plan, folder, command).model_copy(update=membership)
         write_value(folder / RUN_FILE, record)
-        read_record(folder)  # figures of what cannot be read again would be lost
+        read_record(folder)  # results of an unreadable record would be lost
         write_environment(folder, plan.spec, plan.inventory, input_texts(plan.token_files))
-    except BaseException:  # what has no whole record is no run
+    except BaseException:  # a folder without a complete record is not a run
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder, record
@@ -255,13 +255,13 @@ def _launch_and_wait(
         remove_incomplete_checkpoints(folder)
     record = record.model_copy(update={"warnings": (*record.warnings, *job.warnings)})
     if ending is not None and plan.spec.engine != NATIVE:
-        # A program that hangs when all its work is done has done its work.
+        # A program that hangs after all its steps has still completed its work.
         log_ending = find_run_ending(folder, record, code or 1, False, None)
         if log_ending.status == "ok":
             late = f"it was stopped after its last step: {ending.reason}"
             ending = Ending("ok", None, (late,))
     if ending is None:
-        # Elsewhere the ranks do not share this machine's memory.
+        # On other machines the ranks do not use this machine's memory.
         oom_killed = plan.spec.cluster.runs_here and oom_kills() > kills_before
         ending = find_run_ending(folder, record, code, oom_killed, job.verdict())
     return _with_ending(with_reported_settings(record, folder), ending, code, folder)
@@ -325,7 +325,7 @@ def _with_ending(record: RunRecord, ending: Ending, code: int | None, folder: Pa
 
 
 def _merged_lines(steps: Steps) -> Iterator[str]:
-    """Return the merged steps as JSON lines; null if the log has no number."""
+    """Yield the merged steps as JSON lines, with null for missing numbers."""
     for start in range(0, len(steps), STEPS_AT_ONCE):
         part = steps.select(slice(start, start + STEPS_AT_ONCE))
         columns = {name: part[name].tolist() for name in FLOATS}

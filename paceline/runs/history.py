@@ -1,4 +1,4 @@
-"""Find when a recipe's speed changed over its runs, and what changed in the environment."""
+"""History of a recipe's speed over its runs: step changes, and what changed in the environment."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ UNKNOWN_SETTINGS_NOTE = "{} is unknown; assumed to be the same in all runs"
 
 @dataclass(frozen=True)
 class _SeriesRun:
-    """One run of a series with its value of the metric."""
+    """Run of a series with its value of the metric."""
 
     folder: Path
     record: RunRecord

@@ -1,4 +1,4 @@
-"""The report of a recipe's history: current level, step changes, all series."""
+"""Report of a recipe's history: current level, step changes, all series."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ MIN_HEIGHT = 0.04
 MAX_DETECTABLE_CHANGE = 0.5
 """A detectable change above this is not shown."""
 MAX_WIDTH = 72
-"""Characters of a sparkline; more values share a character, as their median."""
+"""Maximum characters of a sparkline; with more values, each shows the median of several."""
 MAX_ITEMS = 8
-"""Changed items of the environment that are listed; JSON has all."""
+"""Maximum number of listed changes of the environment; JSON has all."""
 MAX_CHARTS = 24
-"""Series that get a chart; the table has all."""
+"""Maximum number of series with a chart; the table has all."""
 CSV_KEYS = ("series", "key", "date", "runs", "level", "ratio", "low", "high")
 SERIES_COLUMNS = (
     Column("series", "series"),
@@ -63,7 +63,7 @@ CHANGE_COLUMNS = (
 
 
 def history_document(history: History) -> Document:
-    """Return the history for every medium; a terminal shows sparklines, a page charts."""
+    """Return the history as a document; a terminal shows sparklines, a page shows charts."""
     count = len(history.series)
     runs = counted(sum(series.n_runs for series in history.series), "run")
     left_out = max(0, count - MAX_CHARTS)
@@ -109,7 +109,7 @@ def history_document(history: History) -> Document:
 
 
 def _charts(history: History, theme: ChartTheme) -> Mapping[str, LayerChart]:
-    from paceline.runs.history_charts import history_charts  # Altair takes long to import.
+    from paceline.runs.history_charts import history_charts  # Importing Altair is slow.
 
     return history_charts(history, theme, MAX_CHARTS)
 
@@ -310,7 +310,7 @@ def sparkline(levels: Sequence[Sequence[float]], max_width: int = MAX_WIDTH) -> 
 
 
 def newest_series(history: History) -> RunSeries | None:
-    """Return the series with the latest run, None without runs."""
+    """Return the series with the latest run; None if there are no runs."""
     return max(history.series, key=lambda series: series.points[-1].date, default=None)
 
 

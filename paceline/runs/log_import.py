@@ -1,4 +1,4 @@
-"""Import a log of another program as a run, which all commands can read."""
+"""Import of a log of another program as a run, which all commands can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluate a run of another program from its log: its steps and how it ended.
+"""Evaluation of a run of another program from its log: its steps and how it ended.
 
 Event lines that its ranks write (`paceline.steplog`) take precedence over the log.
 """
@@ -217,7 +217,7 @@ def parse_run_log(folder: Path, record: RunRecord) -> Parsing | None:
         user_settings = UserSettings(device=settings.device, num_devices=settings.num_devices)
         return parse_log(path, user_settings, called=Path(path.name))
     format_name = engine_name if engine_name in log_formats() else None
-    # Its ranks count no tokens: those of packed samples follow from the batch, as in any log.
+    # Its ranks do not count tokens; tokens of packed samples follow from the batch.
     facts = record.settings.model_copy(update={"origin": "imported"})
     user = UserSettings(engine=format_name, window=record.window, facts=facts)
     return parse_log(path, user, beside=[other for other in log_files(folder) if other != path])
@@ -333,7 +333,7 @@ def _find_log_end(parsing: Parsing | None, spec: RunSpec) -> _LogEnd:
     ) or "run_time_s" in log.figures
     whole = (is_done or log.ended is not None) and log.torn is None
     early = ""
-    # Of a single line nobody knows for how many steps it stands.
+    # It is unknown how many steps a single line covers.
     if (
         requested_steps is not None
         and next_line <= requested_steps

@@ -1,4 +1,4 @@
-"""Compute the result of a run folder: status, speed and confidence.
+"""Result of a run folder: status, speed and confidence.
 
 Only files are read, so this works during a run, after it was killed, and years later.
 """
@@ -117,7 +117,7 @@ def orphan_status(record: RunRecord, folder: Path) -> Ending:
     if job is None or record.spec is None:
         return Ending("incomplete", reason + full_disk_note(folder))
     if job.code is None:
-        # A script of somebody else leaves no code, but its log may come to its end.
+        # Another user's script leaves no exit code, but its log may be complete.
         if (
             submitted_logs(folder)
             and find_run_ending(folder, record, 1, False, None).status == "ok"

@@ -1,4 +1,4 @@
-"""Plan a run: what exactly a recipe runs on this machine, or why it cannot."""
+"""Plan of a run: what a recipe runs on this machine, or why it cannot run."""
 
 from __future__ import annotations
 
@@ -148,12 +148,12 @@ class Plan:
 
     @property
     def script(self) -> str:
-        """The job script."""
+        """Job script."""
         return launcher(self.spec.cluster.launcher).render(self.job)
 
 
 def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
-    """Return the plan for a request; raise UserError when it cannot run on this machine.
+    """Return the plan for a request; raise UserError if it cannot run on this machine.
 
     `machine` is the machine's inventory if the caller has just taken it.
     """
@@ -169,7 +169,7 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
         recipe = with_checkpoint(recipe, runs)
     machine = machine or inventory()
     cluster, notices = choose_cluster(with_one_process(request, recipe, machine), recipe, machine)
-    # What a program of the user's own needs is not known.
+    # The memory needs of the user's own program are unknown.
     force = request.force or bool(request.command)
     if not force:
         check_total_memory(recipe, cluster)
@@ -186,7 +186,7 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
 
 
 def replan(spec: RunSpec) -> Plan:
-    """Return the plan for another run of `spec`; raise UserError on a different kind of machine."""
+    """Return the plan for another run of `spec`; raise UserError on another kind of machine."""
     machine, cluster = inventory(), spec.cluster
     gpus = [gpu["name"] for gpu in machine["gpus"]]
     gpu_names = ", ".join(dict.fromkeys(gpus))

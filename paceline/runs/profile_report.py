@@ -1,4 +1,4 @@
-"""The report of a profile: step by category, exchanged bytes, memory, longest kernels."""
+"""Report of a profile: step by category, exchanged bytes, memory, longest kernels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _POWERS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def profile_document(profile: Profile, name: str) -> Document:
-    """Return the profile for every medium; `name` says what was profiled."""
+    """Return the profile as a document; `name` is that of the profiled run."""
     return Document(
         kind="profile (not a speed measurement)",
         title=name,
@@ -56,13 +56,13 @@ def profile_document(profile: Profile, name: str) -> Document:
 
 
 def _charts(profile: Profile, name: str, theme: ChartTheme) -> Mapping[str, LayerChart]:
-    from paceline.runs.profile_charts import profile_charts  # Altair takes long to import.
+    from paceline.runs.profile_charts import profile_charts  # Importing Altair is slow.
 
     return profile_charts(profile, name, theme)
 
 
 def part_rows(profile: Profile) -> list[dict[str, Any]]:
-    """Return a row per category and axis: seconds of a step and their share of it; unrounded."""
+    """Return a row per category and axis: seconds and fraction of a step, unrounded."""
     whole_s = profile.step_time_s or 0.0
 
     def row(name: str, part_s: float, in_sum: bool, means: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Plan a run under a profiler, and write its profile."""
+"""Plans of runs under a profiler, and their profiles."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from paceline.runs.plan import Plan
 from paceline.runs.profile_report import profile_document
 
 STEPS_AFTER = 10
-"""Steps after the last profiled one, with which its step time is compared."""
+"""Number of steps after the last profiled one, for comparison of the step time."""
 WARM_UP = 5
-"""First steps of a run, which are not representative."""
+"""Number of first steps of a run, which are not representative."""
 
 
 def with_profile(
@@ -95,7 +95,7 @@ def write_profile(report: RunReport) -> Profile:
         update={**fields, **_waterfall_fields(profile, report.result.metrics)}
     )
     write_value(folder / PROFILE_FILE, profile)
-    from paceline.report.html import render_document  # Altair takes long to import.
+    from paceline.report.html import render_document  # Importing Altair is slow.
 
     page = render_document(profile_document(profile, spec.recipe))
     write_text(folder / PROFILE_PAGE, page)

@@ -1,4 +1,4 @@
-"""Plan repeats: one configuration several times, or two that alternate, stored as groups.
+"""Plans of repeats: one configuration several times, or two that alternate, stored as groups.
 
 One run measures one start of a program. The machine's variation is only visible over several runs.
 Two configurations can only be compared if both ran under the same conditions.
@@ -25,7 +25,7 @@ from paceline.runs.tasks.division import divide, slots_for
 from paceline.runs.tasks.slot import JobSlot
 
 ENOUGH_FOR_SAME = 5
-"""Repeats per side that show two equal configurations to be the same in 9 of 10 cases."""
+"""Number of repeats per side that show equal configurations to be the same in 9 of 10 cases."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _COMMA = re.compile(r",(?![^\[{]*[\]}])")
@@ -34,7 +34,7 @@ _COMMA = re.compile(r",(?![^\[{]*[\]}])")
 
 @dataclass(frozen=True)
 class SeriesSide:
-    """One configuration of a series, and the existing runs of its group."""
+    """Configuration of a series, and the existing runs of its group."""
 
     group: str
     plan: Plan
@@ -47,7 +47,7 @@ class SeriesSide:
 
 @dataclass(frozen=True)
 class ScheduledRepeat:
-    """One repeat of one side of a series."""
+    """Repeat of one side of a series."""
 
     side: SeriesSide
     letter: str
@@ -62,7 +62,7 @@ class Series:
 
     sides: tuple[SeriesSide, ...]
     num_repeats: int
-    """Repeats per side."""
+    """Number of repeats per side."""
     tag: str | None = None
     """Tag of the runs of a resumed series."""
     slots: tuple[JobSlot, ...] = (JobSlot(1),)

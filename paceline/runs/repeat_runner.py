@@ -1,4 +1,4 @@
-"""Run the missing repeats of a series, and summarize its groups."""
+"""Runner of the missing repeats of a series, and summary of its groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RepeatObserver = Observer[ScheduledRepeat, TaskOutcome]
 
 @dataclass
 class RepeatRunner(TaskRunner[ScheduledRepeat, TaskOutcome]):
-    """Runs the repeats of a series."""
+    """Runner of the repeats of a series."""
 
     series: Series = field(kw_only=True)
     probe: bool = field(kw_only=True)

@@ -1,4 +1,4 @@
-"""Format groups of repeats as terminal text and as table rows."""
+"""Groups of repeats as terminal text and as table rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluate the telemetry of a run: energy per token, throttling, memory errors."""
+"""Evaluation of a run's telemetry: energy per token, throttling, memory errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record the environment of a run: the machine and the run's inputs."""
+"""Record of a run's environment: the machine and the run's inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implement `compare --sequential`: run pairs until the comparison is decided."""
+"""Sequential comparison (`compare --sequential`): pairs of runs until it is decided."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from paceline.runs.tasks.slot import JobSlot
 DEFAULT_MAX_PAIRS = 16
 """Maximum number of pairs, over which the error probability is spent."""
 MAX_FAILURES = 2
-"""Consecutive failed runs of one side that end the series."""
+"""Number of consecutive failed runs of one side that ends the series."""
 Names = tuple[str, str]
 Members = tuple[ComparedRun, ...]
 AnalysisWatcher = Callable[[SequentialComparison], None]
@@ -44,14 +44,14 @@ AnalysisWatcher = Callable[[SequentialComparison], None]
 
 @dataclass(frozen=True)
 class SequentialRequest:
-    """The two sides and the options of a sequential comparison."""
+    """Sides and options of a sequential comparison."""
 
     root: Path
     first: str
     second: str
     options: ComparisonOptions
     max_pairs: int | None = None
-    """Defaults to that of the existing runs, or to DEFAULT_MAX_PAIRS."""
+    """Maximum number of pairs; by default that of the existing runs, or DEFAULT_MAX_PAIRS."""
     group: str | None = None
     runs_dir: Path | None = None
 
@@ -113,7 +113,7 @@ def judge_existing_pairs(
     )
     allowed = request.options.allowed
     if in_series:
-        # Settings of a series differ because they are meant to.
+        # Settings of a series differ on purpose.
         allowed += compare_settings(*([m.facts for m in side.members] for side in sides)).keys
     return judge_pairs(
         pair,
@@ -216,7 +216,7 @@ def _in_turns(sides: Pair) -> bool:
 
 
 class PairQueues(SlotQueues):
-    """The repeats of a series until the finished pairs decide the comparison."""
+    """Repeats of a series until the finished pairs decide the comparison."""
 
     def __init__(
         self, runner: RepeatRunner, look: Callable[[], SequentialComparison], watch: AnalysisWatcher

@@ -1,4 +1,4 @@
-"""The report of a sequential comparison."""
+"""Report of a sequential comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follow a running job: the steps of its first rank, and the activity of all ranks."""
+"""Followers of a running job: the steps of its first rank, and the activity of all ranks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_follower(folder: Path, engine_name: str) -> Follower:
 
 @dataclass
 class StepFollower:
-    """Reads the lines that one rank has added to its step file since the last call.
+    """Follower of the lines that one rank adds to its step file.
 
     No file stays open between two calls: a job may have more ranks than the limit of open files,
     and a restart moves the file away and creates another.
@@ -76,7 +76,7 @@ class StepFollower:
                 self._check_identity(file)
                 file.seek(self._offset)
                 new_bytes = file.read()
-        except OSError:  # not there yet, or between two attempts
+        except OSError:  # the file does not exist yet, or the job is between two attempts
             return []
         whole = new_bytes[: new_bytes.rfind(b"\n") + 1]
         self._offset += len(whole)
@@ -101,7 +101,7 @@ class StepFollower:
 
 @dataclass
 class LogFollower:
-    """Reads another program's log periodically; event lines take precedence."""
+    """Follower that reads another program's log periodically; event lines take precedence."""
 
     folder: Path
     engine_name: str
@@ -218,7 +218,7 @@ class JobHeartbeat:
             if when is None or when == self._folder_times.get(folder):
                 continue
             names = [entry for entry in os.listdir(folder) if entry.startswith("rank-")]  # noqa: PTH208
-            # What comes within the same tick of the file system's clock does not change its time.
+            # A file added in the same tick of the file system's clock does not change the time.
             is_stable = time.time_ns() - when > MIN_AGE_NS
             self._folder_times[folder] = when if is_stable else -1
             paths = {os.path.join(folder, entry) for entry in names}  # noqa: PTH118
