@@ -44,7 +44,7 @@ def unsupported(spec: RunSpec) -> list[str]:
 
 
 def missing(spec: RunSpec) -> str | None:
-    """Return the program if it is looked up on this machine and not found, or torch if missing."""
+    """Return a problem if torch, or the program on this machine, is missing."""
     elsewhere = spec.cluster.python is not None or spec.cluster.in_container
     # Torch's launcher starts the program, both locally and on nodes.
     if not elsewhere and importlib.util.find_spec("torch") is None:

@@ -49,7 +49,7 @@ NO_CHECKOUT = (
 )
 CONFIG_FILE = "ds_config.json"
 STEPS_PER_PRINT = 2000
-"""Interval of DeepSpeed's own lines, too long to appear: they print a running average."""
+"""Steps between DeepSpeed's own lines; large, because they only show a running average."""
 
 SUPPORT = {
     "": {

@@ -35,7 +35,7 @@ DOCUMENT_SOURCES = (*TEXT_SOURCES, "indexed")
 LATENT_FILES = ("latents", "webdataset")
 LATENT_SOURCES = ("synthetic", *LATENT_FILES)
 COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-"""Variable of the folder for graphs and machine code, shared by all ranks and runs with locks."""
+"""Variable for the cache of compiled graphs of all ranks and runs; Inductor locks its files."""
 SUPPORT = {
     "": {
         **DEEPSEEK,
@@ -168,7 +168,7 @@ def _layout_problems(spec: RunSpec) -> list[str]:
 
 
 def missing(spec: RunSpec) -> str | None:
-    """Return torch or torchao if not installed with Paceline, unless another interpreter is set."""
+    """Return a problem if torch or torchao is missing, unless another interpreter is set."""
     if spec.cluster.python is not None or spec.cluster.in_container:
         return None
     needed = (

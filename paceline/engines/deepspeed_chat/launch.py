@@ -39,7 +39,7 @@ HOSTFILE, ENVIRONMENT_FILE = "hostfile", ".deepspeed_env"
 
 
 def missing(spec: RunSpec) -> str | None:
-    """Return deepspeed or transformers if no environment or other interpreter has them."""
+    """Return a problem if no environment or other interpreter has deepspeed and transformers."""
     return not_installed(spec, IMPORTS)
 
 

@@ -37,7 +37,7 @@ LONGEST_RECORD = 8000
 LARGEST_STEP = 2.0**53
 LARGEST_RATE = 1e9
 BAR_UNIT = 0.01
-"""Unit of the last digit of a bar's rate."""
+"""Resolution of a bar's printed rate."""
 
 _EVENT = re.compile(
     rb"[{|](?:(?<=\{)([^{}]{2,8000}+)\}"

@@ -113,8 +113,8 @@ class StepEntries(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Print a step's entry, after the Trainer has read its loss from the device."""
         entry = dict(state.log_history[-1])
-        # The entry of the whole run would take precedence over those of the steps, including the
-        # first.
+        # The log reader would prefer the entry of the whole run, which includes the slow first
+        # steps.
         if not state.is_world_process_zero or "loss" not in entry:
             return
         entry["train_runtime"] = round(time.perf_counter() - self._began, 4)

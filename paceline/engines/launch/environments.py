@@ -151,10 +151,10 @@ def install(
     with _locked(folder):
         now = installed(name)
         if now and now != before and now.requirements == tuple(requirements):
-            return now  # another process has just made it
+            return now  # created by another process in the meantime
         try:
             return _made(folder, requirements, imports, tell, extra_arguments, isolated)
-        except BaseException:  # an interrupt too must leave no half-made environment behind
+        except BaseException:  # an interrupt must not leave a partial environment
             shutil.rmtree(folder, ignore_errors=True)
             raise
 

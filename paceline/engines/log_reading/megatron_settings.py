@@ -41,7 +41,10 @@ OLDER_ARGUMENTS: dict[bytes, str] = {
 """Names in old Megatron-DeepSpeed and DeepSpeed's configuration; ARGUMENTS take precedence."""
 
 GROWS = b"step_batch_size_schedule"
-"""Batch size schedule; with it, the printed global batch is that of one micro-batch per replica."""
+"""Batch size schedule.
+
+With it, the printed global batch is that of one micro-batch per replica and is ignored.
+"""
 FLAGS = (
     *(b"params_dtype", b"group_query_attention", b"num_query_groups", b"deepspeed", b"fp8"),
     GROWS,

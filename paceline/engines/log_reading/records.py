@@ -49,7 +49,10 @@ _NAMED = re.compile(
 """Signs that also occur in prose: a class, or a message without its continuation."""
 
 _BEFORE_PROSE = re.compile(rb"(?:[a-z]{1,20}[,;]? {1,2}|[(\"'`])\Z")
-"""Word or bracket before a message in prose; real messages follow a prefix or an error name."""
+"""Word or bracket before a message in prose.
+
+A real message starts a line or follows a prefix or an error's name.
+"""
 
 _BEHIND_PROSE = re.compile(rb" [a-z]")
 

@@ -1,4 +1,4 @@
-"""Log format of MLPerf Training: run time and quality by the rules, speed by submitters."""
+"""Log format of MLPerf Training: rule-defined run time and quality, submitters' own speed."""
 
 from __future__ import annotations
 

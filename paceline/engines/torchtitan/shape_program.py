@@ -38,7 +38,7 @@ class RecipeArgs(TransformerModelArgs):
 
 
 class RankSamples(torch.utils.data.IterableDataset[tuple[dict[str, Tensor], Tensor]]):
-    """Endless samples of one data-parallel rank: inputs, and the tokens after them."""
+    """Endless stream of one data-parallel rank's samples: inputs, and the tokens after them."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self._windows = TokenWindows(
