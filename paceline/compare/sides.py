@@ -187,7 +187,7 @@ class Pair:
 
     @property
     def not_interleaved(self) -> bool:
-        """True if all of at least three runs of one side came before all runs of the other.
+        """True if all runs of one side came before all of the other, with at least three per side.
 
         Imported logs are ignored: their runs were made at another time than the import.
         """

@@ -154,7 +154,8 @@ class StorageRow(Value):
     unit_s: float
     """Median seconds of one operation, averaged over the processes."""
     slow_unit_s: float
-    """99th percentile of the slowest process; below 100 operations the slowest of all."""
+    """99th percentile of the seconds of one operation, of the slowest process; with fewer than 100
+    operations their maximum."""
     n: int
     """Number of operations of the process with the fewest."""
     spread: float | None
