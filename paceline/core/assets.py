@@ -173,7 +173,7 @@ class Manifest(Value):
     """SHA-256 over all paths and digests. Equal contents have equal values."""
     files: tuple[StagedFile, ...]
     origin: str
-    """Where the asset came from, including mirrors, without credentials."""
+    """Address from which the asset was fetched, including mirrors, without credentials."""
     tool: str | None = None
     """Program that fetched the asset, if it is not part of Paceline."""
     staged: str

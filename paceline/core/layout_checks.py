@@ -70,7 +70,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def low_precision_widths(x: ParallelRun) -> str | None:
-    """A low precision's block or tile divides hidden size, and heads and `ffn_size` over tp."""
+    """With low precision, a block or tile divides hidden size, and heads and `ffn_size` over tp."""
     block = low_precision_block(x)
     if x.shape.kind != "decoder" or block == 1:
         return None

@@ -90,7 +90,7 @@ class _Stage:
     layers: int
     """Layers of all chunks on the rank."""
     layers_in_flight: int
-    """Layers times the number of micro-batches whose activations are held at once."""
+    """Layers times the number of micro-batches whose activations are in memory at once."""
     levels: tuple[RecomputeLevel, ...]
     """Recomputation level of each block."""
     has_head: bool

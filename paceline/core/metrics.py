@@ -58,7 +58,7 @@ class MetricKind:
     compares: MetricClass
     compute: Callable[[TimedRun], Metric]
     needs: Literal["any figure", "steps", "many steps"] = "any figure"
-    """What a log must contain. `steps` requires step times instead of a printed rate, `many steps`
+    """Required log contents. `steps` requires step times instead of a printed rate, `many steps`
     more than one figure for the whole run."""
     in_window: bool = True
     """True if the metric is taken from the steady window, False if from the whole run or the

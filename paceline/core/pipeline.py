@@ -62,7 +62,7 @@ def layers_in_flight(
 ) -> int:
     """Return layers x micro-batches that a rank holds when its first backward pass starts.
 
-    It is the number of layers whose activations are held, counted once per micro-batch. `sizes`
+    It is the number of layers with activations in memory, counted once per micro-batch. `sizes`
     come from `stage_sizes`. GPipe keeps all of the m micro-batches. In the other schedules, a rank
     runs ahead by one micro-batch for each later rank. With interleaving it is two, plus whole
     rounds of all but one of v chunks. The result is min(m, p - r) for v = 1 and p + (p - 1) / v on

@@ -344,7 +344,7 @@ class LoraSpec(Value):
     lr: PositiveFloat | None = None
     """Highest learning rate of the adapters. Unset is `training.lr`."""
     train_rest: bool = False
-    """Also train embeddings, biases and norms."""
+    """Train embeddings, biases and norms in addition to the adapters."""
 
 
 def linear_sizes(shape: Shape) -> dict[LoraTarget, tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""A cluster as somebody plans with it: with the levels of its network."""
+"""Site: a cluster with the levels of its network, for planning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_LEVELS = 4
 
 
 class FabricLevel(Value):
-    """One level of a fabric: how many neighbouring devices it joins, and how fast."""
+    """One level of a fabric: the number of neighboring devices that it connects, and its speed."""
 
     name: str = Field(min_length=1, max_length=40)
     """Name of the level."""
@@ -22,8 +22,8 @@ class FabricLevel(Value):
     """Number of devices that the level connects. Unset, allowed for the last level only,
     connects all."""
     link: str | None = None
-    """A link of the catalog, a rate per device (450 GB/s) or the ports of a node (8x400 Gb/s).
-    Unset takes the rate of the level below."""
+    """Name of a link in the catalog, a rate per device (450 GB/s) or the ports of a node (8x400
+    Gb/s). Unset uses the rate of the level below."""
     oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
     """Bandwidth of the level below divided by the bandwidth of this level."""
     latency_s: Annotated[float, Field(ge=0, le=10)] = 0.0
@@ -31,13 +31,14 @@ class FabricLevel(Value):
 
 
 class Site(Cluster):
-    """A cluster's file: what runs need of it, and its fabric for estimates."""
+    """File of a cluster: the settings for runs, and the fabric for estimates."""
 
     fabric: tuple[FabricLevel, ...] = Field(default=(), max_length=MAX_LEVELS)
-    """Levels of the network, from the links of a device outwards. The first level is the NVLink
+    """Levels of the network, starting at the links of a device. The first level is the NVLink
     domain."""
     placement: Literal["in-order", "scattered"] = "in-order"
-    """`in-order` if neighbouring ranks share a switch, `scattered` if nodes are anywhere."""
+    """Placement of ranks: `in-order` if neighboring ranks share a switch, `scattered` if nodes can
+    be anywhere."""
 
     @model_validator(mode="after")
     def _levels_hold_each_other(self) -> Site:
@@ -74,6 +75,6 @@ class Site(Cluster):
 
     @property
     def as_cluster(self) -> Cluster:
-        """What runs need of it."""
+        """The cluster settings that runs use."""
         fields = self.model_fields_set & set(Cluster.model_fields)
         return Cluster.model_validate({name: getattr(self, name) for name in fields})

@@ -9,28 +9,30 @@ import numpy as np
 from paceline.core.steps import FloatColumn
 
 NORMAL_MAD = 1.4826
-"""MAD x 1.4826 estimates the standard deviation of a normal distribution."""
+"""Factor from MAD to the standard deviation of a normal distribution."""
 
 SHORTEST_BLOCK = 5
-"""Steps per bootstrap block: neighbours are correlated, so single steps must not be resampled."""
+"""Minimum steps per bootstrap block. Neighboring steps are correlated, so blocks are resampled
+instead of single steps."""
 
 FEWEST_BLOCKS = 4
-"""Into so many blocks a series is cut at least; where they get too short it has no interval."""
+"""Minimum number of blocks per series. A series with shorter blocks than allowed has no interval.
+"""
 BOOTSTRAP_RESAMPLES = 1000
 MAX_RESAMPLED = 5000
-"""Steps; of longer series the order statistics tell the interval, which costs one sort."""
+"""Maximum number of resampled steps. Longer series use order statistics, which cost one sort."""
 
 MOST_DECIMALS = 6
-"""Of a printed time in seconds; finer ones are as good as exact."""
+"""Decimals of a printed time in seconds. Finer times count as exact."""
 
 STUDENT_T_975 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16,
                  2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09)  # fmt: skip
-"""97.5 % quantiles of Student's t for 1 to 20 degrees of freedom."""
+"""Quantiles of Student's t at 97.5% for 1 to 20 degrees of freedom."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Location and spread of n values, in their unit."""
+    """Location and spread of n values, in the unit of the values."""
 
     n: int
     median: float
@@ -43,17 +45,17 @@ class Summary:
 
     @property
     def relative_spread(self) -> float:
-        """1.4826 x MAD / median: a robust coefficient of variation."""
+        """Robust coefficient of variation, 1.4826 x MAD / median."""
         return NORMAL_MAD * self.mad / self.median if self.median else 0.0
 
     @property
     def jitter_overhead(self) -> float:
-        """Mean / median - 1: what spikes cost beyond the steady step."""
+        """Jitter overhead, mean / median - 1: the cost of spikes relative to the median step."""
         return self.mean / self.median - 1 if self.median else 0.0
 
 
 def summarize(values: FloatColumn, seed: int = 0) -> Summary:
-    """Summary of at least one finite value, with a within-run interval from 20 values on."""
+    """Summarize one or more finite values, with a within-run interval from 20 values on."""
     median = float(np.median(values))
     interval = median_interval(values, seed)
     p05, p95 = np.quantile(values, [0.05, 0.95])
@@ -70,21 +72,22 @@ def summarize(values: FloatColumn, seed: int = 0) -> Summary:
 
 
 def mad_around(values: FloatColumn, centre: float) -> float:
-    """Median absolute deviation from `centre`, with one copy of `values` in memory."""
+    """Return the median absolute deviation from `centre`. It makes one copy of `values`."""
     deviations = values - centre
     np.abs(deviations, out=deviations)
     return float(np.median(deviations, overwrite_input=True))
 
 
 def median_interval(values: FloatColumn, seed: int = 0) -> tuple[float, float] | None:
-    """95 % interval of the median by moving-block bootstrap (Kuensch 1989), None below 20 values.
+    """Return the 95% interval of the median by moving-block bootstrap (Kuensch 1989).
 
-    The block length follows the lag-1 autocorrelation (Carlstein 1986), and the interval is
-    widened by Student's t for the few blocks there are. Above 5,000 values it comes from the order
-    statistics instead (`ordered_interval`). Either way it holds the median of `values`.
+    Returns None below 20 values. The block length follows the lag-1 autocorrelation (Carlstein
+    1986). The interval is widened by Student's t, because there are few blocks. Above 5,000 values
+    the interval comes from order statistics instead (`ordered_interval`). In both cases it contains
+    the median of `values`.
 
-    It says how well this run's steps determine this run's median. It does not cover the
-    run-to-run change of the machine; only repeats do.
+    The interval states how precisely the steps of one run determine its median. It does not cover
+    run-to-run variation of the machine, which only repeated runs show.
     """
     n = len(values)
     if n < FEWEST_BLOCKS * SHORTEST_BLOCK:
@@ -106,11 +109,12 @@ def median_interval(values: FloatColumn, seed: int = 0) -> tuple[float, float] |
 
 
 def ordered_interval(values: FloatColumn) -> tuple[float, float]:
-    """95 % interval of the median of many values by their order statistics.
+    """Return the 95% interval of the median of many values from their order statistics.
 
-    Its ends are the quantiles 0.5 -+ t sqrt(v / n). v is the long-run variance of "lies below the
-    median": b times the variance of its means over b = sqrt(n) neighbours (batch means), at least
-    the 1/4 of independent values. A quantile of the values is one of them, however skewed they are.
+    The ends are the quantiles 0.5 -+ t sqrt(v / n). v is the long-run variance of the indicator "is
+    below the median": b times the variance of its means over b = sqrt(n) neighbors (batch means),
+    but at least 1/4, the value for independent samples. A quantile of the values is one of them,
+    regardless of their skew.
     """
     n = len(values)
     block = int(n**0.5)
@@ -124,14 +128,14 @@ def ordered_interval(values: FloatColumn) -> tuple[float, float]:
 
 
 def student_t_975(degrees: int) -> float:
-    """97.5 % quantile of Student's t, 1.96 beyond 20 degrees of freedom."""
+    """Return the 97.5% quantile of Student's t; 1.96 beyond 20 degrees of freedom."""
     return STUDENT_T_975[degrees - 1] if degrees <= len(STUDENT_T_975) else 1.96
 
 
 def block_length(values: FloatColumn) -> int:
-    """Steps per block: (2 rho / (1 - rho^2))^(2/3) n^(1/3), at least 5 and at most n / 4.
+    """Return the steps per block: (2 rho / (1 - rho^2))^(2/3) n^(1/3), between 5 and n / 4.
 
-    rho is the lag-1 autocorrelation with spikes clipped at four robust standard deviations.
+    rho is the lag-1 autocorrelation, with spikes clipped at four robust standard deviations.
     """
     n = len(values)
     centred = values - np.median(values)
@@ -145,17 +149,17 @@ def block_length(values: FloatColumn) -> int:
 
 
 def group_medians(values: FloatColumn, most: int) -> FloatColumn:
-    """At most `most` values: medians of equal consecutive groups, a shorter last one left out."""
+    """Return up to `most` medians of equal consecutive groups; a shorter last group is dropped."""
     size = -(-len(values) // most)
     if size <= 1:
         return values
     groups = values[: len(values) // size * size].reshape(-1, size)
-    # One group after the other: all at once would take a copy of millions of values.
+    # One group at a time, because all groups at once would copy millions of values.
     return np.array([np.median(group) for group in groups])
 
 
 def printed_step_s(times: FloatColumn) -> float:
-    """The decimal step in which times are printed (`29`, `28` -> 1.0), 0 if finer than 1e-6 s."""
+    """Return the resolution of printed times (`29`, `28` -> 1.0); 0 if finer than 1e-6 s."""
     if not len(times):
         return 0.0
     for decimals in range(MOST_DECIMALS + 1):

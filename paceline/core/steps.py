@@ -1,4 +1,4 @@
-"""Steps as columns: what every log format is read into."""
+"""Columns of steps, the common form of all log formats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Rows = npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One training step as a log tells it; None = the log did not say, inf = it printed NaN."""
+    """One training step of a log.
+
+    None means that the log has no value. inf means that it printed NaN.
+    """
 
     index: int
     step_time_s: float | None = None
@@ -30,11 +33,12 @@ class Step:
     comm_wait_s: float | None = None
     data_wait_s: float | None = None
     attended_share: float | None = None
-    """What document masking leaves of attention's pairs; None without document masking."""
+    """Share of attention pairs that document masking leaves; None without document masking."""
     checkpoint_s: float | None = None
-    """Part of the step in which it waited for its checkpoint."""
+    """Part of the step time spent waiting for a checkpoint."""
     flops_per_s_per_device: float | None = None
-    """This and the three below: as the log itself prints them, in its own convention."""
+    """FLOP/s as printed by the log in its own convention. The same holds for the three fields
+    below."""
     samples_per_s: float | None = None
     tokens_per_s_per_device: float | None = None
     mfu: float | None = None
@@ -42,11 +46,11 @@ class Step:
     reserved_bytes: float | None = None
     resident_bytes: float | None = None
     device_used_bytes: float | None = None
-    """Used on the device by all programs together."""
+    """Memory in use on the device by all programs."""
     averaged_over: int = 1
-    """How many steps the step time is a mean of."""
+    """Number of steps over which the step time is averaged."""
     skipped: bool = False
-    """True when the optimizer did not step (fp16 overflow)."""
+    """True if the optimizer skipped the step (fp16 overflow)."""
 
 
 FLOATS = tuple(f.name for f in fields(Step) if f.name not in ("index", "averaged_over", "skipped"))
@@ -55,17 +59,20 @@ FLOATS = tuple(f.name for f in fields(Step) if f.name not in ("index", "averaged
 
 @dataclass(frozen=True)
 class Steps:
-    """Columns of equal length n; NaN = the log did not say, inf = it printed NaN or infinity."""
+    """Columns of equal length n.
+
+    NaN means that the log has no value. inf means that it printed NaN or infinity.
+    """
 
     index: IntColumn
     averaged_over: IntColumn
     skipped: npt.NDArray[np.bool_]
     columns: Mapping[str, FloatColumn]
-    """Those that the log says for some step; every other reads as NaN and takes no memory."""
+    """Columns with a value for at least one step. Other columns read as NaN and take no memory."""
 
     @classmethod
     def of(cls, steps: Iterable[Step]) -> Steps:
-        """Columns of `steps`, in their order."""
+        """Return columns of `steps`, in order."""
         rows = list(steps)
         said = [name for name in FLOATS if any(getattr(s, name) is not None for s in rows)]
         return cls(
@@ -82,17 +89,20 @@ class Steps:
         return len(self.index)
 
     def __getitem__(self, name: str) -> FloatColumn:
-        """The float column `name`, such as `step_time_s`; raises KeyError for no column's name."""
+        """Return the float column `name`, such as `step_time_s`.
+
+        Raises KeyError for an unknown name.
+        """
         if name not in self.columns and name in FLOATS:
             return np.broadcast_to(np.nan, len(self))
         return self.columns[name]
 
     def known(self, name: str) -> bool:
-        """True when the log says `name` for at least one step."""
+        """Return True if the log has a value of `name` for at least one step."""
         return name in self.columns and bool(np.isfinite(self.columns[name]).any())
 
     def select(self, rows: Rows) -> Steps:
-        """The rows picked by a mask, indices or slice; float columns are copied when looked at."""
+        """Return the rows of a mask, indices or slice; float columns are copied on access."""
         index = self.index[rows]
         return Steps(
             index,
@@ -104,7 +114,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class _Picked(Mapping[str, FloatColumn]):
-    """Some rows of columns: of millions of steps no second copy of everything is held."""
+    """Selected rows of columns, copied on access, so that millions of steps are not held twice."""
 
     columns: Mapping[str, FloatColumn]
     rows: Rows
@@ -120,7 +130,7 @@ class _Picked(Mapping[str, FloatColumn]):
 
 
 def _picked(column: npt.NDArray[Any], rows: Rows, length: int) -> npt.NDArray[Any]:
-    """Some rows of a column; one that repeats a single value still takes no memory."""
+    """Return some rows of a column; a broadcast single value still takes no memory."""
     if length and column.strides == (0,):
         return np.broadcast_to(column[0], length)
     return column[rows]

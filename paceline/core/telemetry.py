@@ -1,4 +1,4 @@
-"""What devices told while a run went on, and the energy between two moments of it."""
+"""Telemetry of devices during a run, and the energy used between two times."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from paceline.core.hosts import compress
 from paceline.core.value import Value
 
 MOST_GAP_S = 5.0
-"""Beyond it nobody knows what happened between two samples; or five intervals if that is more."""
+"""Maximum gap between two samples in seconds, or five intervals if that is more. Power in a longer
+gap counts as unknown."""
 POWER_SOURCE, COUNTER_SOURCE = " power", " energy counter"
-"""How names of sources end, behind the driver's: `NVML power`."""
+"""Suffixes of source names, after the name of the driver: `NVML power`."""
 
 
 class GpuSample(Value):
-    """One device at one moment; None for what it does not tell."""
+    """One sample of one device. None means that the device does not report the value."""
 
     index: int
     power_w: NonNegativeFloat | None = None
@@ -28,63 +29,66 @@ class GpuSample(Value):
     memory_clock_mhz: NonNegativeFloat | None = None
     temperature_c: float | None = None
     energy_j: NonNegativeFloat | None = None
-    """Joules since its driver was loaded."""
+    """Energy in joules since the driver was loaded."""
     throttle: tuple[str, ...] | None = None
-    """What holds its clocks down, `power cap` or `thermal` for example; empty: nothing does."""
+    """Reasons for clock throttling, such as `power cap` or `thermal`. Empty means no throttling."""
     ecc_uncorrected: NonNegativeFloat | None = None
-    """Memory errors so far that could not be corrected."""
+    """Number of uncorrectable memory errors so far."""
 
 
 class TelemetryStart(Value):
-    """The first line of a host's telemetry: where figures come from, and why some are missing."""
+    """First line of a host's telemetry: sources of the values, and reasons for missing ones."""
 
     event: Literal["telemetry"] = "telemetry"
     schema_version: Literal[1] = 1
     host: str
     interval_s: NonNegativeFloat
     sources: dict[str, str]
-    """By part of the host, `gpu` and `cpu`."""
+    """Source of the values by part of the host, `gpu` and `cpu`."""
     unknown: dict[str, str]
-    """Parts that tell nothing, with the reason."""
+    """Parts without values, with the reason."""
 
 
 class TelemetrySample(Value):
-    """One look at all devices of a host."""
+    """One sample of all devices of a host."""
 
     event: Literal["sample"] = "sample"
     time_unix: float
     gpus: tuple[GpuSample, ...] = ()
     cpu_energy_j: NonNegativeFloat | None = None
-    """Joules of processors and their memory since the first sample."""
+    """Energy of processors and their memory in joules since the first sample."""
     cpu_clock_mhz: NonNegativeFloat | None = None
     cpu_temperature_c: float | None = None
 
 
 class Energy(Value):
-    """Energy of a window of time, None with a reason where it cannot be told."""
+    """Energy in a time window; None with a reason if it is unknown."""
 
     energy_j: float | None
     power_w: float | None
-    """Mean over the window."""
+    """Mean power over the window."""
     parts_j: dict[str, float]
-    """By part of the hosts; what is not here was not measured."""
+    """Energy by part of the hosts. Parts that were not measured are absent."""
     window_s: float
     n: int
-    """Samples inside the window."""
+    """Number of samples in the window."""
     sources: tuple[str, ...] = ()
     reason: str | None = None
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    """One host's lines."""
+    """Telemetry lines of one host."""
 
     start: TelemetryStart
     samples: tuple[TelemetrySample, ...]
 
 
 def read_telemetry(lines: Iterable[str]) -> Telemetry | None:
-    """A host's telemetry, None without its first line; what is no whole record is passed over."""
+    """Return a host's telemetry; None if its first line is missing.
+
+    Incomplete lines are skipped.
+    """
     start: TelemetryStart | None = None
     samples: list[TelemetrySample] = []
     for line in lines:
@@ -102,11 +106,11 @@ def read_telemetry(lines: Iterable[str]) -> Telemetry | None:
 def energy_between(
     hosts: Sequence[Telemetry], start: float, stop: float, needed: str | None = None
 ) -> Energy:
-    """Joules of all hosts from `start` to `stop` (Unix time): the integral of the devices' power.
+    """Return the energy in joules of all hosts from `start` to `stop` (Unix time).
 
-    Power is joined by straight lines; counters of energy, which devices may have too, are
-    interpolated. A part that some host does not tell without a gap is left out; without any part,
-    or without the `needed` one, there is no energy, and every host is named that is at fault.
+    The energy is the integral of linearly interpolated power. If devices have energy counters, the
+    counters are interpolated instead. A part with a gap on any host is excluded. Without any part,
+    or without the `needed` part, the energy is None and the reason lists all affected hosts.
     """
     parts: dict[str, float] = {}
     sources: set[str] = set()
@@ -140,7 +144,7 @@ def energy_between(
 
 
 def _part_j(host: Telemetry, part: str, start: float, stop: float) -> tuple[float, str] | str:
-    """Joules of one part of a host and where they come from, or why they are not known."""
+    """Return the joules of one part of a host with their source, or why they are unknown."""
     if part not in host.start.sources:
         return host.start.unknown.get(part, "not recorded")
     counted = part == "cpu" or _counts_gpu_energy(host)
@@ -163,7 +167,10 @@ def _part_j(host: Telemetry, part: str, start: float, stop: float) -> tuple[floa
 
 
 def _gpu_source(stated: str, counted: bool) -> str:
-    """What was used of the driver that the first look named; later ones may lack its counter."""
+    """Return the source that was used.
+
+    The first sample names the driver and its source, but later samples may lack the energy counter.
+    """
     driver = stated.removesuffix(POWER_SOURCE).removesuffix(COUNTER_SOURCE)
     return stated if driver == stated else driver + (COUNTER_SOURCE if counted else POWER_SOURCE)
 
@@ -171,7 +178,7 @@ def _gpu_source(stated: str, counted: bool) -> str:
 def _within(
     points: Sequence[tuple[float, float]], start: float, stop: float
 ) -> list[tuple[float, float]]:
-    """The points from the last before the window to the first after it; none if too few."""
+    """Return the points from the last before the window to the first after it; empty if too few."""
     before = [point for point in points if point[0] <= start]
     after = [point for point in points if point[0] >= stop]
     if not (before and after) or stop <= start:
@@ -180,7 +187,7 @@ def _within(
 
 
 def _at(points: Sequence[tuple[float, float]], time: float) -> float:
-    """The value at a moment, by a straight line between the points around it."""
+    """Return the value at a time by linear interpolation."""
     for (t0, v0), (t1, v1) in pairwise(points):
         if t0 <= time <= t1:
             return v0 if t1 == t0 else v0 + (v1 - v0) * (time - t0) / (t1 - t0)
@@ -194,7 +201,7 @@ def _gpu_power_w(sample: TelemetrySample) -> float | None:
 
 
 def _counts_gpu_energy(host: Telemetry) -> bool:
-    """Whether every look tells the counters of all devices."""
+    """Return whether every sample has the energy counters of all devices."""
     looks = [sample for sample in host.samples if sample.gpus]
     return bool(looks) and all(_gpu_energy_j(sample) is not None for sample in looks)
 

@@ -1,4 +1,4 @@
-"""Foreign text made fit for a terminal or a page."""
+"""Sanitizing of untrusted text for terminals and pages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2
 
 
 def printable(text: str) -> str:
-    """`text` without terminal sequences; other control and direction characters become U+FFFD."""
+    """Return `text` without terminal sequences.
+
+    Other control characters and direction marks become U+FFFD.
+    """
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ANSI.sub("", text.replace("\r\n", "\n")))
 
 
 def one_line(text: str) -> str:
-    """`text` as `printable`, on one line."""
+    """Return `printable(text)` on one line."""
     return " ".join(printable(text).splitlines())

@@ -1,4 +1,4 @@
-"""One run with the steps that count: what the metrics are computed from."""
+"""TimedRun: the input of the metrics, one run with its steps in the window."""
 
 from __future__ import annotations
 
@@ -22,52 +22,55 @@ from paceline.core.steps import FloatColumn, Steps
 
 @dataclass(frozen=True)
 class TimedRun:
-    """One run as the metrics see it."""
+    """One run as seen by the metrics."""
 
     facts: RunSettings
     steps: Steps
-    """All steps, ranks merged."""
+    """All steps, merged over ranks."""
     window: Steps
-    """The steps of the steady window."""
+    """Steps of the steady window."""
     times: Summary
-    """Step times of the window, in seconds."""
+    """Summary of the step times in the window, in seconds."""
     peak_flops_per_s: float | None
-    """Data-sheet peak of one device in the run's dtype."""
+    """Data-sheet peak of one device in the dtype of the run."""
     peak_source: str | None
     achievable_flops_per_s: float | None
-    """Reachable rate of all devices together, as probed on this machine."""
+    """Achievable GEMM throughput of all devices together, as measured on this machine."""
     achievable_source: str | None
     startup_s: float | None
     uneven: bool = False
-    """True when the steps keep to no one level: then the mean step is the typical one."""
+    """True if the steps have no single level. The mean step is then the typical one."""
     no_peak: str | None = None
-    """Why a peak that the data sheet does state is not this run's."""
+    """Reason why the data sheet's peak does not apply to this run."""
     resolution_s: float = 0.0
-    """The step of the log's printed times; 0 where they are not rounded."""
+    """Resolution of the log's printed times; 0 if they are not rounded."""
 
     @property
     def typical_step_s(self) -> float:
-        """Seconds of the step that rates are told at: the median one, or the mean if uneven."""
+        """Typical step time in seconds, at which rates are computed.
+
+        It is the median, or the mean if the window is uneven.
+        """
         return self.times.mean if self.uneven else self.times.median
 
     @property
     def statistic(self) -> str:
-        """Which step that is: `median` or `mean`."""
+        """Statistic of the typical step: `median` or `mean`."""
         return "mean" if self.uneven else "median"
 
     @property
     def spread(self) -> float:
-        """Relative scatter of the step times: 1.4826 MAD / median, if uneven sigma / mean."""
+        """Relative spread of the step times: 1.4826 MAD / median, or sigma / mean if uneven."""
         if not self.uneven:
             return self.times.relative_spread
         return float(np.std(self.window["step_time_s"])) / self.times.mean
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """Within-run interval of the median step in seconds; None where there is none.
+        """Within-run interval of the median step in seconds; None if there is none.
 
-        Half a printed digit belongs to either end: the median of rounded times is the true one
-        rounded, however many steps there are.
+        Half a printed digit is added at both ends. The median of rounded times is the rounded true
+        median, regardless of the number of steps.
         """
         t, half = self.times, self.resolution_s / 2
         if self.uneven or t.low is None or t.high is None:
@@ -76,14 +79,17 @@ class TimedRun:
 
     @property
     def global_batch(self) -> float | None:
-        """Samples per step in the window: as its lines state or count them, else as was asked."""
+        """Samples per step in the window.
+
+        The value is the one that the log states or counts, otherwise the configured one.
+        """
         stated = first_value(self.window["global_batch"][:1])
         stated = mean_value(self.window["samples"]) if stated is None else stated
         return self.facts.global_batch if stated is None else stated
 
     @property
     def seq_len(self) -> float | None:
-        """Token positions of one sample in the window."""
+        """Token positions per sample in the window."""
         stated = first_value(self.window["seq_len"][:1])
         return self.facts.seq_len if stated is None else stated
 
@@ -94,29 +100,32 @@ class TimedRun:
 
     @property
     def hardware_flops_per_s_per_device(self) -> float | None:
-        """As the model FLOP/s, with the configured recomputation counted."""
+        """Hardware FLOP/s of one device: model FLOP/s plus the configured recomputation."""
         return self._per_device(hardware_flops_per_token) if self.facts.layout else None
 
     @property
     def attended_share(self) -> float | None:
-        """What document masking left of attention's pairs, mean over the window; None without."""
+        """Mean share of attention pairs that document masking left; None without it."""
         return mean_value(self.window["attended_share"])
 
     @property
     def flops_input(self) -> FlopsInput | None:
-        """What the FLOPs conventions look at, with the pairs that were attended to."""
+        """Input of the FLOPs conventions, with the measured share of attention pairs."""
         x = self.facts.flops_input
         return x and x.with_attended_share(self.attended_share)
 
     @property
     def model_convention(self) -> str | None:
-        """In which convention model FLOP/s are counted."""
+        """Convention of the model FLOP/s."""
         name = self.facts.flops_convention
         return without_recompute(name) if name else None
 
     @property
     def hardware_convention(self) -> str | None:
-        """In which convention hardware FLOP/s are counted: the same where nothing is recomputed."""
+        """Convention of the hardware FLOP/s.
+
+        It is the convention of the model FLOP/s if nothing is recomputed.
+        """
         name, layout = self.facts.flops_convention, self.facts.layout
         recomputed = layout is not None and layout.recompute != "none"
         return with_recompute(name) if name and recomputed else self.model_convention
@@ -145,7 +154,7 @@ def timed_run(
     no_peak: str | None = None,
     resolution_s: float = 0.0,
 ) -> TimedRun:
-    """A TimedRun with the window's step times summarized; the window must not be empty."""
+    """Return a TimedRun with a summary of the window's step times. The window must not be empty."""
     return TimedRun(
         facts,
         steps,
@@ -163,11 +172,11 @@ def timed_run(
 
 
 def first_value(column: FloatColumn) -> float | None:
-    """The first value of a column, None where there is none."""
+    """Return the first value of a column; None if it is missing."""
     return float(column[0]) if len(column) and np.isfinite(column[0]) else None
 
 
 def mean_value(column: FloatColumn) -> float | None:
-    """The mean of a column's known values, None where there is none."""
+    """Return the mean of the known values of a column; None if there are none."""
     finite = column[np.isfinite(column)]
     return float(finite.mean()) if len(finite) else None

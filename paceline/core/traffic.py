@@ -1,12 +1,13 @@
-"""Bytes that a decoder's layout moves in one step, by axis and collective.
+"""Bytes that the layout of a decoder exchanges in one step, by axis and collective.
 
-Symbols: b samples of a micro-batch, T tokens of a sample on a rank (s / cp), h hidden size, e bytes
-of a number in compute, w of one in full precision (4), m micro-batches, L layers of a rank, n ranks
-of an axis, P parameters of a rank. Bytes are those of the whole tensor, as a program hands it over;
-through each rank's links pass the shares of `LINK_SHARE`. Exact for the native trainer; of other
-frameworks the large terms are the same (parameters, 4 b T h L of a tensor axis).
+Symbols: b samples per micro-batch, T tokens of a sample on a rank (s / cp), h hidden size, e bytes
+per number in compute, w bytes per number in full precision (4), m micro-batches, L layers per rank,
+n ranks of an axis, P parameters per rank. Byte counts are those of the whole tensor that a program
+passes to the collective. `LINK_SHARE` is the share that passes the links of each rank. The formulas
+are exact for the native trainer. In other frameworks, the large terms are the same (parameters, 4 b
+T h L of a tensor-parallel axis).
 
-The terms of an axis, with their sources, are in its module of core/axes.
+The modules of core/axes define the terms of each axis, with their sources.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ LINK_SHARE: dict[Collective, Callable[[int], float]] = {
     "send": lambda n: 1.0,
     "recv": lambda n: 1.0,
 }
-"""Of a collective's bytes, what passes each rank's links among n ranks, as nccl-tests counts it."""
+"""Share of a collective's bytes that passes the links of each rank, for n ranks. The formulas are
+those of nccl-tests."""
 
 
 def unpredicted(x: ParallelRun) -> str | None:
-    """Return why there is no formula, one sentence; None when there is one."""
+    """Return why no formula covers the run, in one sentence; None if one does."""
     layout, shape = x.layout, x.shape
     sharded = layout.zero_stage >= 2 and x.data_ranks > 1
     if shape.kind != "decoder" or shape.num_experts > 1:
@@ -52,9 +54,10 @@ def unpredicted(x: ParallelRun) -> str | None:
 
 
 def step_traffic(x: ParallelRun) -> list[AxisTraffic]:
-    """Return all that a rank exchanges in a step, in bytes; nothing over axes of one rank.
+    """Return the traffic of one rank in one step, in bytes. Axes with one rank have no traffic.
 
-    Assumes that every target counts: masked ones add a sum of 8 bytes. Ask `unpredicted` first.
+    The formula assumes that every target counts in the loss; masked targets add a sum of 8 bytes.
+    Check `unpredicted` first.
     """
     terms = (term for axis in AXES if axis.traffic for term in axis.traffic(x))
     return [term for term in terms if term.num_bytes]

@@ -1,4 +1,4 @@
-"""What is trained apart from the model: steps, schedules, data, evaluation, checkpoints."""
+"""Training settings apart from the model: steps, schedules, data, evaluation and checkpoints."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ MatmulPrecision = Literal["highest", "high", "medium"]
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"]
 DEFAULT_FP8_RECIPE: Fp8Recipe = "tensorwise"
 DEFAULT_TOTAL_TOKENS = 1e12
-"""Of a whole training, where nobody says how long it is."""
+"""Tokens of a full training run if no length is set."""
 DEFAULT_TIME_LIMIT_S = 3600.0
-"""Of a run whose recipe states none."""
+"""Time limit of a run if its recipe sets none."""
 Decay = Literal["constant", "linear", "cosine"]
 ScheduleUnit = Literal["steps", "samples"]
 
 
 class LrSchedule(Value):
-    """How the learning rate rises to `training.lr` and falls from there; a step's alone decides.
+    """Schedule of the learning rate: linear warm-up to `training.lr`, then decay.
 
-    With n steps (or samples) behind it a step of b takes lr x min(1, (n + b) / warmup) while
-    n < warmup, then min_lr + (lr - min_lr) x f((n - warmup) / (decay - warmup)) with f(x) = 1 - x
-    for linear, (1 + cos(pi x)) / 2 for cosine, and min_lr from `decay` on.
+    The learning rate depends only on the step. After n steps (or samples), a step of b has the
+    learning rate lr x min(1, (n + b) / warmup) while n < warmup. After that it is min_lr + (lr -
+    min_lr) x f((n - warmup) / (decay - warmup)), where f(x) is 1 - x for linear and (1 + cos(pi x))
+    / 2 for cosine. From `decay` on it is min_lr.
     """
 
     kind: Decay = "constant"
@@ -68,7 +69,7 @@ class LrSchedule(Value):
 
 
 class LossScale(Value):
-    """fp16's dynamic loss scale; an overflow skips its step, and dtypes besides fp16 need none."""
+    """Dynamic loss scale of fp16. An overflow skips its step. Other dtypes use no loss scale."""
 
     initial: PositiveFloat = 65536.0
     """Initial dynamic loss scale of fp16. Other dtypes do not use it."""
@@ -79,21 +80,24 @@ class LossScale(Value):
 
 
 class RampUp(Value):
-    """A batch that grows from `start` by `increment` over the first `samples`, as Megatron's
-    `--rampup-batch-size` lets it."""
+    """Batch ramp-up as with Megatron's `--rampup-batch-size`.
+
+    The batch grows from `start` by `increment` over the first `samples` samples.
+    """
 
     start: PositiveInt
     """Global batch of the first step."""
     increment: PositiveInt
-    """Samples by which the batch grows each time."""
+    """Number of samples by which the batch grows each time."""
     samples: PositiveInt
-    """Samples after which the batch has its full size."""
+    """Number of samples after which the batch has its full size."""
 
     def sizes(self, global_batch: int) -> list[tuple[int, int]]:
-        """(until, batch) pairs: the batch while fewer than `until` samples are behind.
+        """Return pairs (until, batch).
 
-        start + increment x int(consumed x n / samples) with n = (global_batch - start) / increment
-        (update of RampupBatchSizeNumMicroBatches in Megatron-DeepSpeed's microbatches.py).
+        `batch` applies while fewer than `until` samples are consumed. It is start + increment x
+        int(consumed x n / samples) with n = (global_batch - start) / increment (update of
+        RampupBatchSizeNumMicroBatches in Megatron-DeepSpeed's microbatches.py).
         """
         n = (global_batch - self.start) // self.increment
         return [
@@ -101,7 +105,7 @@ class RampUp(Value):
         ]
 
     def problem(self, global_batch: int) -> str | None:
-        """Why the batch cannot grow to `global_batch` so, None when it can."""
+        """Return why the batch cannot grow to `global_batch`; None if it can."""
         rest = global_batch - self.start
         if rest > 0 and rest % self.increment == 0:
             return None
@@ -116,14 +120,14 @@ Label = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r
 
 
 class Evaluation(Value):
-    """When training stops for a look at samples that it never trains on, and when for good."""
+    """Evaluation on held-out samples during training, and the target that ends the training."""
 
     every_samples: PositiveInt
-    """Training samples between two evaluations, rounded up to whole batches."""
+    """Number of training samples between two evaluations, rounded up to whole batches."""
     skip_first: NonNegativeInt = 0
     """Number of evaluations at the start that are skipped."""
     samples: PositiveInt
-    """Held-out samples of one evaluation."""
+    """Number of held-out samples per evaluation."""
     target: PositiveFloat | None = None
     """Held-out loss that ends the training. Unset only evaluates."""
     path: str | None = None
@@ -131,11 +135,12 @@ class Evaluation(Value):
     loss_mask: str | None = None
     """File with one byte per held-out token; tokens with byte 0 do not count in the loss."""
     mean: Literal["targets", "samples"] = "targets"
-    """`targets` weights every target equally, `samples` weights every sample equally."""
+    """Weighting of the mean loss: `targets` weights every target equally, `samples` weights every
+    sample equally."""
 
 
 class MlperfLog(Value):
-    """What an MLPerf log states about a run besides what the run itself knows."""
+    """Labels of an MLPerf log that a run cannot determine itself."""
 
     benchmark: Annotated[str, StringConstraints(pattern=r"^\w{1,60}$")]
     """Name of the benchmark in the MLPerf rules."""
@@ -150,11 +155,11 @@ class MlperfLog(Value):
     warmup_steps: Annotated[int, Field(ge=0, le=1000)] = 2
     """Steps on random samples before the clock starts. Their effect on the model is undone."""
     cache_cleared: bool | None = None
-    """Whether the file caches were dropped before the run. Unset logs nothing."""
+    """True if the file caches were dropped before the run. Unset logs nothing."""
 
 
 class TrainingBase(Value):
-    """What is trained, apart from the model's shape, the batch and the dtype."""
+    """Settings of the training, apart from the model's shape, the batch and the dtype."""
 
     seq_len: PositiveInt
     """Tokens per sample."""
@@ -181,7 +186,7 @@ class TrainingBase(Value):
     seed: NonNegativeInt = 1234
     """Seed of the initial weights and of the data order."""
     total_tokens: PositiveFloat | None = DEFAULT_TOTAL_TOKENS
-    """Length of the full training, from which the days to train are computed."""
+    """Number of tokens of the full training, from which the days to train are computed."""
     ramp_up: RampUp | None = None
     """Batch ramp-up. Unset trains all steps with the full batch."""
     evaluation: Evaluation | None = None
@@ -192,12 +197,12 @@ class TrainingBase(Value):
 
     @property
     def to_target(self) -> bool:
-        """Whether a quality ends the training, as a benchmark's."""
+        """True if a target quality ends the training, as in a benchmark."""
         return self.evaluation is not None and self.evaluation.target is not None
 
     @property
     def training_tokens(self) -> float | None:
-        """Length of the whole training; None where a target ends it and no length was stated."""
+        """Number of tokens of the full training; None if a target ends it and no length is set."""
         usual = self.to_target and self.total_tokens == DEFAULT_TOTAL_TOKENS
         return None if usual else self.total_tokens
 
@@ -222,7 +227,7 @@ class TrainingBase(Value):
 
 
 class Training(TrainingBase):
-    """TrainingBase with everything resolved."""
+    """Fully resolved training settings."""
 
     global_batch: PositiveInt
     """Sequences per optimizer step over all devices, after the ramp-up."""
@@ -232,23 +237,23 @@ class Training(TrainingBase):
 
     @property
     def batches(self) -> list[int]:
-        """Every global batch that a step may have, the smallest first."""
+        """All global batches that a step can have, in ascending order."""
         grown = self.ramp_up.sizes(self.global_batch) if self.ramp_up else []
         return [*(batch for _, batch in grown), self.global_batch]
 
 
 class Data(Value):
-    """Where tokens come from."""
+    """Source and format of the training data."""
 
     source: DataSource = "synthetic"
-    """Kind of data. `stdlib` is the text of Python's standard library, `indexed` is Megatron's
-    .bin and .idx."""
+    """Kind of data. `stdlib` is the text of Python's standard library, and `indexed` is Megatron's
+    .bin and .idx format."""
     path: str | None = None
     """File of `text`, `jsonl` and `tokens`; prefix of the .bin and .idx of `indexed`; index of
     `latents`; folder of the shards of `webdataset`."""
     blend: tuple[tuple[str, PositiveFloat], ...] = ()
-    """Several indexed data sets with weights, in place of `path`: `[[pile-0, 0.7], [pile-1,
-    0.3]]`."""
+    """Several indexed data sets with weights, instead of `path`: `[[pile-0, 0.7], [pile-1, 0.3]]`.
+    """
     tokenizer: str | None = None
     """A tokenizer.json, or its folder, for `text` and `jsonl`. Unset reads bytes."""
     token_dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
@@ -256,13 +261,13 @@ class Data(Value):
     text_key: str = "text"
     """Field of a jsonl record that holds the text."""
     real_tokens_per_sample: PositiveFloat | None = None
-    """Mean number of unpadded tokens that a synthetic sample stands for. Real data is counted."""
+    """Mean number of unpadded tokens that a synthetic sample represents. In real data they are
+    counted."""
     packing: Literal["packed", "padded"] = "packed"
-    """`packed` cuts one stream of tokens into windows, `padded` takes one record per sample and
-    pads or cuts it."""
+    """Packing of samples: `packed` cuts one stream of tokens into windows, `padded` takes one
+    record per sample and pads or truncates it."""
     document_mask: bool = False
-    """Restrict attention to the document of each token, with positions from the start of the
-    document."""
+    """Restrict attention to the document of each token. Positions restart at 0 in each document."""
     loss_on: Literal["all", "text"] = "all"
     """Positions of padded samples that count in the loss: `all`, or `text` without padding."""
     loss_mask: str | None = None
@@ -292,18 +297,19 @@ class Data(Value):
 
 
 class Checkpointing(Value):
-    """When the native trainer saves its state, and which state it begins with."""
+    """Checkpointing of the native trainer, and the checkpoint from which it starts."""
 
     every: PositiveInt | None = None
-    """Steps between two checkpoints. Unset saves none."""
+    """Number of steps between two checkpoints. Unset saves none."""
     resume: str | None = None
-    """Checkpoint, or run (its latest checkpoint), to resume from. The layout may differ."""
+    """Checkpoint, or run (its latest checkpoint), from which training resumes. The layout may
+    differ."""
     asynchronous: bool = True
     """Write checkpoints in the background while training continues."""
 
 
 def log_problem(training: TrainingBase, mlperf: MlperfLog | None) -> str | None:
-    """Why a training cannot write the log that it is asked for; None when it can."""
+    """Return why a training cannot write the requested log; None if it can."""
     if mlperf is not None and training.evaluation is None:
         return (
             "mlperf needs training.evaluation: a benchmark ends when an evaluation is good enough"

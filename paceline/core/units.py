@@ -1,7 +1,7 @@
-"""Units: constants, and numbers written for people.
+"""Constants of units, and formatting of numbers for people.
 
-In code every quantity stands in its base unit (seconds, bytes, FLOP/s) and its name says so; only
-reports scale it. GB is 1e9 bytes, GiB is 2**30 bytes.
+In code, every quantity is in its base unit (seconds, bytes, FLOP/s), and its name states the unit.
+Only reports scale it. GB is 1e9 bytes, GiB is 2**30 bytes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ GB = 10**9
 TERA = 10**12
 SECONDS_PER_DAY = 86_400
 LARGEST_INT = 2**53
-"""JSON's readers keep larger whole numbers inexactly, and databases not at all."""
+"""Largest integer that JSON readers keep exactly. Databases do not store larger ones."""
 
 _OF_ONE = {"are": "is", "were": "was", "have": "has", "do": "does", "go": "goes"}
 _SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def si(value: float, unit: str, digits: int = 3) -> str:
-    """`value` with an SI prefix and significant digits: `si(9.9e11, "FLOP/s")` = `990 GFLOP/s`."""
+    """Format `value` with an SI prefix: `si(9.9e11, "FLOP/s")` = `990 GFLOP/s`."""
     for factor, prefix in _SI:
         if abs(value) >= factor:
             return f"{significant(value / factor, digits)} {prefix}{unit}"
@@ -28,7 +28,7 @@ def si(value: float, unit: str, digits: int = 3) -> str:
 
 
 def count(value: float, digits: int = 3) -> str:
-    """A large count as the field writes it: `70.6B` parameters, `3.41M`."""
+    """Format a large count as is usual in the field: `70.6B` parameters, `3.41M`."""
     for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if abs(value) >= factor:
             return f"{significant(value / factor, digits)}{letter}"
@@ -36,7 +36,10 @@ def count(value: float, digits: int = 3) -> str:
 
 
 def counted(number: int, thing: str, verb: str = "") -> str:
-    """A number with its noun: `1 node`, `2,048 nodes`; and with a verb, `1 node is`, by `are`."""
+    """Format a number with its noun, and with a verb if given.
+
+    Examples: `1 node`, `2,048 nodes`; with the verb `are`, `1 node is`.
+    """
     if number == 1:
         return f"1 {thing} {agreeing(1, verb)}" if verb else f"1 {thing}"
     ending = "es" if thing.endswith(("ss", "ch")) else "s"
@@ -44,22 +47,22 @@ def counted(number: int, thing: str, verb: str = "") -> str:
 
 
 def agreeing(number: int, verb: str) -> str:
-    """The verb of so many things: `is` and `takes` of one, `are` and `take` of others."""
+    """Return the verb form for a number: `is` and `takes` for one, `are` and `take` for others."""
     return _OF_ONE.get(verb, f"{verb}s") if number == 1 else verb
 
 
 def there_are(number: int, thing: str) -> str:
-    """The same as a sentence: `there is 1 host`, `there are 2 hosts`."""
+    """Return a clause such as `there is 1 host` or `there are 2 hosts`."""
     return f"there {agreeing(number, 'are')} {counted(number, thing)}"
 
 
 def all_done(number: int) -> str:
-    """That every one of so many steps is done: `all 60 steps are done`, `the only step is done`."""
+    """Return a clause such as `all 60 steps are done` or `the only step is done`."""
     return "the only step is done" if number == 1 else f"all {number:,} steps are done"
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """`value` with at least `digits` significant digits, never in exponent form."""
+    """Format `value` with at least `digits` significant digits, never in exponent form."""
     if value == 0:
         return "0"
     magnitude = len(str(int(abs(value)))) if abs(value) >= 1 else 0
@@ -73,18 +76,18 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def trimmed(value: float, digits: int = 4) -> str:
-    """`value` with at most so many significant digits: as `.4g`, and never in exponent form."""
+    """Format `value` with up to `digits` significant digits, as `.4g` but without exponent."""
     text = significant(value, digits)
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def step_seconds(value: float) -> str:
-    """Seconds of a step without their unit, four digits or all whole ones: `12.40`, `12,340`."""
+    """Format a step time without unit, with four digits or all integer ones: `12.40`, `12,340`."""
     return significant(value, 4)
 
 
 def binary(num_bytes: float) -> str:
-    """A size that is a power of two times something: 16 MiB."""
+    """Format a size in binary units: `16 MiB`."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:.4g} {name}"
@@ -92,12 +95,15 @@ def binary(num_bytes: float) -> str:
 
 
 def gib(num_bytes: float) -> str:
-    """Bytes as GiB with two decimals: `0.61 GiB`."""
+    """Format bytes in GiB with two decimals: `0.61 GiB`."""
     return f"{num_bytes / GIB:,.2f} GiB"
 
 
 def seconds(value_s: float) -> str:
-    """Seconds with four decimals below 1 s, in hours and minutes above two minutes."""
+    """Format seconds; from two minutes on, in hours, minutes and seconds.
+
+    Times below 10 s have four decimals, others one.
+    """
     if value_s >= 120:
         minutes, rest = divmod(round(value_s), 60)
         hours, minutes = divmod(minutes, 60)
@@ -106,15 +112,15 @@ def seconds(value_s: float) -> str:
 
 
 def days(value: float) -> str:
-    """A long time in days, below one of them with two significant digits: `0.071 days`."""
+    """Format a number of days; below one day with two significant digits: `0.071 days`."""
     return f"{day_count(value)} days"
 
 
 def day_count(value: float) -> str:
-    """The same without its unit."""
+    """Format a number of days without the unit."""
     return f"{value:,.1f}" if value >= 1 else significant(value, 2)
 
 
 def percent(fraction: float, digits: int = 1) -> str:
-    """A fraction as per cent: `percent(0.361)` = `36.1%`."""
+    """Format a fraction as a percentage: `percent(0.361)` = `36.1%`."""
     return f"{100 * fraction:.{digits}f}%"

@@ -1,4 +1,4 @@
-"""The base of every value that crosses a file boundary, and the whole numbers that it may hold."""
+"""Base class of all values in files, and types of bounded integers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from paceline.core.units import LARGEST_INT
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_INT)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
 BlockCount = Annotated[int, Field(gt=0, le=10_000)]
-"""Blocks of a model, which layouts, memory and time are counted through one by one."""
+"""Number of blocks of a model. It is bounded because layouts, memory and time loop over blocks."""
 MoreBlocks = Annotated[int, Field(ge=0, le=10_000)]
-"""Blocks beside these, none among them."""
+"""Number of additional blocks; may be 0."""
 
 
 class FieldMark(Enum):
-    """What a field is for, declared with its type: `Annotated[str, FieldMark.LABEL]`."""
+    """Purpose of a field, declared with its type: `Annotated[str, FieldMark.LABEL]`."""
 
     LABEL = "label"
-    """It says what a run is called, where it runs or how it is watched, and not what runs."""
+    """The field states how a run is called, where it runs or how it is monitored, not what runs."""
     TRAINED = "trained"
-    """It says what is trained, which nobody knows of a command without a recipe."""
+    """The field states what is trained, which is unknown for a command without a recipe."""
 
 
 T = TypeVar("T")
@@ -32,9 +32,9 @@ RunLabel = Annotated[T, FieldMark.LABEL]
 
 
 class Value(BaseModel):
-    """A frozen record that refuses unknown keys; its declaration is also its file format.
+    """A frozen record that refuses unknown keys. Its declaration is also its file format.
 
-    Numbers are finite: JSON has no other, so a file that held one could not be read again.
+    Numbers are finite. JSON has no other numbers, so a file with others could not be read again.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -42,7 +42,7 @@ class Value(BaseModel):
 
 @cache
 def marked_fields(model: type[BaseModel], mark: FieldMark) -> dict[str, Any]:
-    """Return the fields with a mark, nested ones included, in the form of `exclude`."""
+    """Return the fields with a mark, including nested ones, in the form of pydantic's `exclude`."""
     found: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         kind = field.annotation

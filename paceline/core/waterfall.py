@@ -1,4 +1,4 @@
-"""The way from a device's peak to a rate, cause by cause: what pages draw."""
+"""MFU waterfall: the losses between a device's peak and its throughput, by cause."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from paceline.core.value import Value
 
 
 class WaterfallLevel(Value):
-    """What is left after one cause and those before it."""
+    """Throughput that remains after one cause and all previous ones."""
 
     name: str
     flops_per_s: float
-    """Of one device."""
+    """FLOP/s of one device."""
     share: float
-    """Of the peak."""
+    """Share of the peak."""
     lost_s: float
-    """Seconds of the step that this cause takes; negative where it gives some back."""
+    """Seconds of the step that this cause takes; negative if it saves time."""

@@ -1,9 +1,10 @@
-"""The steady-state window: which steps a figure may be taken from.
+"""Steady-state window: the steps from which figures are computed.
 
-Warm-up ends at the first step that lies, with at least 4 of the 5 from it on, within a band around
-the median of the second half. The half-width is the largest of three scaled MADs, the log's
-resolution and 0.1 %. Where the first quarter behind it is still slower than the second half, the
-warm-up goes on. A level that the steps keep to for a while and then leave is told in the record.
+Warm-up ends at the first step inside a band around the median of the second half, if at least 4 of
+the 5 steps from it on are in the band. The half-width of the band is the largest of three scaled
+MADs, the log's resolution and 0.1%. If the first quarter of the remaining steps is still slower
+than the second half, the warm-up is extended. A temporary level of step times is reported in the
+record.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ from paceline.core.steps import FloatColumn, IntColumn, Steps
 
 RUN_LENGTH = 5
 RUN_WITHIN = 4
-"""The steady steps begin with so many of RUN_LENGTH steps inside the band."""
+"""Number of steps out of RUN_LENGTH that must be inside the band at the start of the steady window.
+"""
 MIN_STEADY = 5
-"""Steps; a window with fewer is called short."""
+"""Minimum number of steps. A window with fewer is called short."""
 MIN_RELATIVE_HALF_WIDTH = 0.001
-"""Of the band, over its centre: clocks and printed times are no finer."""
+"""Minimum half-width of the band, relative to its center. Clocks and printed times are not finer.
+"""
 FASTER_STEPS = 3
-"""Left-out steps below the band from which on they were no warm-up, but another level."""
+"""Number of excluded steps below the band from which on they count as another level, not as
+warm-up."""
 DRIFT_LIMIT = 0.01
-"""A relative change over the window beyond this is called drifting."""
+"""Relative change over the window above which it is called drifting."""
 
 Rows = slice | npt.NDArray[np.int64]
 BATCH_SIZES = ("global_batch", "seq_len")
@@ -41,22 +45,23 @@ _RANGE = re.compile(r"(\d{1,12}):(\d{1,12})")
 
 
 class NoStepError(ValueError):
-    """A rule that is sound and picks no step of this log."""
+    """Error for a valid rule that selects no step of a log."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """The picked rows of a step table, and the record that travels with every figure."""
+    """Selected rows of a step table, and the record that accompanies every figure."""
 
     rows: Rows
     record: WindowRecord
 
 
 def choose_window(steps: Steps, rule: str = "auto", resolution_s: float = 0.0) -> Window:
-    """The window by a rule: `auto`, `last` (one step), `35:44` (as printed, both ends included) or
-    `skip:5` (all but the first five timed steps).
+    """Return the window of a rule.
 
-    Raises ValueError when `rule` is none of these, NoStepError when it picks no step.
+    Rules are `auto`, `last` (one step), `35:44` (step numbers as printed, inclusive) and `skip:5`
+    (all but the first five timed steps). Raises ValueError for other rules, and NoStepError if the
+    rule selects no step.
     """
     if rule == "auto":
         return steady_window(steps, resolution_s)
@@ -80,13 +85,13 @@ def choose_window(steps: Steps, rule: str = "auto", resolution_s: float = 0.0) -
 
 
 def check_rule(rule: str) -> None:
-    """Raise ValueError when `rule` is no rule for a window."""
+    """Raise ValueError if `rule` is not a rule for a window."""
     if rule != "auto":
         _asked_for(np.empty(0, dtype=np.int64), rule)
 
 
 def stretch_around(steps: Steps, rows: Rows) -> slice:
-    """All rows around a window between which the step numbers go on: one attempt of one run."""
+    """Return all rows around a window with ascending step numbers: one attempt of one run."""
     at = np.arange(len(steps))[rows]
     back = np.flatnonzero(steps.index[1:] <= steps.index[:-1]) + 1
     first, last = (int(at[0]), int(at[-1])) if len(at) else (0, len(steps) - 1)
@@ -95,7 +100,7 @@ def stretch_around(steps: Steps, rows: Rows) -> slice:
 
 
 def _last_of_each(index: IntColumn, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """`rows` with the last one alone of each step number."""
+    """Return `rows` with only the last row of each step number."""
     if bool((index[1:] > index[:-1]).all()):
         return rows
     _, from_behind = np.unique(index[rows][::-1], return_index=True)
@@ -103,7 +108,7 @@ def _last_of_each(index: IntColumn, rows: npt.NDArray[np.int64]) -> npt.NDArray[
 
 
 def _asked_for(numbers: IntColumn, rule: str) -> npt.NDArray[np.bool_]:
-    """Which of the step numbers an explicit rule picks."""
+    """Return a mask of the step numbers that an explicit rule selects."""
     if rule == "last":
         return np.arange(len(numbers)) == len(numbers) - 1
     if match := _SKIP.fullmatch(rule):
@@ -114,11 +119,12 @@ def _asked_for(numbers: IntColumn, rule: str) -> npt.NDArray[np.bool_]:
 
 
 def steady_window(steps: Steps, resolution_s: float = 0.0) -> Window:
-    """The steady window of the longest stretch with one global batch and one sequence length.
+    """Return the steady window of the longest stretch with one batch and one sequence length.
 
-    Where its steps keep to no one level the window is uneven: good for a mean, not for a median.
-    A step number that does not go on (a restart, another run in the same log) ends a stretch too.
-    `resolution_s` is the step of the log's printed times. Steps without a time are left out.
+    If the steps have no single level, the window is uneven: its mean is usable, its median is not.
+    A step number that does not increase (a restart, another run in the same log) also ends a
+    stretch. `resolution_s` is the resolution of the log's printed times. Steps without a time are
+    excluded.
     """
     stretch = _one_batch_size(steps)
     times = steps["step_time_s"][stretch]
@@ -148,7 +154,10 @@ def steady_window(steps: Steps, resolution_s: float = 0.0) -> Window:
 def _shift_before(
     numbers: IntColumn, times: FloatColumn, warmup: int, half_width: float
 ) -> LevelShift | None:
-    """The change from a faster level that was left out: no warm-up is faster than what follows."""
+    """Return the step change from an excluded faster level; None if there is none.
+
+    Warm-up steps are never faster than later ones, so faster steps belong to another level.
+    """
     centre = float(np.median(times[warmup:]))
     faster = times[:warmup][times[:warmup] < centre - half_width]
     if len(faster) < FASTER_STEPS:
@@ -160,7 +169,7 @@ def _shift_before(
 
 
 def _shift_inside(steps: Steps, rows: Rows) -> LevelShift | None:
-    """The place inside the window at which the level changes for good."""
+    """Return the lasting step change inside the window; None if there is none."""
     shift = level_shift(steps["step_time_s"][rows])
     if shift is None:
         return None
@@ -168,7 +177,7 @@ def _shift_inside(steps: Steps, rows: Rows) -> LevelShift | None:
 
 
 def band_half_width(times: FloatColumn, resolution_s: float = 0.0) -> float:
-    """Half-width of the steady band in seconds, from the second half of the steps."""
+    """Return the half-width of the steady band in seconds, from the second half of the steps."""
     half = times[len(times) // 2 :]
     centre = float(np.median(half))
     return max(
@@ -177,7 +186,10 @@ def band_half_width(times: FloatColumn, resolution_s: float = 0.0) -> float:
 
 
 def warmup_steps(times: FloatColumn, half_width: float) -> int | None:
-    """Steps before the first in the band with 4 of the 5 from it on; None if there is none."""
+    """Return the number of steps before the first one in the band; None if there is none.
+
+    At least 4 of the 5 steps from that step on must be in the band.
+    """
     inside = _inside(times, half_width)
     starts = len(times) - RUN_LENGTH + 1
     if starts < 1:
@@ -188,17 +200,17 @@ def warmup_steps(times: FloatColumn, half_width: float) -> int | None:
 
 
 def _inside(times: FloatColumn, half_width: float) -> npt.NDArray[np.bool_]:
-    """Which times lie in the band around the second half's median."""
+    """Return a mask of the times in the band around the second half's median."""
     centre = float(np.median(times[len(times) // 2 :]))
     return (times >= centre - half_width) & (times <= centre + half_width)
 
 
 def relative_drift(times: FloatColumn) -> tuple[float, float]:
-    """Change of the step time over the window relative to its median, and that figure's own noise.
+    """Return the relative change of the step time over the window, and its standard error.
 
-    The change is the Theil-Sen slope times the window's length. Its standard error is that of a
-    least-squares slope, sigma sqrt(12 / n), with sigma from the MAD of what the line leaves, and
-    widened for correlated neighbours.
+    Both are relative to the median. The change is the Theil-Sen slope times the length of the
+    window. Its standard error is that of a least-squares slope, sigma sqrt(12 / n), with sigma from
+    the MAD of the residuals, and widened for correlated neighbors.
     """
     thinned = group_medians(times, 500)
     first, second = np.triu_indices(len(thinned), 1)
@@ -212,7 +224,7 @@ def relative_drift(times: FloatColumn) -> tuple[float, float]:
 
 
 def _one_batch_size(steps: Steps) -> Rows:
-    """Rows of the longest stretch of one batch and length in which the step numbers go on."""
+    """Return the longest stretch with one batch, one sequence length and ascending step numbers."""
     timed = _timed_rows(steps)
     numbers = steps.index[timed]
     changes = [np.flatnonzero(_differs(steps[name][timed])) + 1 for name in BATCH_SIZES]
@@ -226,7 +238,7 @@ def _one_batch_size(steps: Steps) -> Rows:
 
 
 def _timed_rows(steps: Steps) -> Rows:
-    """The rows with a time: one slice, which costs no memory, when they lie side by side."""
+    """Return the rows with a time, as a slice if they are contiguous, which takes no memory."""
     finite = np.isfinite(steps["step_time_s"])
     if not len(finite):
         return slice(0, 0)
@@ -235,13 +247,13 @@ def _timed_rows(steps: Steps) -> Rows:
 
 
 def _differs(column: FloatColumn) -> npt.NDArray[np.bool_]:
-    """Where a value differs from the one before; unknown follows unknown without a change."""
+    """Return a mask of values that differ from their predecessor. NaN after NaN is no change."""
     before, after = column[:-1], column[1:]
     return (before != after) & ~(np.isnan(before) & np.isnan(after))
 
 
 def _after(rows: Rows, start: int) -> Rows:
-    """`rows` without the first `start`."""
+    """Return `rows` without the first `start` ones."""
     return slice(rows.start + start, rows.stop) if isinstance(rows, slice) else rows[start:]
 
 
@@ -273,35 +285,36 @@ def _only(column: FloatColumn) -> int | None:
 
 
 FEWEST_STEPS = 20
-"""Below these, chance settles nothing."""
+"""Minimum number of steps for these tests."""
 LEAST_SHIFT = 0.01
-"""Of a level, over the other: what is smaller is no other machine."""
+"""Minimum relative change. Smaller changes do not mean a different state of the machine."""
 SHIFT_NOISES = 4.5
-"""Standard errors that the best of all places of a shift must exceed; chance gives 3.2 at 5 %."""
+"""Standard errors that the best of all possible shifts must exceed. Chance reaches 3.2 in 5% of
+cases."""
 TREND_NOISES = 2.0
-"""Standard errors by which the begin of the window may be slower than its second half."""
+"""Standard errors by which the beginning of the window may be slower than its second half."""
 SHORTEST_LEVEL = 5
 LONGEST_LEVEL_SHARE = 50
-"""A level is no shorter than five steps, nor than a fiftieth of them."""
+"""Minimum length of a level: five steps, and a fiftieth of all steps."""
 REACH = 4.0
 MOST_STEPS = 2000
-"""Longer series are thinned to medians of equal consecutive groups."""
+"""Maximum number of values. Longer series are reduced to medians of equal consecutive groups."""
 MOST_CORRELATED = 0.95
 
 
 @dataclass(frozen=True)
 class Shift:
-    """From the step at place `at` on, steps take `ratio` times as long as before."""
+    """A step change: from index `at` on, steps take `ratio` times as long as before."""
 
     at: int
     ratio: float
 
 
 def settling_steps(times: FloatColumn) -> tuple[int, bool]:
-    """How many steps at the begin still belong to a fading warm-up, and whether it ends at all.
+    """Return the number of initial steps that still belong to a decaying warm-up, and if it ends.
 
-    As long as the first quarter is slower than the second half, by two standard errors, a tenth is
-    left out; not below a third of the steps, nor below 20.
+    While the first quarter is slower than the second half by two standard errors, a tenth of the
+    steps is excluded. At least a third of the steps and at least 20 remain.
     """
     size, values = _thinned(times)
     least = max(FEWEST_STEPS, len(values) // 3)
@@ -317,10 +330,10 @@ def settling_steps(times: FloatColumn) -> tuple[int, bool]:
 
 
 def level_shift(times: FloatColumn) -> Shift | None:
-    """The one place at which the level changes for good by more than 1 %, None without one.
+    """Return the single lasting step change of more than 1%; None if there is none.
 
-    Of all places that which parts the variance best, |m2 - m1| / (s sqrt(1/k + 1/(n - k))), the
-    scatter s around both levels; the levels are medians.
+    It is the place that maximizes |m2 - m1| / (s sqrt(1/k + 1/(n - k))), where s is the spread
+    around both levels. The levels are medians.
     """
     size, values = _thinned(times)
     n = len(values)
@@ -336,7 +349,7 @@ def level_shift(times: FloatColumn) -> Shift | None:
     parted[: least - 1] = parted[n - least :] = 0.0
     at = int(np.argmax(parted)) + 1
     before, after = float(np.median(values[:at])), float(np.median(values[at:]))
-    # Pulled in around either level, or what is left of a warm-up passes for correlated noise.
+    # Winsorize around each level. Otherwise the rest of a warm-up looks like correlated noise.
     residual = winsorized(np.concatenate([values[:at] - before, values[at:] - after]))
     error = float(np.std(residual)) * correlation_widening(residual)
     ratio = after / before
@@ -346,17 +359,18 @@ def level_shift(times: FloatColumn) -> Shift | None:
 
 
 def winsorized(values: FloatColumn) -> FloatColumn:
-    """`values` with outliers pulled in to four robust standard deviations from the median."""
+    """Return `values` with outliers clipped at four robust standard deviations from the median."""
     centre = float(np.median(values))
     reach = REACH * NORMAL_MAD * mad_around(values, centre)
     return np.clip(values, centre - reach, centre + reach) if reach > 0 else values
 
 
 def correlation_widening(residual: FloatColumn, fitted: int = 1) -> float:
-    """By how much correlated neighbours widen the error of a mean: sqrt((1 + rho) / (1 - rho)).
+    """Return the factor by which correlated neighbors widen the error of a mean.
 
-    rho is the lag-1 autocorrelation, 0 to 0.95, with what so few values take from it added again,
-    (fitted + 3 rho) / n: for one fitted mean Kendall's (1 + 3 rho) / n (Biometrika 41 (1954) 403).
+    It is sqrt((1 + rho) / (1 - rho)). rho is the lag-1 autocorrelation, limited to 0 to 0.95 after
+    its small-sample bias of (fitted + 3 rho) / n is corrected. For one fitted mean this is
+    Kendall's (1 + 3 rho) / n (Biometrika 41 (1954) 403).
     """
     power = float((residual * residual).sum())
     if power <= 0:
@@ -378,6 +392,6 @@ def _still_fades(values: FloatColumn) -> bool:
 
 
 def _thinned(times: FloatColumn) -> tuple[int, FloatColumn]:
-    """Steps of a group, and the medians of the groups."""
+    """Return the number of steps per group, and the medians of the groups."""
     size = -(-len(times) // MOST_STEPS)
     return size, group_medians(times, MOST_STEPS)
