@@ -26,7 +26,7 @@ from paceline.files.recipe import Recipe, load_recipe, resolve
 
 @dataclass(frozen=True)
 class EstimateRequest:
-    """What to estimate; recipe, cluster and machine are resolved once, on first use."""
+    """Request for an estimate; recipe, cluster and machine are resolved once, on first use."""
 
     recipe: str
     device: str

@@ -1,4 +1,4 @@
-"""A resolved run on a machine as the formulas look at it: what computes, the model, the layout."""
+"""Conversion of a resolved run on a machine to a case: software, model and layout."""
 
 from __future__ import annotations
 
@@ -49,59 +49,59 @@ from paceline.estimate.model.machine import FOUR_BIT, Machine
 from paceline.estimate.model.weights import block_weights, trained_tensors
 
 AXES = (*AXIS_FIELDS, "micro_batch", "zero_stage", "sequence_parallel")
-"""Fields of a layout that a case has under the same name."""
+"""Fields that a layout and a case have under the same name."""
 RECOMPUTED: dict[str, RecomputeLevel] = {
     "full_recompute": "full",
     "ffn_recompute": "ffn",
     "activation_recompute": "activation",
 }
-"""Fields of a case and the level of the blocks whose share they are."""
+"""Fields of a case that are shares of blocks, with the recomputation level of each."""
 SOFTWARE_OF_ENGINE = {
     "deepspeed_chat": "deepspeed",
     "hf_trainer": "hf",
     "megatron_deepspeed": "megatron-deepspeed",
     "torchtitan": "torchtitan",
 }
-"""Engines whose software published steps know, and whose blocks are not computed fused."""
+"""Software of engines with published steps whose blocks are not fused."""
 SHARED_INPUT: dict[LoraTarget, LoraTarget] = {"k": "q", "v": "q", "gate": "up"}
-"""Layers that have the same input as another one."""
+"""Layers that share the input of another layer."""
 INPUT_PARTS: tuple[LoraTarget, ...] = ("o", "down")
-"""Layers whose input tensor-parallel ranks have a part of each."""
+"""Layers whose input is sharded over tensor-parallel ranks."""
 
 
 @dataclass(frozen=True)
 class Software:
-    """What computes a training."""
+    """Training software."""
 
     implementation: Implementation = "fused"
     compiled: bool = False
     native: bool = False
-    """Memory by the constants of the trainer that comes with Paceline, as on CPUs always."""
+    """True if memory follows the constants of Paceline's own trainer, as on CPUs always."""
     name: str = ANY
-    """What published steps know it by (`fit/origin.py`), which narrows the interval."""
+    """Name in `fit/origin.py`; published steps of that software narrow the interval."""
     cuda_graphs: CudaGraphs = "none"
-    """What is captured in CUDA graphs."""
+    """Part of a step that is captured in CUDA graphs."""
     software_date: float = Case.software_date
-    """When it came out, in years; the newest that published steps are of where nobody says."""
+    """Release date as a decimal year; default the newest with published steps."""
     dispatcher: Dispatcher = "any"
-    """What brings tokens to their experts."""
+    """MoE token dispatcher."""
 
     @property
     def known_as(self) -> str:
-        """What `parse_software` makes it of, its release aside: its name, else its stack."""
+        """Name for `parse_software` without the release: the software, else the implementation."""
         return self.implementation if self.name == ANY else self.name
 
     def implementation_on(self, machine: Machine) -> Implementation:
-        """How blocks are computed there: on a processor by PyTorch's modules always."""
+        """Return the implementation of blocks on a machine; on a CPU always PyTorch modules."""
         return "torch" if machine.generation == "cpu" else self.implementation
 
 
 def parse_software(
     name: str, compiled: bool = False, native: bool = False, cuda_graphs: CudaGraphs = "none"
 ) -> Software:
-    """Software by a name of `fit/origin.py`, or any that computes by a stack of that name.
+    """Return the software for a name of `fit/origin.py` or of an implementation.
 
-    `nemo@26.02` is that of a release.
+    A suffix selects a release: `nemo@26.02`.
     """
     base, _, release = name.partition("@")
     software_date = year_of_release(release) or Case.software_date
@@ -111,7 +111,7 @@ def parse_software(
 
 
 def software_of(spec: RunSpec) -> Software:
-    """What a run's engine computes by: its own stack, or fused blocks where none is known."""
+    """Return the software of a run's engine; fused blocks if it is unknown."""
     native, compiled = spec.engine == "native", spec.training.compile != "none"
     if spec.engine in SOFTWARE_OF_ENGINE:
         return parse_software(SOFTWARE_OF_ENGINE[spec.engine], compiled)
@@ -119,9 +119,9 @@ def software_of(spec: RunSpec) -> Software:
 
 
 def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
-    """The run on the machine.
+    """Return the case of a run on a machine.
 
-    Raises UserError for bf16 where fp16 alone has a rate, and for a device without rates.
+    Raises UserError for bf16 if the device has only fp16, and for a device without rates.
     """
     layout, training, device = spec.layout, spec.training, machine.device
     if training.dtype == "bf16" and device.has_only_fp16:
@@ -186,7 +186,7 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
 
 
 def _levels(machine: Machine) -> dict[str, float]:
-    """The numbers of a case that a stated fabric decides beside domain and network."""
+    """Return the case fields that a declared fabric sets, in addition to domain and network."""
     numbers: dict[str, float] = dict(
         zip(LATENCIES, (level.latency_s for level in machine.levels), strict=False)
     )
@@ -200,7 +200,7 @@ def _levels(machine: Machine) -> dict[str, float]:
 def cases_of_layouts(
     spec: RunSpec, machine: Machine, software: Software, layouts: Sequence[Layout]
 ) -> Cases:
-    """The run in each of many layouts, as `case_of` has it; raises what that raises."""
+    """Return the cases of a run in many layouts; raises what `case_of` raises."""
     case = case_of(spec, machine, software)
     return cases_with(
         case,
@@ -213,13 +213,13 @@ def cases_of_layouts(
 
 
 def _attended(shape: Shape, seq_len: int) -> float:
-    """Tokens that a token attends to, mask aside, where a window leaves fewer than a sample's."""
+    """Return the tokens that a token attends to before masking, 0 if all of a sample's."""
     keys = attended_keys(shape, seq_len)
     return keys if keys < seq_len else 0.0
 
 
 def _columns(shape: Shape, layouts: Sequence[Layout]) -> dict[str, Floats]:
-    """The numbers of a case that a layout decides, one value a layout."""
+    """Return the fields of a case that a layout sets, one value per layout."""
     columns = {name: [getattr(layout, name) for layout in layouts] for name in AXES}
     shares = [_recomputed(shape, layout) for layout in layouts]
     columns |= {name: [share[name] for share in shares] for name in RECOMPUTED}
@@ -230,13 +230,13 @@ def _columns(shape: Shape, layouts: Sequence[Layout]) -> dict[str, Floats]:
 
 
 def _recomputed(shape: Shape, layout: Layout) -> dict[str, float]:
-    """Shares of the blocks that are computed anew, by how much of a block is."""
+    """Return the shares of the blocks that are recomputed, by level."""
     shares = level_shares(block_levels(shape, layout))
     return {name: shares[level] for name, level in RECOMPUTED.items()}
 
 
 def _vocabularies(shape: Shape, layouts: Sequence[Layout]) -> dict[str, Floats]:
-    """Rows of the embedding, which tensor parallelism pads."""
+    """Return the rows of the embedding per layout, with the padding for tensor parallelism."""
     if shape.kind == "mmdit":
         return {}
     rows = {tp: float(shape.padded_vocab(tp)) for tp in {layout.tp for layout in layouts}}
@@ -244,9 +244,10 @@ def _vocabularies(shape: Shape, layouts: Sequence[Layout]) -> dict[str, Floats]:
 
 
 def _shape(shape: Shape) -> Case:
-    """A case with the model's sizes alone; an mmdit counts as blocks of 12 h^2 without a head.
+    """Return a case with only the model's sizes.
 
-    Layers that predict more tokens count as blocks.
+    An MMDiT counts as blocks of 12 h^2 without a head. Multi-token-prediction layers count as
+    blocks.
     """
     decoder = isinstance(shape, DecoderShape)
     latent = shape.latent_attention if decoder else None
@@ -279,10 +280,10 @@ def _shape(shape: Shape) -> Case:
 
 
 def with_memory(case: Case, spec: RunSpec) -> Case:
-    """The case with its schedule, embeddings, bytes of a number and adapters.
+    """Return the case with its schedule, embeddings, bytes per number and adapters.
 
-    Adapters that train beside embeddings and norms count as adapters alone, as the time model does,
-    but for the gradient that a loss makes of the head.
+    If embeddings and norms are trained in addition to adapters, they count as adapters, as in the
+    time model, except for the gradient that a loss computes for the head.
     """
     shape, layout, lora = spec.model, spec.layout, spec.lora
     case = replace(
@@ -312,7 +313,8 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
             **_adapters(shape, lora),
         )
     if shape.kind == "mmdit":
-        # The time model's blocks of 12 h^2 stand for its products; what is left counts as theirs.
+        # The time model's blocks of 12 h^2 represent its GEMMs; the remaining parameters count as
+        # other weights.
         case = replace(case, latents=_extra_block_activations(shape, case.compiled))
         return _with_other_weights(case, num_parameters(shape))
     if shape.latent_attention is not None or shape.first_dense_layers or shape.mtp_layers:
@@ -343,9 +345,10 @@ class Adapters(TypedDict):
 
 
 def _adapters(shape: Shape, lora: LoraSpec) -> Adapters:
-    """What adapters keep: dropped inputs each, others once where several share one.
+    """Return the activations that adapters save.
 
-    What attention gives is kept by attention itself already.
+    With dropout each adapter saves its own input; without, layers that share an input save it once.
+    Attention saves its output itself.
     """
     drops, inputs, sizes = lora.dropout > 0, dict[LoraTarget, int](), linear_sizes(shape)
     targets: list[LoraTarget] = [name for name in sizes if name in lora.targets]
@@ -363,13 +366,13 @@ def _adapters(shape: Shape, lora: LoraSpec) -> Adapters:
 
 
 def _extra_block_activations(shape: MMDiTShape, compiled: bool) -> float:
-    """Numbers a token that an MMDiT's block keeps beyond the 16 h of a plain one, on average.
+    """Return the numbers per token that an MMDiT block saves beyond the 16 h of a plain one (mean).
 
-    A double block: both norms' outputs ahead of modulation, queries, keys and values by stream,
-    attention's output by stream, and the outputs of both last products, which their gates meet:
-    8 h. A single block: the same of its one norm, queries and keys ahead of their norms,
-    attention's output joined with the MLP's, the product's output, and one norm and its modulated
-    output less than two: 3 h. Compilers make norms' outputs again.
+    A double block adds 8 h: both norms' outputs before modulation, queries, keys and values by
+    stream, attention's output by stream, and the outputs of both last GEMMs, which their gates
+    multiply. A single block adds 3 h: the same of its one norm, queries and keys before their
+    norms, attention's output joined with the MLP's, the GEMM's output, minus one norm and its
+    modulated output. Compilers recompute norm outputs.
     """
     recomputed_norms = 1 if compiled else 0
     double, single = 8 - 2 * recomputed_norms, 3 - recomputed_norms
@@ -378,6 +381,6 @@ def _extra_block_activations(shape: MMDiTShape, compiled: bool) -> float:
 
 
 def _with_other_weights(case: Case, parameters: float) -> Case:
-    """The case whose blocks have as many parameters as are, beside those of its products."""
+    """Return the case with `parameters` in its blocks, including those outside of GEMMs."""
     of_products = float(block_weights(cases_of([case]))[0])
     return replace(case, more_weights=parameters / case.layers - of_products)

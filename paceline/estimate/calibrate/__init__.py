@@ -1,1 +1,1 @@
-"""Calibrating this machine: probes and short steps of its own, and coefficients moved by them."""
+"""Calibration of this machine: probes, short steps, and the coefficients fitted to them."""

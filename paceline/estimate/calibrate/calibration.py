@@ -1,4 +1,4 @@
-"""What `paceline calibrate` leaves on a machine: rates, steps, and coefficients moved by them."""
+"""Result of `paceline calibrate`: rates, steps, and the coefficients fitted to them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ SCHEMA_VERSION = 1
 
 
 class Placement(Value):
-    """Rates of one process while so many of them work, each with its threads."""
+    """Rates of one process while `ranks` processes run, each with its threads."""
 
     ranks: int
     threads: int
     flops_per_s: float
-    """Of large products."""
+    """FLOP/s of large GEMMs."""
     memory_bytes_per_s: float
-    """Of copies, read and written together."""
+    """Bytes/s of memory copies, read and written together."""
     link_bytes_per_s: float | None
-    """Of a large all-reduce, on the bus; None for one process."""
+    """Bus bandwidth of a large all-reduce in bytes/s; None for one process."""
 
 
 class CalibratedStep(Value):
-    """A short training that was timed."""
+    """Timed short training run."""
 
     recipe: str
     layers: int
@@ -43,54 +43,55 @@ class CalibratedStep(Value):
     ranks: int
     threads: int
     measured_s: float
-    """Median of its steps but the first ones, each on its slowest rank."""
+    """Median step time in seconds without the first steps, each step on its slowest rank."""
     n: int
     spread: float
     """1.4826 x MAD / median."""
     predicted_s: float
-    """By the coefficients that these steps have moved."""
+    """Step time in seconds that the calibrated coefficients predict."""
 
 
 class About(Value):
-    """What was calibrated, where and when."""
+    """Device, place and date of a calibration."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     device: str
-    """What the machine itself calls it."""
+    """Name of the device as the machine reports it."""
     kind: Literal["cpu", "cuda"]
     catalog_device: str
     dtype: Dtype
     host: str
     date: str
-    """UTC, ISO 8601."""
+    """Date and time in UTC, ISO 8601."""
     torch: str
     cores: int
     memory_bytes: float
 
 
 class Calibration(About):
-    """One device of one machine in one dtype."""
+    """Calibration of one device of one machine in one dtype."""
 
     placements: tuple[Placement, ...]
     probes: int
-    """Observations beside the steps."""
+    """Number of probe observations in addition to the steps."""
     steps: tuple[CalibratedStep, ...]
     undetermined: tuple[str, ...]
-    """Coefficients about which this said nothing new."""
+    """Coefficients that this calibration did not determine."""
     alike: tuple[tuple[str, str], ...]
-    """Pairs of which it tells only how they act together."""
+    """Pairs of coefficients of which only the combined effect is determined."""
     evidence: Evidence
 
     def labelled_evidence(self) -> Evidence:
-        """Its coefficients, entitled by where they were measured as seen from this machine."""
+        """Return the coefficients with a title that states where they were measured."""
         where: EvidenceKind = "measured here" if self.host == platform.node() else "stored profile"
         title = f"{where}: {self.evidence.title}"
         return self.evidence.model_copy(update={"title": title, "provenance": where})
 
     def placement(self, ranks: int) -> Placement:
-        """The rates of each of `ranks` processes.
+        """Return the rates of each of `ranks` processes.
 
-        More than were measured share what the most of them had.
+        If there are more processes than were measured, they share the rates of the largest measured
+        number.
         """
         measured = {placement.ranks: placement for placement in self.placements}
         if ranks in measured:
@@ -109,19 +110,19 @@ class Calibration(About):
 
 
 def folder() -> Path:
-    """Where a user's calibrations lie: in $XDG_DATA_HOME, which is ~/.local/share by default."""
+    """Return the folder of a user's calibrations in $XDG_DATA_HOME (default ~/.local/share)."""
     home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(home) / "paceline" / "calibrations"
 
 
 def file_of(device: str, dtype: Dtype) -> Path:
-    """The file of one device in one dtype."""
+    """Return the file of one device in one dtype."""
     plain = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "device"
     return folder() / f"{plain}-{dtype}.json"
 
 
 def read_calibration(path: Path) -> Calibration:
-    """A calibration from a file; raises UserError when it holds none."""
+    """Read a calibration from a file; raises UserError if the file has none."""
     try:
         text = read_text(path)
     except (OSError, ValueError) as error:
@@ -130,7 +131,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def parse_calibration(text: str, path: Path) -> Calibration:
-    """The calibration that a file's text is; raises UserError when it is none."""
+    """Parse a calibration from a file's text; raises UserError if it is not one."""
     try:
         return Calibration.model_validate_json(text)
     except ValueError as error:
@@ -142,10 +143,10 @@ def _no_calibration(path: Path) -> UserError:
 
 
 def find(device: str, dtype: Dtype) -> Calibration | None:
-    """The calibration of a device, by its own or its catalog name, in a dtype; None without one.
+    """Return the calibration of a device by its own or its catalog name, None without one.
 
-    Of several with one catalog name that of this machine, else the newest. Raises UserError where
-    the device's own file holds none; other files that hold none are passed over.
+    If several have the same catalog name, this machine's counts first, then the newest. Raises
+    UserError if the device's own file has no calibration; other such files are skipped.
     """
     path = file_of(device, dtype)
     if path.is_file():
@@ -167,7 +168,7 @@ def find(device: str, dtype: Dtype) -> Calibration | None:
 
 
 def cpu_machine(calibration: Calibration, ranks: int) -> Machine:
-    """This machine's processor as `ranks` processes see it: each its share of rates and memory."""
+    """Return this machine's CPU for `ranks` processes, each with its share of rates and memory."""
     rates = calibration.placement(ranks)
     entry = catalog.find_device("cpu").device
     source = f"measured on {calibration.host}, {calibration.date}"

@@ -1,4 +1,4 @@
-"""Which products, attention and short trainings stand for a recipe on this machine."""
+"""GEMMs, attention and short training runs that represent a recipe on this machine."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from paceline.files.recipe import Recipe, load_recipe, resolve
 from paceline.machines.probe.inventory import local_cluster
 
 BATCH = 8
-"""Samples of a step: eight micro-batches, or one."""
+"""Samples per step: eight micro-batches, or one."""
 FEW, MORE = 2, 4
-"""Layers of the short trainings: their difference is what a layer takes."""
+"""Layers of the short training runs; the difference of their times is that of a layer."""
 DEFAULTS = {"cpu": ("tiny-llama", "gpt-1b3-tiny"), "cuda": ("llama31-8b",)}
 Axes = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ShortTraining:
-    """A training of a few steps."""
+    """Training run of a few steps."""
 
     recipe: str
     spec: RunSpec
 
     @property
     def layout_label(self) -> str:
-        """Its layout in words."""
+        """Description of the layout."""
         layout = self.spec.layout
         words = [layout.label(self.spec.world_size), f"micro-batch {layout.micro_batch}"]
         words += [f"{layout.recompute} recomputation"] if layout.recompute != "none" else []
@@ -42,7 +42,7 @@ class ShortTraining:
 
     @property
     def name(self) -> str:
-        """Different for all of one number of ranks."""
+        """Name that is unique among the runs on the same number of ranks."""
         layout = self.spec.layout.model_dump_json()
         return f"{self.recipe} {self.spec.model.num_layers} {layout}"
 
@@ -54,7 +54,7 @@ def shorts(
     dtype: Dtype,
     ranks: int,
 ) -> list[ShortTraining]:
-    """The short trainings of all recipes on so many ranks, if the trainer takes them."""
+    """Return the short training runs of all recipes on `ranks` ranks that the trainer supports."""
     trainings = [
         short
         for recipe in recipes
@@ -75,7 +75,7 @@ def short_of(
     axes: Axes,
     batch: int = BATCH,
 ) -> ShortTraining | None:
-    """One training of `layers` of the recipe's layers, None where it cannot run."""
+    """Return a training run with `layers` of the recipe's layers, None if it cannot run."""
     assert isinstance(recipe.model, DecoderShape)
     model = recipe.model.model_copy(update={"num_layers": min(layers, recipe.model.num_layers)})
     training = recipe.training.model_copy(
@@ -97,7 +97,7 @@ def short_of(
 
 
 def _layouts(ranks: int) -> Iterator[tuple[int, Axes]]:
-    """(layers, layout) of every short training on so many ranks."""
+    """Yield (layers, layout) of every short training run on `ranks` ranks."""
     share = BATCH // ranks
     if ranks == 1:
         yield FEW, {"micro_batch": 1}
@@ -119,7 +119,7 @@ def _layouts(ranks: int) -> Iterator[tuple[int, Axes]]:
 
 
 def recipes_of(names: Sequence[str], kind: str) -> list[Recipe]:
-    """The recipes to calibrate with; raises UserError for one that is no decoder."""
+    """Return the recipes for calibration; raises UserError for a model other than a decoder."""
     recipes = [load_recipe(name) for name in names or DEFAULTS[kind]]
     for recipe in recipes:
         if not isinstance(recipe.model, DecoderShape):
@@ -132,9 +132,9 @@ def recipes_of(names: Sequence[str], kind: str) -> list[Recipe]:
 
 
 def products(recipes: Sequence[Recipe]) -> list[tuple[int, int, int]]:
-    """(tokens, outputs, inputs) of every different product of a block and of the head.
+    """Return (tokens, outputs, inputs) of every distinct GEMM of a block and of the head.
 
-    Each for one sample's tokens and for a whole batch's.
+    Each is listed for one sample's tokens and for a whole batch's.
     """
     sizes = [
         (tokens, n, k)
@@ -146,7 +146,7 @@ def products(recipes: Sequence[Recipe]) -> list[tuple[int, int, int]]:
 
 
 def attention(recipes: Sequence[Recipe]) -> list[tuple[int, int, int, int, int]]:
-    """(batch, tokens, heads, key/value heads, width) of every recipe, for one sample and many."""
+    """Return (batch, tokens, heads, key/value heads, head dimension) for one sample and a batch."""
     return [
         (
             batch,

@@ -1,4 +1,4 @@
-"""What estimates on a device rest on: its calibration, coefficients, and the machine's rates."""
+"""Inputs of estimates on a device: its calibration, coefficients, and the machine's rates."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from paceline.machines.probe.inventory import cpu
 
 
 def automatic_dtype(device: str) -> Dtype:
-    """What `dtype: auto` is estimated and trained in: bf16, or fp32 where devices have no bf16."""
+    """Return the dtype for `dtype: auto`: bf16, or fp32 if the device has no bf16."""
     if is_cpu(device):
         return "bf16" if cpu()["native_bf16"] else "fp32"
     return "fp32" if catalog.find_device(device).device.has_only_fp16 else "bf16"
 
 
 def is_cpu(device: str) -> bool:
-    """Whether the name stands for the processor of this machine."""
+    """Return True if the name means this machine's CPU."""
     return catalog.find_device(device).device.family == "cpu"
 
 
 def calibration_for(
     device: str, dtype: Dtype | Literal["auto"], label: str | None = None
 ) -> Calibration | None:
-    """The user's calibration of a device in a dtype, None without one.
+    """Return the user's calibration of a device in a dtype, None without one.
 
-    `label` is what the device calls itself where it was seen; None is this machine's processor.
+    `label` is the name that the device reports; None means this machine's CPU.
     """
     if dtype == "auto":
         dtype = automatic_dtype(device)
@@ -51,7 +51,7 @@ def calibration_for(
 
 
 def of_other_dtype(where: str, found: Calibration, dtype: Dtype) -> UserError:
-    """That a processor's rates and coefficients are of another dtype than the training."""
+    """Return the error for a CPU calibration in another dtype than the training run."""
     return UserError(
         where,
         f"is in {found.dtype}, and the training in {dtype}",
@@ -60,7 +60,7 @@ def of_other_dtype(where: str, found: Calibration, dtype: Dtype) -> UserError:
 
 
 def evidence_for(device: str, dtype: Dtype | Literal["auto"], label: str | None = None) -> Evidence:
-    """The device's own coefficients where it is calibrated in that dtype, else those shipped."""
+    """Return the device's calibrated coefficients in that dtype, else the shipped ones."""
     calibration = calibration_for(device, dtype, label)
     return calibration.labelled_evidence() if calibration else shipped()
 
@@ -71,11 +71,11 @@ def machine_for(
     device: str | None = None,
     given: Calibration | None = None,
 ) -> Machine:
-    """The devices of a cluster with their links: a processor by its calibration, others by catalog.
+    """Return the devices of a cluster with their links: a CPU by calibration, others by catalog.
 
-    `device` is a name that says more than the cluster's, such as a power limit; `given` a
-    processor's calibration, where it is not the user's own. Raises UserError for a device or link
-    in no catalog, and for a processor that is not calibrated for such a run.
+    `device` is a more specific name than the cluster's, such as one with a power limit. `given` is
+    a CPU's calibration that replaces the user's own. Raises UserError for a device or link that is
+    not in the catalog, and for a CPU that is not calibrated for such a run.
     """
     if not is_cpu(cluster.device):
         return machine(
@@ -107,18 +107,18 @@ def machine_for(
 
 @dataclass(frozen=True)
 class GivenEvidence:
-    """What such a file holds."""
+    """Coefficients from a file, with the calibration if the file is one."""
 
     path: Path
     evidence: Evidence
     calibration: Calibration | None = None
-    """None where the file holds coefficients alone, which are then of no one device."""
+    """Calibration of a device; None if the file has only coefficients, valid for any device."""
 
     def of(self, device: str, dtype: Dtype | Literal["auto"]) -> Evidence:
-        """Its coefficients for a training on a device.
+        """Return the coefficients for a training run on a device.
 
-        Raises UserError for a calibration of another kind of device, and for a processor's in
-        another dtype.
+        Raises UserError for a calibration of another kind of device, and for a CPU's in another
+        dtype.
         """
         found = self.calibration
         if found is None:
@@ -131,7 +131,7 @@ class GivenEvidence:
         return self.evidence
 
     def of_gpus(self) -> Evidence:
-        """Its coefficients for any GPU; raises UserError for a processor's calibration."""
+        """Return the coefficients for any GPU; raises UserError for a CPU's calibration."""
         if self.calibration and self.calibration.kind == "cpu":
             raise self._of_another_kind("a GPU")
         return self.evidence
@@ -150,10 +150,10 @@ class GivenEvidence:
 
 
 def read_evidence(path: Path) -> GivenEvidence:
-    """The coefficients of a file, which is read once.
+    """Read the coefficients from a file, which is read once.
 
-    Raises UserError for a file without any, and for one that is meant to be a calibration and is
-    none, as one of a later version.
+    Raises UserError for a file without coefficients, and for an invalid calibration, such as one of
+    a later version.
     """
     try:
         text = read_text(path)
@@ -172,5 +172,8 @@ def given_or_own(
     dtype: Dtype | Literal["auto"],
     label: str | None = None,
 ) -> Evidence:
-    """A file's coefficients, else as `evidence_for`; raises UserError as `GivenEvidence.of`."""
+    """Return a file's coefficients, else those of `evidence_for`.
+
+    Raises UserError as `GivenEvidence.of` does.
+    """
     return given.of(device, dtype) if given else evidence_for(device, dtype, label)

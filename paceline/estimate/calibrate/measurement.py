@@ -1,4 +1,4 @@
-"""Measuring this machine from beginning to end."""
+"""Calibration of this machine: probes, short training runs, and the fit."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ from paceline.machines.probe.inventory import inventory, local_cluster
 from paceline.machines.probe.program import probe_lines
 
 RATES_S = 10.0
-"""What the probes of one number of ranks take, beside their start."""
+"""Duration in seconds of the probes of one number of ranks, without their start."""
 STEPS, DROPPED = 8, 2
-"""Steps of a short training, and its first ones that do not count: they touch memory for the first
-time and choose kernels."""
+"""Number of steps of a short training run, and of its first steps that do not count, because they
+touch memory for the first time and choose kernels."""
 LIMIT_S = 600.0
 PAYLOADS = {"cpu": (4096, 2**16, 2**20, 2**23), "cuda": (4096, 2**20, 2**24, 2**28)}
-"""Bytes of the all-reduces; only large ones fill the links between GPUs."""
+"""Sizes of the all-reduces in bytes; only large ones saturate the links between GPUs."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The probes of one placement, as their programs printed them."""
+    """Probe results of one placement, as printed by the probe programs."""
 
     lines: Sequence[dict[str, Any]]
 
     def of(self, event: str) -> list[dict[str, Any]]:
-        """The lines of one kind."""
+        """Return the lines of one event."""
         return [line for line in self.lines if line["event"] == event]
 
     @property
     def placement(self) -> Placement:
-        """Rates of each rank; raises SystemFaultError when a large product failed."""
+        """Rates of each rank; raises SystemFaultError if a large GEMM failed."""
         if not self.of("gemm"):
             reason = (self.of("skipped") or [{"reason": "nothing"}])[0]["reason"]
             raise SystemFaultError("gemm probe", str(reason))
@@ -81,7 +81,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class TimedTraining:
-    """A short training and what its steps took."""
+    """Short training run with its step time."""
 
     short: ShortTraining
     seconds: float
@@ -91,7 +91,7 @@ class TimedTraining:
 
 @dataclass(frozen=True)
 class Measurements:
-    """All that was measured of one machine."""
+    """All measurements of one machine."""
 
     about: About
     rates: Sequence[Rates]
@@ -101,7 +101,7 @@ class Measurements:
 def probe_rates(
     python: str, kind: str, dtype: Dtype, ranks: int, threads: int | None, recipes: Sequence[Recipe]
 ) -> Rates:
-    """All probes in `ranks` processes at once; raises SystemFaultError when they fail."""
+    """Run all probes in `ranks` processes at once; raises SystemFaultError if they fail."""
     request = {
         "device": kind,
         "dtype": dtype,
@@ -121,7 +121,7 @@ def probe_rates(
 def time_steps(
     python: str, shorts: Sequence[ShortTraining], ranks: int, threads: int | None
 ) -> list[TimedTraining]:
-    """The step times of short trainings, all of so many ranks, one after the other."""
+    """Return the step times of short training runs on `ranks` ranks, run one after the other."""
     cases = [
         {"name": short.name, "settings": native.settings(short.spec), "steps": STEPS}
         for short in shorts
@@ -151,17 +151,17 @@ def _timed(short: ShortTraining, times_s: Sequence[float]) -> TimedTraining:
 
 
 LEAST_SLOPE = 1e-3
-"""A coefficient on which no short training depends more is another device's or framework's: the
-least slope of a step time's logarithm over the coefficient's."""
+"""Minimum slope of a step time's logarithm over the coefficient's. A coefficient below it for all
+short training runs belongs to another device or framework."""
 
 
 def prior(kind: str, dtype: Dtype) -> Evidence:
-    """What is known before anything is measured."""
+    """Return the coefficients before any measurement."""
     return cpu_prior(dtype) if kind == "cpu" else shipped()
 
 
 def weighed(about: About, rates: Sequence[Rates], steps: Sequence[TimedTraining]) -> Calibration:
-    """The calibration: the prior of such devices, moved by probes and steps together."""
+    """Return the calibration: the prior of such devices, fitted to probes and steps together."""
     before = prior(about.kind, about.dtype)
     facts = about.model_dump()
     bare = Calibration(
@@ -200,19 +200,19 @@ def weighed(about: About, rates: Sequence[Rates], steps: Sequence[TimedTraining]
 
 
 def machine_here(calibration: Calibration, ranks: int) -> Machine:
-    """This machine for so many ranks."""
+    """Return this machine for `ranks` ranks."""
     if calibration.kind == "cpu":
         return cpu_machine(calibration, ranks)
     return machine(calibration.catalog_device, devices_per_node=max(1, ranks))
 
 
 def case_here(spec: RunSpec, calibration: Calibration) -> Case:
-    """A run on this machine as the time model sees it."""
+    """Return the time model's case for a run on this machine."""
     return case_of(spec, machine_here(calibration, spec.world_size), software_of(spec))
 
 
 def _probes(rates: Rates, cases: Sequence[Case]) -> Probes:
-    """One placement's probes, under the rates that its short trainings have."""
+    """Return one placement's probes, with the rates of its short training runs."""
     ranks = rates.placement.ranks
     case = next(case for case in cases if case.devices == ranks)
     plain = replace(
@@ -264,7 +264,10 @@ Tell = Callable[[str], None]
 def calibrate(
     names: Sequence[str], device: str, dtype: Dtype | None, tell: Tell, ranks: Sequence[int] = ()
 ) -> Calibration:
-    """Measure on 1, 2, 4, ... ranks (or on `ranks`) and weigh it; raises as `measure` does."""
+    """Measure on 1, 2, 4, ... ranks (or on `ranks`) and fit the coefficients.
+
+    Raises what `measure` raises.
+    """
     measurements = measure(names, device, dtype, tell, ranks)
     tell("weighing")
     return weighed(measurements.about, measurements.rates, measurements.timed)
@@ -273,9 +276,10 @@ def calibrate(
 def measure(
     names: Sequence[str], device: str, dtype: Dtype | None, tell: Tell, ranks: Sequence[int] = ()
 ) -> Measurements:
-    """Probes and short trainings on 1, 2, 4, ... ranks (or on `ranks`); `tell` hears what happens.
+    """Run probes and short training runs on 1, 2, 4, ... ranks (or on `ranks`).
 
-    Raises UserError for what is not here, SystemFaultError when a program fails.
+    `tell` receives progress messages. Raises UserError for a device, recipe or rank count that is
+    not available, SystemFaultError if a program fails.
     """
     machine = inventory()
     kind, notices = device_kind(device, machine)
@@ -328,7 +332,7 @@ def measure(
 
 
 def _counts(most: int) -> list[int]:
-    """1, 2, 4, ... up to the most ranks that the machine has cores or GPUs for."""
+    """Return 1, 2, 4, ... up to the number of cores or GPUs."""
     return [
         2**power for power in range(MOST_RANKS.bit_length()) if 2**power <= min(most, MOST_RANKS)
     ]

@@ -1,1 +1,1 @@
-"""Coefficients moved by what was measured, and how sure they are."""
+"""Coefficients fitted to measurements, and their confidence."""

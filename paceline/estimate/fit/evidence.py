@@ -54,15 +54,15 @@ class Evidence(Value):
 
     @property
     def levels(self) -> Levels:
-        """The additional error for unseen software and devices."""
+        """Additional model error for unseen software and devices."""
         stack, device = (self.unseen_sd.get(name, 0.0) for name in ("software", "device"))
         return Levels(stack, device, self.software, self.devices)
 
     def fit(self) -> Fit:
-        """The coefficients as vectors; one that the file does not have keeps its prior.
+        """Return the coefficients as vectors; a coefficient that the file lacks keeps its prior.
 
-        But it follows those that it shares a prior with, as far as these moved: with known ones k,
-        m + C_mk C_kk^-1 (k - their prior).
+        A missing coefficient still follows known ones with which it shares a prior, as far as these
+        moved: with known ones k, m + C_mk C_kk^-1 (k - their prior).
         """
         known = np.array([name in self.medians for name in NAMES])
         centre, covariance = PRIOR.centre.copy(), np.diag(np.diag(PRIOR.covariance))

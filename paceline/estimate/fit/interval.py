@@ -1,4 +1,4 @@
-"""How far a predicted step time may be off: an 80 % interval."""
+"""Uncertainty of a predicted step time: an 80% interval."""
 
 from __future__ import annotations
 
@@ -12,48 +12,50 @@ from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.coefficients import NAMES, coefficient_values
 
 Z80 = 1.2816
-"""Standard deviations on either side that hold 80 % of a normal distribution."""
+"""Standard deviations on either side that contain 80% of a normal distribution."""
 NUDGE = 0.02
-"""Of a coefficient's logarithm to either side, to take the slope of a prediction."""
+"""Step of a coefficient's logarithm, in either direction, for the slope of a prediction."""
 FAR = 16_384
-"""Devices up to which published step times reach; each doubling beyond widens the interval."""
+"""Largest number of devices with published step times; each doubling beyond widens the interval by
+PER_DOUBLING."""
 PER_DOUBLING = 0.03
 UNSEEN = {"adapters": 0.08, "experts": 0.12, "images": 0.15}
-"""More for kinds of models. Seventeen published rows of adapters, which are not fitted, are missed
-by 7 %, those with experts, where their source or device is left out, by 12 %: dispatchers and
-balance are rarely stated."""
+"""Additional deviation for kinds of models. 17 published rows with adapters, which are not fitted,
+are missed by 7%. Rows with experts are missed by 12% by fits without their source or device,
+because dispatchers and balance are rarely stated."""
 CAPTURED = 0.06
-"""More for steps without experts that are one CUDA graph: no fitted row is of one. With it 13 of 17
-such steps of MLPerf 6.0 lie in the interval."""
+"""Additional deviation for steps without experts that are one CUDA graph: no fitted row is one.
+With it, 13 of 17 such steps of MLPerf 6.0 are in the interval."""
 STACK_SOURCES = 4
-"""Sources that all stacks together count for beside those of one: few tell little of its width."""
+"""Weight, in sources, of all implementations together relative to the sources of one: few sources
+determine its deviation poorly."""
 ASSUMED_LINK = 0.5
-"""Deviation of the logarithm of a link's rate that is only the usual one of its generation."""
+"""Standard deviation of the logarithm of a link's rate if it is assumed from its generation."""
 ASSUMED_DEVICE = 0.08
-"""More for a device of which only the family is stated."""
+"""Additional deviation for a device of which only the family is stated."""
 
 
 @dataclass(frozen=True)
 class Levels:
-    """How far whole stacks and whole devices lie from what the formulas say of them.
+    """Model error that all steps of one software or one device have in common.
 
-    Deviations of the logarithm of the step time, of a stack and a device that no row was of; what
-    was looked at has none.
+    Values are standard deviations of the logarithm of the step time, for software and devices
+    without fitted rows; those with fitted rows have none.
     """
 
     software_sd: float = 0.0
     device_sd: float = 0.0
     software: tuple[str, ...] = ()
-    """Names of `fit/origin.py` of which there were rows."""
+    """Names of `fit/origin.py` with fitted rows."""
     devices: tuple[str, ...] = ()
-    """Families of the catalog of which there were rows."""
+    """Device families of the catalog with fitted rows."""
 
     def variance(self, x: Cases) -> Floats:
-        """What is not known of each case's stack and device."""
+        """Return the variance due to each case's unseen software and device."""
         return self._software_variance(x) + self._device_variance(x)
 
     def variance_between(self, first: Cases, second: Cases) -> Floats:
-        """What is not known of how cases differ: a stack or a device that both have cancels."""
+        """Return the variance of the difference of cases; software and devices in common cancel."""
         stacks, devices = (
             first.categories[word] != second.categories[word] for word in ("software", "family")
         )
@@ -70,16 +72,17 @@ class Levels:
 
 
 ALL_SEEN = Levels()
-"""Of evidence that is of one machine."""
+"""No additional error, for evidence of one machine."""
 
 
 def between_sd(missed: Floats, groups: Sequence[str], known: Floats, least_rows: int = 5) -> float:
-    """How far groups lie from fits that never saw them, beyond what these fits leave open.
+    """Return the standard deviation between groups, beyond the uncertainty of the fits.
 
-    The root of the mean of the groups' squared mean errors. `missed` are logarithms of predicted
-    over measured by fits without a row's own group. Taken off are `known`, the variance that an
-    interval has by the coefficients' covariance already, and what chance adds to a group's mean,
-    its variance over its rows; groups with few rows do not count. 0 where nothing is left.
+    It is the root of the mean of the groups' squared mean errors. `missed` are logarithms of
+    predicted over measured by fits without a row's own group. Two terms are subtracted: `known`,
+    the variance that an interval already has from the coefficients' covariance, and the sampling
+    variance of a group's mean, its variance over its rows. Groups with fewer than `least_rows` rows
+    do not count. The result is 0 if nothing is left.
     """
     names, squares = np.array(groups), list[float]()
     for name in np.unique(names):
@@ -93,13 +96,14 @@ def between_sd(missed: Floats, groups: Sequence[str], known: Floats, least_rows:
 def residual_sd(
     x: Cases, missed: Floats, known: Floats, sources: Sequence[str]
 ) -> dict[str, float]:
-    """What the formulas miss, by stack, beyond what fits leave open.
+    """Return the model error by implementation, beyond the uncertainty of the fits.
 
-    So wide that with `known`, the variance that an interval has by the coefficients' covariance
-    already, four in five of the rows lie within 1.28 deviations. `missed` are logarithms of
-    predicted over measured by fits without a row's own source. A stack of n sources counts with n,
-    all rows together with STACK_SOURCES, which is all that is known of a stack without rows. Rows
-    with experts, which have a width of their own, do not count where there are others.
+    It is chosen so that, with `known`, the variance that an interval already has from the
+    coefficients' covariance, four in five rows are within 1.28 deviations. `missed` are logarithms
+    of predicted over measured by fits without a row's own source. An implementation with n sources
+    counts with weight n, all rows together with STACK_SOURCES; an implementation without rows gets
+    only the latter. Rows with experts, which have their own deviation, do not count if there are
+    others.
     """
     dense, names = x.experts <= 1, np.array(sources)
     if dense.any():
@@ -114,34 +118,33 @@ def residual_sd(
 
 
 def _beyond(missed: Floats, known: Floats) -> float:
-    """The variance beside `known` with which 80 % of the rows lie within 1.28 deviations."""
+    """Return the variance in addition to `known` so that 80% of rows are within 1.28 deviations."""
     return max(0.0, float(np.quantile((missed / Z80) ** 2 - known, 0.8)))
 
 
 def log_sd(x: Cases, fit: Fit, residual: Mapping[str, float], levels: Levels = ALL_SEEN) -> Floats:
-    """Standard deviation of the logarithm of the predicted step time.
+    """Return the standard deviation of the logarithm of the predicted step time.
 
-    The coefficients' covariance C through the slopes s of the prediction's logarithm, s C s (delta
-    method), and `own_variance`.
+    The variance is s C s (delta method), with the coefficients' covariance C and the slopes s of
+    the prediction's logarithm, plus `own_variance`.
     """
     slope = slopes(x, fit.centre)
     return np.sqrt(open_variance(slope, fit) + own_variance(x, slope, residual, levels))
 
 
 def open_variance(slope: Floats, fit: Fit) -> Floats:
-    """Variance of each logarithm by what a fit leaves open of its coefficients."""
+    """Return the variance of each logarithm due to the uncertainty of the coefficients."""
     return np.asarray(np.einsum("ij,jk,ik->i", slope, fit.covariance, slope), dtype=np.float64)
 
 
 def own_variance(
     x: Cases, slope: Floats, residual: Mapping[str, float], levels: Levels = ALL_SEEN
 ) -> Floats:
-    """Variance of each logarithm that is the case's own, whatever the coefficients are.
+    """Return the variance of each logarithm that does not depend on the coefficients' uncertainty.
 
-    What the formulas miss, how far a stack or device that no row was of may lie from others, the
-    distance beyond the largest cluster that was looked at, more for kinds of models that were not,
-    and more for links and variants of devices that nobody states.
-    `slope` as from `slopes`.
+    It is the sum of the model error, the error of unseen software and devices, the distance beyond
+    the largest published cluster, the error of kinds of models that are not fitted, and the error
+    of assumed links and device variants. `slope` is the result of `slopes`.
     """
     missed = np.select(
         [x.is_category("implementation", name) for name in residual], list(residual.values())
@@ -163,9 +166,9 @@ def own_variance(
 
 
 def slopes(x: Cases, centre: Floats, among: Sequence[int] | None = None) -> Floats:
-    """(cases, coefficients): how the logarithm of a prediction follows that of each coefficient.
+    """Return d log(prediction) / d log(coefficient), of shape (cases, coefficients).
 
-    `among` are the columns that are not known to be 0, all without it.
+    `among` are the columns that may differ from 0; None means all.
     """
     columns = np.arange(len(centre)) if among is None else np.array(among, dtype=int)
     nudges = NUDGE * np.eye(len(centre))[columns]
@@ -176,12 +179,12 @@ def slopes(x: Cases, centre: Floats, among: Sequence[int] | None = None) -> Floa
 
 
 def bounds(seconds: Floats, sd: Floats) -> tuple[Floats, Floats]:
-    """The ends of the 80 % interval of a log-normal prediction."""
+    """Return the bounds of the 80% interval of a log-normal prediction."""
     return seconds * np.exp(-Z80 * sd), seconds * np.exp(Z80 * sd)
 
 
 def undetermined(fit: Fit, widths: Floats) -> list[str]:
-    """Coefficients that the data left where their prior was: not even a tenth narrower."""
+    """Return the coefficients whose deviation the data narrowed by less than a tenth."""
     sd = np.sqrt(np.diag(fit.covariance))
     names = list(coefficient_values(fit.centre))
     return [name for name, now, before in zip(names, sd, widths, strict=True) if now > 0.9 * before]

@@ -1,4 +1,4 @@
-"""Which software a published row was measured with, and in which year."""
+"""Software and year of a published row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.estimate.model.machine import NARROW
 from paceline.estimate.model.step import NODE
 
 ANY = "any"
-"""Software that nobody names."""
+"""Name of unknown software."""
 _SOFTWARE: tuple[tuple[str, str], ...] = (
     ("maxtext", r"maxtext|tpu-recipes"),
     ("primus", r"primus"),
@@ -24,14 +24,15 @@ _SOFTWARE: tuple[tuple[str, str], ...] = (
     ("deepspeed", r"deepspeed|1910\.02054"),
     ("hf", r"hugging ?face|transformers|accelerate"),
 )
-"""Names, and what stands for them in a row's stack, source, model or notes; the first one counts.
-vTrain measured Megatron-DeepSpeed by a fork of its own and Megatron's kernels."""
+"""Names of software, and the pattern that identifies each in a row's stack, source, model or notes;
+the first match counts. vTrain measured Megatron-DeepSpeed with its own fork and Megatron's kernels.
+"""
 IMPLEMENTATION_OF: Mapping[str, Implementation] = {
     **dict.fromkeys((ANY, "nemo", "megatron", "maxtext", "primus"), "fused"),
     **dict.fromkeys(("composer", "torchtitan", "deepspeed", "hf", "native"), "torch"),
     "megatron-deepspeed": "softmax",
 }
-"""How software computes a block."""
+"""Implementation of a block by software."""
 SOFTWARE = tuple(name for name, _ in _SOFTWARE)
 _PATTERNS = tuple((name, re.compile(text, re.IGNORECASE)) for name, text in _SOFTWARE)
 _ARXIV = re.compile(r"arxiv[ :]*(\d\d)\d\d\.\d+", re.IGNORECASE)
@@ -44,23 +45,24 @@ _YEARS: tuple[tuple[str, int], ...] = (
     (r"nemo docs|functional_tests|simumax", 2025),
     (r"verification card|awsome-distributed|tpu-recipes|primus", 2026),
 )  # fmt: skip
-"""Of sources that state neither a release nor a paper's number."""
+"""Year of sources that state neither a release nor a paper's number."""
 
 
 WHOLE_EXPERTS = ("nemo",)
-"""Software whose recipes give each tensor rank experts of its own (NeMo's performance scripts)."""
+"""Software whose recipes give each tensor rank different experts (NeMo's performance scripts)."""
 CAPTURED_SINCE = 2026.4
-"""Since when NeMo captures steps with experts as one CUDA graph on Blackwell, in 8 and 4 bit
+"""Date from which NeMo captures steps with experts as one CUDA graph on Blackwell, in 8 and 4 bit
 (release notes of Megatron-Bridge 0.5, container 26.06)."""
 BLOCKS_SINCE = 2025.8
-"""Since when it captures blocks but for their experts in racks, whose hosts are slow (performance
-recipes of Megatron-Bridge, container 25.11: attention, router and what sizes the exchange)."""
+"""Date from which NeMo captures blocks without their experts in racks, whose CPUs are slow
+(performance recipes of Megatron-Bridge, container 25.11: attention, router, and the computation of
+the exchange's sizes)."""
 
 _MODULES_OF_HF = ("deepspeed", "hf")
-"""Software that trains the modules of Hugging Face's transformers."""
+"""Software that trains the modules of Hugging Face transformers."""
 FUSED_EXPERTS_DATE = 2024.8
-"""Since when all of these have attention that stores no scores: transformers 4.46 (its pull
-request 33298), which gave it to OPT, the last one of the models with recipes here."""
+"""Date from which all of these have attention that does not store scores: transformers 4.46 (its
+pull request 33298), which added it to OPT, the last of the models with recipes here."""
 
 
 def stores_scores(software: str, software_date: float) -> bool:
@@ -69,8 +71,9 @@ def stores_scores(software: str, software_date: float) -> bool:
 
 
 def visits_tensors(software: str, dtype: Dtype) -> bool:
-    """Whether, without ZeRO, the optimizer visits each tensor by itself: DeepSpeed's for fp16
-    (deepspeed/runtime/fp16/fused_optimizer.py).
+    """Return True if the optimizer, without ZeRO, updates tensor by tensor: DeepSpeed's for fp16.
+
+    Source: deepspeed/runtime/fp16/fused_optimizer.py.
     """
     return software == "deepspeed" and dtype == "fp16"
 
@@ -78,7 +81,7 @@ def visits_tensors(software: str, dtype: Dtype) -> bool:
 def captured_experts(
     software: str, software_date: float, generation: Generation, domain: float, dtype: Dtype
 ) -> CudaGraphs:
-    """What of a step with experts is a CUDA graph."""
+    """Return the part of a step with experts that is captured in CUDA graphs."""
     able = software == "nemo" and generation == "blackwell"
     if able and dtype in NARROW and software_date >= CAPTURED_SINCE:
         return "iteration"
@@ -86,13 +89,13 @@ def captured_experts(
 
 
 def year_of_release(text: str) -> float | None:
-    """Years with months of a release such as 26.02; None for what is none."""
+    """Return the date of a release such as 26.02 as a decimal year; None if it is not a release."""
     stated = _RELEASE.search(text)
     return 2000 + int(stated[1]) + (int(stated[2]) - 1) / 12 if stated else None
 
 
 def software_of(row: Mapping[str, str]) -> str:
-    """The software of SOFTWARE that a row names, by its column `stack` before its source."""
+    """Return the name in SOFTWARE that a row states in its stack, model or source, in this order."""
     for text in (row.get("stack", ""), row.get("model", ""), row.get("source", "")):
         for name, pattern in _PATTERNS:
             if pattern.search(text):
@@ -101,7 +104,10 @@ def software_of(row: Mapping[str, str]) -> str:
 
 
 def release_of(row: Mapping[str, str]) -> float | None:
-    """When a row's software came out, in years with months; its year's middle where that is all."""
+    """Return the release date of a row's software as a decimal year.
+
+    If only the year is known, the date is its middle.
+    """
     stated = year_of_release(row.get("release") or row.get("source", ""))
     if stated:
         return stated
@@ -113,7 +119,7 @@ def release_of(row: Mapping[str, str]) -> float | None:
 
 
 def year_of(row: Mapping[str, str]) -> int | None:
-    """The year in which a row was published; None where its source does not tell."""
+    """Return the year in which a row was published; None if its source does not state it."""
     source = row.get("source", "")
     stated = _ARXIV.search(source) or _RELEASE.search(source)
     if stated:

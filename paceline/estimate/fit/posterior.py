@@ -1,4 +1,4 @@
-"""Moving the priors by measured step times: posterior median and covariance of the coefficients."""
+"""Fit of the coefficients to measured step times: posterior median and covariance."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from paceline.estimate.model.step import step_time
 from paceline.files import catalog
 
 SCALE, EXPERTS_SCALE = 0.08, 0.15
-"""What a good model still misses of a published step time, as a deviation of the logarithm; the
-same with experts, whose kernels and dispatchers few state."""
+"""Expected error of a good model on published step times, as a standard deviation of the logarithm:
+dense models, and models with experts, whose kernels and dispatchers are rarely stated."""
 EVIDENCE_PER_SOURCE = 6.0
-"""How many independent rows a source counts for: rows of one table share its conditions. Of k
-sources of one stack each counts for 1 / sqrt(k) of that: releases of one stack have much in common.
-"""
+"""Number of independent rows that a source counts for, because rows of one table share its
+conditions. Each of k sources of one software counts for 1 / sqrt(k) of that, because releases of
+one software have much in common."""
 AT_ONCE = 8192
-"""Cases that are predicted together, so that they stay in a core's cache."""
+"""Number of cases that are predicted together; they fit in a core's cache."""
 STEP = 1e-6
-"""Of a coefficient's logarithm, to take the slope of a residual."""
+"""Step of a coefficient's logarithm for the slope of a residual."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Coefficients after looking at step times, as logarithms."""
+    """Fitted coefficients as logarithms, with their covariance."""
 
     centre: Floats
     covariance: Floats
@@ -43,26 +43,28 @@ class Fit:
 
 PRODUCTS = tuple(name for name in catalog.generations() if name != "cpu")
 PRODUCTS_SD = 0.12
-"""How far the products of all generations together lie from their priors: how much of the best
-published product is left in a training is one request, asked of each of them."""
+"""Common standard deviation of the GEMM efficiencies of all generations. How much of the best
+published GEMM rate a training run reaches is the same question for each of them."""
 _SHARED = np.isin(NAMES, [f"gemm_{name}" for name in PRODUCTS]) * PRODUCTS_SD
 PRIOR = Fit(CENTRE, np.diag(WIDTH**2) + np.outer(_SHARED, _SHARED))
-"""Before any step time."""
+"""Prior of the coefficients, before any step time."""
 NEAR = 1e-4
-"""Relative change of the cost at which a search ends that began at a similar fit's result."""
+"""Relative change of the cost at which a search ends if it starts at a similar fit's result."""
 LEAST_VARIANCE = 1e-6
-"""Of a direction in the space of coefficients, over the variances of those that it mixes."""
+"""Minimum variance of a direction in the space of coefficients, relative to the variances of the
+coefficients in it."""
 
 
 def predict(x: Cases, centre: Floats) -> Floats:
-    """Seconds of a step."""
+    """Return the predicted seconds of a step of each case."""
     return step_time(x, coefficient_values(centre)).total
 
 
 def predict_each(x: Cases, centres: Floats) -> Floats:
-    """(vectors, cases): seconds of a step by each of several vectors of coefficients.
+    """Return the seconds of a step for several vectors of coefficients, of shape (vectors, cases).
 
-    Several at once: a few thousand numbers take hardly longer than a few hundred.
+    Several vectors go through the formulas together: a few thousand numbers take hardly longer than
+    a few hundred.
     """
     count = min(len(centres), AT_ONCE // max(1, x.size))
     if count <= 1:
@@ -83,20 +85,20 @@ def fit(
     stacks: Sequence[str],
     start: Floats | None = None,
 ) -> Fit:
-    """The posterior given measured step times.
+    """Return the posterior given measured step times.
 
-    Minimises sum(soft_l1(log(predicted / measured) / 0.08)) over rows, each with its
-    `source_weights`, plus the squared distance from the priors. soft_l1 keeps a few rows that the
-    source itself got wrong from pulling. The covariance is Laplace's, from the Jacobian. `start` is
-    where the search begins, the prior's medians where it is None.
+    It minimises sum(soft_l1(log(predicted / measured) / 0.08)) over rows, each with its
+    `source_weights`, plus the squared distance from the priors. soft_l1 limits the influence of a
+    few rows with errors in the source itself. The covariance is Laplace's approximation, from the
+    Jacobian. `start` is the start of the search; None means the prior's medians.
     """
     scale = np.full(x.size, SCALE)
     return moved(PRIOR, x, measured_s, scale, source_weights(sources, stacks), None, start)
 
 
 SHARED_SD = 0.1
-"""How much rows of experts may move what all models share, over what dense rows left open of it:
-they are measured with routing and balance that nobody states."""
+"""Share of the remaining deviation by which rows with experts may move common coefficients. It is
+small because their routing and balance are not stated."""
 
 
 def fit_with_experts(
@@ -106,7 +108,7 @@ def fit_with_experts(
     stacks: Sequence[str],
     start: Floats | None = None,
 ) -> Fit:
-    """`fit` of the dense rows, and then of what only experts have by the rows with experts."""
+    """Fit dense rows first, then the coefficients of experts to the rows with experts."""
     experts = x.experts > 1
     names, software = np.array(sources), np.array(stacks)
     known = (names[~experts].tolist(), software[~experts].tolist())
@@ -137,20 +139,21 @@ def moved(
     also: Callable[[Floats], Floats] | None = None,
     start: Floats | None = None,
 ) -> Fit:
-    """A prior moved by step times, each with a `scale`, a deviation of its logarithm, and a weight.
+    """Return the posterior of a prior given step times with a `scale` and a weight each.
 
-    Minimises sum(weight x soft_l1(log(predicted / measured) / scale)) plus the squared distance
-    from the prior's medians in units of its covariance, and the squares of what `also` says of
-    vectors of coefficients' logarithms, a row each. The covariance of the result is Laplace's: the
-    inverse of J^T J with the Jacobian J of all residuals at the minimum. soft_l1(e) = 2 (sqrt(1 +
-    e^2) - 1), which is e^2 for small errors and 2 |e| for large ones; `soft` is its root with the
-    error's sign.
+    `scale` is a standard deviation of the logarithm. The fit minimises sum(weight x
+    soft_l1(log(predicted / measured) / scale)) plus the squared distance from the prior's medians
+    in units of its covariance, plus the squares of `also`, which returns residuals of shape
+    (vectors, observations) for vectors of log coefficients. The covariance of the result is
+    Laplace's approximation: the inverse of J^T J with the Jacobian J of all residuals at the
+    minimum. soft_l1(e) = 2 (sqrt(1 + e^2) - 1), which is e^2 for small errors and 2 |e| for large
+    ones; `soft` is its root with the error's sign.
     """
     weight = np.sqrt(weights)
     whitened = _whitening(prior.covariance)
 
     def errors(seconds: Floats, logs: Floats) -> Floats:
-        """(vectors, residuals), of (vectors, cases) and (vectors, coefficients)."""
+        """Return residuals of (vectors, cases) and (vectors, coefficients), a row per vector."""
         error = np.log(seconds / measured_s) / scale
         soft = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
         rest = [also(logs)] if also else []
@@ -173,22 +176,23 @@ def moved(
 
 
 def _whitening(covariance: Floats) -> Floats:
-    """W with W^T W the inverse of a covariance, which rounding may have made a bit indefinite."""
+    """Return W with W^T W the inverse of a covariance that rounding may have made indefinite."""
     sd = np.sqrt(np.diag(covariance))
     values, vectors = np.linalg.eigh(covariance / np.outer(sd, sd))
     return np.asarray((vectors / np.sqrt(np.maximum(values, LEAST_VARIANCE))).T / sd)
 
 
 def equal_weights(sources: Sequence[str]) -> Floats:
-    """A weight a row, so that the rows of every source add up to one."""
+    """Return one weight per row so that the rows of every source add up to 1."""
     names, counts = np.unique(np.array(sources), return_counts=True)
     rows = dict(zip(names.tolist(), counts.tolist(), strict=True))
     return np.array([1 / rows[source] for source in sources])
 
 
 def source_weights(sources: Sequence[str], stacks: Sequence[str]) -> Floats:
-    """How many independent rows each row counts for: 6 / (rows of its source) / sqrt(sources of its
-    stack).
+    """Return the number of independent rows that each row counts for.
+
+    It is 6 / (rows of its source) / sqrt(sources of its software).
     """
     of_stack = dict[str, set[str]]()
     for source, stack in zip(sources, stacks, strict=True):
@@ -198,5 +202,5 @@ def source_weights(sources: Sequence[str], stacks: Sequence[str]) -> Floats:
 
 
 def _least_squares() -> Any:
-    # scipy has no type stubs, and takes long to import where nothing is fitted.
+    # scipy has no type stubs, and its import is slow where nothing is fitted.
     return import_module("scipy.optimize").least_squares

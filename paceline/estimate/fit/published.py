@@ -1,7 +1,7 @@
-"""Rows of published tables as cases: what each column means, and what stands for a gap.
+"""Rows of published tables as cases: the meaning of each column, and defaults for gaps.
 
-A row is only left out for one of REASONS. The last alone looks at its step time's size: a step that
-is shorter than its products at the peak is of another batch or model than the row states.
+A row is excluded only for one of REASONS. Only the last reason depends on the step time: a step
+that is shorter than its GEMMs at the peak belongs to another batch or model than the row states.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ IMPOSSIBLE = "batch and step time would need more than the device's peak"
 REASONS = (NO_TIME, NO_SHAPE, NO_LAYOUT, NO_DEVICE, NO_EXPERTS, IMPOSSIBLE)
 
 DEFAULT_SEQ_LEN = 512
-"""Of fine-tuning scripts that state none (DeepSpeed-Chat's default)."""
+"""Sequence length of fine-tuning scripts that state none (DeepSpeed-Chat's default)."""
 DEFAULT_VOCAB = 50_304
 ADAPTER_RANK = 16
 ADAPTED = 6
-"""Matrices of a block with adapters in DeepSpeed-Chat."""
+"""Number of a block's matrices with adapters in DeepSpeed-Chat."""
 PADDED = 128
-"""Megatron makes the embedding's rows a multiple of this x tp."""
+"""Factor of Megatron's padding: the embedding's rows are a multiple of this x tp."""
 DEEP, FEW_A_STAGE, LEAST_LAYERS = 8, 3, 1.9
-"""Stages from which and micro-batches of a stage below which pipelines are interleaved, and layers
-of a chunk."""
+"""Limits for an assumed interleaved pipeline: minimum stages, maximum micro-batches per stage, and
+minimum layers per chunk."""
 DEFAULT_DOCUMENT = 512
-"""Tokens of one of the samples that fine-tuning packs into a sequence, where nobody says more."""
+"""Tokens of each sample that fine-tuning packs into a sequence, if not stated."""
 _TUNED = re.compile(r"\blora\b|\bsft\b|fine-?tun", re.IGNORECASE)
 _SHARDED = re.compile(r"\bFSDP=1\b")
 _EXPERTS = re.compile(
@@ -73,7 +73,7 @@ _EXPERTS = re.compile(
 _FIRST_STEP = re.compile(r"\b(1st|first)( step| iteration)? after (re)?start", re.IGNORECASE)
 _FUSED = re.compile(r"\bte\b")
 _CHANGED = (ANY, "megatron", "megatron-deepspeed")
-"""Software whose name alone does not tell how it computes: that changed over the years."""
+"""Software whose name alone does not determine its implementation, which changed over the years."""
 _FLASH = ("nemo", "maxtext", "primus", "torchtitan", "native", "deepspeed", "hf")
 _STAGE = re.compile(r"(?:zero|stage)?[-_ ]*([0-3])(?![\d.])")
 _PREFIXES: dict[str, Dtype] = {
@@ -81,11 +81,12 @@ _PREFIXES: dict[str, Dtype] = {
     "mxfp4": "mxfp4", "fp4": "nvfp4", "fp32": "fp32", "fp16": "fp16",
 }  # fmt: skip
 MOST = 1e12
-"""No size in a table is larger; what is counts as a gap, as do numbers that are not positive."""
+"""Maximum plausible size in a table; larger numbers count as gaps, as do numbers that are not
+positive."""
 
 
 class UnsupportedRowError(ValueError):
-    """A row that cannot be modelled; its text is one of REASONS."""
+    """A row that cannot be modelled; the message is one of REASONS."""
 
 
 @dataclass(frozen=True)
@@ -99,23 +100,23 @@ class PublishedStep:
     measured_s: float
     memory_gb: float | None
     software: str
-    """Of origin.SOFTWARE, or "any"."""
+    """Name in origin.SOFTWARE, or "any"."""
     device: str
-    """Family of the catalog."""
+    """Device family in the catalog."""
     year: int | None
 
 
 def read_row(row: Mapping[str, str]) -> PublishedStep:
-    """A row as a case; raises UnsupportedRowError with one of REASONS.
+    """Return a row as a case; raises UnsupportedRowError with one of REASONS.
 
-    A number that is not positive, or no number, is a gap. Gaps: micro-batch, tp, pp, cp, vp, ep are
-    1; kv heads are heads; ffn is 4 x hidden; the vocabulary 50,304; the sequence 512; recomputation
-    none where all activations fit into the device's memory, else full. A pipeline with more stages
-    than layers is taken as not stated, except two more, for embedding and head. Megatron pads the
-    vocabulary. Fine-tuning packs samples of 512 tokens, adapters of rank 16 are on the attention's
-    inputs (NeMo's defaults). What is narrower than anything that the device multiplies in is
-    emulated, which means rounded and multiplied in 16 bit, and such a row has a wider interval.
-    Data-parallel ranks are devices / (tp pp cp), whatever the row says.
+    A value that is not a positive number is a gap. Defaults for gaps: micro-batch, tp, pp, cp, vp
+    and ep are 1; kv heads are heads; ffn is 4 x hidden; the vocabulary 50,304; the sequence 512;
+    recomputation none if all activations fit into the device's memory, else full. A pipeline with
+    more stages than layers counts as not stated, except two more, for embedding and head. Megatron
+    pads the vocabulary. Fine-tuning packs samples of 512 tokens, and adapters of rank 16 are on the
+    attention's inputs (NeMo's defaults). A dtype narrower than the device supports is emulated:
+    numbers are rounded and multiplied in 16 bit, and the row has a wider interval. Data-parallel
+    ranks are devices / (tp pp cp), whatever the row states.
     """
     measured = _number(row, "step_time_s")
     if measured is None:
@@ -143,10 +144,10 @@ def read_row(row: Mapping[str, str]) -> PublishedStep:
 
 
 def _least_s(case: Case) -> float:
-    """Seconds that the products of all blocks take at the peak, without recomputation.
+    """Return the seconds of the GEMMs of all blocks at the peak, without recomputation.
 
-    6 FLOP a parameter and token. Tables whose header and rows disagree about the batch have shorter
-    steps.
+    It counts 6 FLOP per parameter and token. Tables whose header and rows disagree about the batch
+    have shorter steps.
     """
     x = cases_of([case])
     flops = 6 * case.layers * float(block_weights(x)[0]) * case.global_batch * case.seq_len
@@ -154,9 +155,9 @@ def _least_s(case: Case) -> float:
 
 
 def kind_of(row: Mapping[str, str]) -> Kind:
-    """moe, lora or dense, by the model's name, the notes and expert parallelism.
+    """Return moe, lora or dense, by the model's name, the notes and expert parallelism.
 
-    A step right after a start is a kind of its own: it also sets up communicators and caches.
+    A step right after a start is a separate kind, because it also sets up communicators and caches.
     """
     model, notes = row.get("model", ""), row.get("notes", "")
     if "lora" in model.lower() or "task=lora" in notes.lower():
@@ -168,12 +169,12 @@ def kind_of(row: Mapping[str, str]) -> Kind:
 
 
 def implementation_of(row: Mapping[str, str]) -> Implementation:
-    """How the framework computes, by the name of its attention.
+    """Return the framework's implementation by the name of its attention.
 
-    "softmax" stands in rows of Megatron up to 2022, "TE", "unfused" and "local" in those of
-    Megatron core and NeMo, "flash" or nothing with ZeRO-3 or no ZeRO at all in those of PyTorch's
-    modules; a pipeline is none of theirs. Software that a row names counts where its attention does
-    not tell.
+    "softmax" is in rows of Megatron up to 2022; "TE", "unfused" and "local" in those of Megatron
+    core and NeMo; "flash" or nothing, with ZeRO-3 or no ZeRO at all, in those of PyTorch modules,
+    which have no pipelines. The software that a row states counts if its attention is not
+    conclusive.
     """
     attention = row.get("attention_impl", "").lower()
     if "softmax" in attention:
@@ -188,7 +189,7 @@ def implementation_of(row: Mapping[str, str]) -> Implementation:
 
 
 def zero_stage(text: str) -> int:
-    """0 to 3; an optimizer with sharded states is stage 1 whatever it is called."""
+    """Return the ZeRO stage, 0 to 3; any optimizer with sharded states is stage 1."""
     plain = text.strip().lower()
     stage = _STAGE.match(plain)
     if stage and stage[1] != "0":
@@ -203,7 +204,7 @@ def _count(row: Mapping[str, str]) -> float | None:
 
 
 def _experts(row: Mapping[str, str]) -> Experts | None:
-    """What a row states of its experts, else its family's; None where neither tells."""
+    """Return the experts that a row states, else its family's; None if neither is known."""
     number, per_token = _count(row), _number(row, "topk")
     known = experts_of(row.get("model", ""))
     if not (number and per_token):
@@ -305,7 +306,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
 
 
 def _is_flash(attention: str, software: str, software_date: float) -> bool:
-    """Whether attention stores no scores; software of today's has it where a row does not say."""
+    """Return True if attention does not store scores; by default this depends on the software."""
     if not attention:
         return software in _FLASH and not stores_scores(software, software_date)
     return attention not in ("unfused", "local") and "softmax" not in attention
@@ -318,10 +319,11 @@ def _chunks(
     pp: float,
     axes: Mapping[str, float],
 ) -> float:
-    """Chunks of a stage: stated, else 1 unless fewer than three micro-batches a stage would wait.
+    """Return the chunks per stage: as stated, else 1, or more with few micro-batches per stage.
 
-    Who trains with so few interleaves: then as many chunks, of two layers or more, as divide the
-    layers, or the layers and both ends.
+    Runs with fewer than three micro-batches per stage interleave. The number of chunks is then the
+    largest one, with at least two layers per chunk, that divides the layers, or the layers plus
+    both ends.
     """
     stated, batch = _number(row, "vp"), _number(row, "gbs") or 1.0
     replicas = (_number(row, "num_gpus") or 1.0) / (axes["tp"] * axes["cp"] * pp)
@@ -336,7 +338,7 @@ def _chunks(
 def _is_gated(
     row: Mapping[str, str], layers: float, hidden: float, ffn: float, groups: float
 ) -> bool:
-    """`is_gated` by all that a row says; `groups` are key heads over heads."""
+    """Return `is_gated` for a row; `groups` are key heads divided by heads."""
     stated = f"{row.get('mlp_kind') or ''} {row.get('notes', '')}"
     tables = hidden * (_number(row, "vocab") or DEFAULT_VOCAB)
     without = tables + layers * hidden * (hidden * (2 + 2 * groups) + 2 * ffn)
@@ -346,24 +348,24 @@ def _is_gated(
 
 
 def is_tuned(row: Mapping[str, str]) -> bool:
-    """Whether a row says that it is about fine-tuning."""
+    """Return True if a row states that it is fine-tuning."""
     return bool(_TUNED.search(f"{row.get('model', '')} {row.get('notes', '')}"))
 
 
 def _vocabulary(row: Mapping[str, str], implementation: Implementation, tp: float) -> float:
-    """Rows of the embedding: Megatron pads them, PyTorch's models have as many as they state."""
+    """Return the rows of the embedding: Megatron pads them, PyTorch modules do not."""
     stated = _number(row, "vocab") or DEFAULT_VOCAB
     multiple = PADDED * tp if implementation != "torch" else 1.0
     return ceil(stated / multiple) * multiple
 
 
 def _adapted(case: Case) -> float:
-    """Inputs and outputs of the joint matrix of queries, keys and values."""
+    """Return the inputs plus outputs of the joint matrix of queries, keys and values."""
     return case.hidden + (case.heads + 2 * case.kv_heads) * case.head_dim
 
 
 def dtype_of(text: str) -> Dtype:
-    """The dtype that a table's word means; bf16 for words that nobody knows."""
+    """Return the dtype for a word in a table; bf16 for unknown words."""
     word = text.strip().lower()
     for prefix, dtype in _PREFIXES.items():
         if word.startswith(prefix):
@@ -375,7 +377,7 @@ def dtype_of(text: str) -> Dtype:
 
 
 def _link(row: Mapping[str, str], name: str) -> str | None:
-    """A link that the catalog knows, or one that states its rate; None takes the usual one."""
+    """Return a link that is in the catalog or states its rate; None selects the default."""
     text = (row.get(name) or "").strip()
     if parse_bandwidth(text, 1):
         return text
@@ -386,7 +388,7 @@ def _link(row: Mapping[str, str], name: str) -> str | None:
 
 
 def _number(row: Mapping[str, str], name: str) -> float | None:
-    """A positive number; None for what is none, for 0, and for what no training has."""
+    """Return a positive number; None for text, 0, and implausible values."""
     try:
         value = float((row.get(name) or "").strip())
     except ValueError:

@@ -1,7 +1,7 @@
-"""Coefficients of one machine: what was known before, moved by its own probes and step times.
+"""Coefficients of one machine: a prior updated by its own probes and step times.
 
-Published steps are of GPUs, whose starts, hosts and overlaps say nothing about processes that
-compute, exchange and wait on the same cores, so a CPU has a prior of its own.
+Published steps are of GPUs. Their start latencies, CPU launch overhead and overlap do not apply to
+processes that compute, exchange and wait on the same cores, so a CPU has a separate prior.
 """
 
 from __future__ import annotations
@@ -21,54 +21,55 @@ from paceline.estimate.model.coefficients import CENTRE, NAMES, WIDTH
 from paceline.estimate.model.collectives import all_reduce_s
 
 LEAST_NOISE = 0.10
-"""Of a probe, as a deviation of the logarithm: a loop over one operation keeps its caches warmer
-than a training does."""
+"""Minimum noise of a probe, as a standard deviation of the logarithm: a loop over one operation
+keeps its caches warmer than a training run does."""
 LATENCY_NOISE = 0.7
-"""The same of the host's time of a block, counted in small operations."""
+"""Noise of a block's CPU launch time, counted in small operations."""
 OPERATIONS = 400
-"""Small additions that take as long as the host needs for a block, forward and backward: some
-hundred operations, most of them with autograd and an allocation. The wide noise says how rough
-that is."""
+"""Number of small additions that take as long as the CPU launches of a block, forward and backward:
+a few hundred operations, most of them with autograd and an allocation. LATENCY_NOISE is wide
+because this is a rough count."""
 OVERLAP_NOISE = 0.3
-"""The same of the share of an exchange that work does not hide."""
+"""Noise of the exposed share of an exchange."""
 TWICE = 8 / 6
-"""Bytes a parameter that the native trainer exchanges among replicas over those of the formula."""
+"""Bytes per parameter that the native trainer exchanges among replicas, divided by those of the
+formula."""
 LEAST_EXPOSED = 0.05
-"""Of that share: what is hidden wholly has no logarithm."""
+"""Minimum exposed share: full overlap has no logarithm."""
 
 
 @dataclass(frozen=True)
 class Probes:
-    """What one placement of ranks measured; `case` has its rates and number of devices."""
+    """Probe results of one placement of ranks; `case` has its rates and number of devices."""
 
     case: Case
     products: Sequence[tuple[float, ...]] = ()
-    """m, n, k, seconds forward and backward, spread."""
+    """GEMMs: m, n, k, seconds forward and backward, spread."""
     attention: Sequence[tuple[float, ...]] = ()
-    """Batch, tokens, heads, key/value heads, width of a head, seconds both ways, spread."""
+    """Attention: batch, tokens, heads, key/value heads, head dimension, total seconds, spread."""
     copies: Sequence[tuple[float, float]] = ()
-    """Bytes/s read and written, spread."""
+    """Memory copies: bytes/s read and written, spread."""
     exchanges: Sequence[tuple[float, float, float]] = ()
-    """Bytes, seconds, spread of all-reduces among all ranks."""
+    """All-reduces among all ranks: bytes, seconds, spread."""
     latency_s: float | None = None
-    """Of one small operation."""
+    """Seconds of one small operation."""
     exposed: float | None = None
-    """Share of an exchange that products beside it do not hide, 0-1."""
+    """Share of an exchange that concurrent GEMMs do not overlap, 0-1."""
 
     @property
     def size(self) -> int:
-        """How many observations that is."""
+        """Number of observations."""
         many = len(self.products) + len(self.attention) + len(self.copies) + len(self.exchanges)
         return many + (self.latency_s is not None) + (self.exposed is not None)
 
 
 Errors = Callable[[Floats], Floats]
-"""From vectors of coefficients' logarithms to deviations in units of their noise: (vectors,
+"""Function from vectors of log coefficients to deviations in units of their noise: (vectors,
 coefficients) to (vectors, observations)."""
 
 
 def errors(probes: Sequence[Probes]) -> Errors:
-    """How far the formulas are from what was measured, each softened like a step's."""
+    """Return the function for the errors of the formulas on probes, softened as for steps."""
     parts = [part for placed in probes for part in _parts(placed)]
 
     def all_of_them(logs: Floats) -> Floats:
@@ -80,7 +81,7 @@ def errors(probes: Sequence[Probes]) -> Errors:
 
 
 Part = Callable[[Mapping[str, float]], Floats]
-"""From coefficients by name, a column of vectors each, to errors of one kind of probe:
+"""Function from coefficients by name, each a column of vectors, to the errors of one kind of probe:
 ln(predicted / measured) / noise."""
 
 
@@ -145,7 +146,7 @@ def _noise(spreads: Floats) -> Floats:
 
 
 ON_CPU: dict[str, tuple[float, float]] = {
-    # Rates are relative to a large product and a large copy on as many cores.
+    # Rates are relative to a large GEMM and a large copy on as many cores.
     "gemm_cpu": (0.9, 0.3),
     "gemm_torch": (1.0, 0.05),
     "gemm_odd": (0.9, 0.2),
@@ -164,9 +165,10 @@ ON_CPU: dict[str, tuple[float, float]] = {
     "intra": (0.7, 0.4),
     "intra_start_s": (2e-4, 0.8),
     "inter": (0.7, 0.4),
-    # A training's exchanges wait until all sides are awake, unlike a loop of nothing else.
+    # The exchanges of a training run wait until all ranks are scheduled, unlike a loop of nothing
+    # else.
     "inter_start_s": (8e-4, 0.8),
-    # Who exchanges does not compute meanwhile: nothing is hidden.
+    # A core that exchanges does not compute, so nothing overlaps.
     "tp_exposed": (1.0, 0.3),
     "cp_exposed": (1.0, 0.5),
     "pp_exposed_fused": (1.0, 0.4),
@@ -174,16 +176,16 @@ ON_CPU: dict[str, tuple[float, float]] = {
     "zero3_exposed": (1.0, 0.2),
     "host_sharded_s": (2e-4, 0.8),
 }
-"""Median and standard deviation of the logarithm."""
+"""Prior of a CPU: median and standard deviation of the logarithm."""
 BY_BYTES = ("elementwise", "tp_exposed", "cp_exposed", "pp_exposed_fused")
-"""Twice as much in fp32: the formulas count two bytes a number."""
+"""Coefficients that double in fp32, because the formulas count two bytes per number."""
 MISSED = 0.2
-"""What the formulas may miss of a step on a CPU."""
+"""Expected model error of a step on a CPU, as a standard deviation of the logarithm."""
 TITLE = "public prior: CPUs in general"
 
 
 def cpu_prior(dtype: Dtype) -> Evidence:
-    """Coefficients for a CPU of which nothing but rates is known."""
+    """Return the coefficients for a CPU of which only the rates are known."""
     centre, width = CENTRE.copy(), WIDTH.copy()
     for name, (median, sd) in ON_CPU.items():
         at = NAMES.index(name)
@@ -194,15 +196,15 @@ def cpu_prior(dtype: Dtype) -> Evidence:
 
 
 NOISE = 0.06
-"""What a good model misses of a step of one machine, as a deviation of the logarithm: half of what
-it misses of a published one, whose conditions nobody states in full."""
+"""Expected error of a good model on a step of one machine, as a standard deviation of the
+logarithm: half of that on published steps, whose conditions are not fully stated."""
 PRIOR_ROWS = 4.0
-"""Rows that what the formulas missed before counts for: a fit always meets a few rows well."""
+"""Weight of the previous model error, in rows: a fit always matches a few rows well."""
 SPREAD = 0.5
-"""How far coefficients of one machine lie from those of all, in units of the widths that they had
-before any step was looked at: a fit to many machines knows their middle better than each."""
+"""Additional deviation of one machine's coefficients, in units of the prior deviations: a fit to
+many machines determines their mean better than each of them."""
 ALIKE = 0.9
-"""Correlation from which the data see only two coefficients' product or quotient."""
+"""Correlation from which the data determine only the product or ratio of two coefficients."""
 
 
 def refit(
@@ -213,13 +215,13 @@ def refit(
     noise: float | Floats = NOISE,
     also: Errors | None = None,
 ) -> Evidence:
-    """The evidence moved by step times of one machine, with their own residual deviation.
+    """Return the evidence updated by step times of one machine, with their own residual deviation.
 
-    The prior are the medians and the covariance of `evidence`, widened where that is of other
-    machines. Every row counts once, with `noise` as the deviation of its logarithm (a number, or
-    one a row). All rows belong into one call on the evidence from before: one that is given twice
-    counts twice. Rows without a positive time are left out. `also` are probes beside the steps
-    (`probes.errors`).
+    The prior is the medians and the covariance of `evidence`, widened if that is of other machines.
+    Every row counts once, with `noise` as the standard deviation of its logarithm (a number, or one
+    per row). Pass all rows in one call with the original evidence: a row that is passed twice
+    counts twice. Rows without a positive time are ignored. `also` are probes in addition to the
+    steps (`errors`).
     """
     usable = np.isfinite(measured_s) & (measured_s > 0)
     if not usable.any():
@@ -234,7 +236,7 @@ def refit(
 
 
 def prior_of(evidence: Evidence) -> Fit:
-    """What is known of one machine's coefficients before its own steps, or after them."""
+    """Return the prior of one machine's coefficients, before or after its own steps."""
     fit = evidence.fit()
     if evidence.own_rows:
         return fit
@@ -242,14 +244,14 @@ def prior_of(evidence: Evidence) -> Fit:
 
 
 def unmoved(before: Evidence, after: Evidence) -> list[str]:
-    """Coefficients about which the rows between the two said nothing."""
+    """Return the coefficients that the rows between the two did not determine."""
     return undetermined(after.fit(), np.sqrt(np.diag(prior_of(before).covariance)))
 
 
 def alike(before: Evidence, after: Evidence) -> list[tuple[str, str]]:
-    """Pairs of coefficients that the rows cannot tell apart: they moved, but only together.
+    """Return pairs of coefficients that the rows cannot separate: they moved only together.
 
-    Their correlation is beyond 0.9 now and was not before.
+    Their correlation is above 0.9 now and was not before.
     """
     old, new = _correlation(prior_of(before)), _correlation(after.fit())
     return [
@@ -261,7 +263,7 @@ def alike(before: Evidence, after: Evidence) -> list[tuple[str, str]]:
 
 
 def _residual(evidence: Evidence, x: Cases, measured_s: Floats, centre: Floats) -> dict[str, float]:
-    """What the formulas miss by stack; one without rows keeps what it had."""
+    """Return the model error by implementation; one without rows keeps its previous value."""
     missed = np.log(predict(x, centre) / measured_s)
     deviations = dict(evidence.residual_sd)
     for stack, before in deviations.items():

@@ -1,6 +1,7 @@
-"""What a published row says of its model, software and settings where its columns are silent.
+"""Details of a published row's model, software and settings that its columns do not state.
 
-Shapes are those of the models' public configurations."""
+Shapes are those of the models' public configurations.
+"""
 
 from __future__ import annotations
 
@@ -23,26 +24,26 @@ GATED = re.compile(
     r"|zephyr",
     re.IGNORECASE,
 )
-"""Model families whose ffn has a gate."""
+"""Model families with a gated ffn."""
 PLAIN = re.compile(
     r"\bgpt(?![-_ ]?oss)|\bopt\b|bloom|falcon|nemotron|\bmpt\b|neox|pythia|cerebras|gopher|turing"
     r"|chinchilla|mt[-_ ]?nlg|starcoder|codegen|megatron|bigscience|\bbert|phi[-_ ]?[12]|minitron",
     re.IGNORECASE,
 )
-"""Families whose ffn has two matrices, with GELU or squared ReLU, however wide it is."""
+"""Model families whose ffn has two matrices, with GELU or squared ReLU, whatever its width."""
 _BILLIONS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*([bt])(?![a-z])", re.IGNORECASE)
 _CLEAR = 0.04
-"""How much nearer (of the logarithm) one reading has to be to the stated number of parameters."""
+"""Minimum difference of the log distances to the stated number of parameters that decides."""
 
 
 class Experts(NamedTuple):
-    """Experts of a block."""
+    """Number and sizes of a block's experts."""
 
     number: float
     per_token: float
     width: float
     shared: float = 0
-    """Experts of the same width that all tokens pass."""
+    """Number of shared experts of the same width, which all tokens pass."""
 
 
 _EXPERTS: tuple[tuple[str, Experts], ...] = (
@@ -61,18 +62,19 @@ _EXPERTS: tuple[tuple[str, Experts], ...] = (
 _HEAD_WIDTHS: tuple[tuple[str, float], ...] = (
     (r"qwen[-_ ]?3", 128), (r"gpt[-_ ]?oss", 64), (r"gemma(?!.*(27|31)b)", 256),
 )  # fmt: skip
-"""Width of a head where heads do not add up to the hidden size."""
+"""Head dimension of models whose heads do not add up to the hidden size."""
 _LATENT = re.compile(r"deepseek[-_ ]?(v[23]|r1)|kimi[-_ ]?k2", re.IGNORECASE)
 LATENT_SCORES = 160.0
-"""Multi-head latent attention: scores of 192 and values of 128 numbers a head, so 160 on average
-(DeepSeek-V3, arXiv:2412.19437); its products have about as many weights as those of h / a."""
+"""Mean head dimension of multi-head latent attention: scores of 192 and values of 128 numbers per
+head, so 160 on average (DeepSeek-V3, arXiv:2412.19437). Its GEMMs have about as many weights as
+those of h / a."""
 
 
 def is_gated(model: str, width: float = 4.0, stated: str = "", by_size: float = 0.0) -> bool:
-    """Whether an ffn has a gate, by what a table states, the family, the parameters or the width.
+    """Return True if an ffn has a gate, by statement, family, parameters or width.
 
-    `width` is the ffn's over the hidden size, `by_size` what `gate_by_size` says. A width that is
-    no multiple of the hidden size has one where nothing else tells.
+    `width` is the ffn's divided by the hidden size, `by_size` the result of `gate_by_size`. If
+    nothing else decides, a width that is not a multiple of the hidden size means a gate.
     """
     if re.search(r"\b(non-?gated|plain|squared relu|gelu)\b", stated, re.IGNORECASE):
         return False
@@ -84,7 +86,7 @@ def is_gated(model: str, width: float = 4.0, stated: str = "", by_size: float = 
 
 
 def gate_by_size(model: str, without: float, gate: float) -> float:
-    """1 where the parameters in a name fit an ffn with a gate, -1 without, 0 where it is not clear.
+    """Return 1 if the parameters in a name fit a gated ffn, -1 without a gate, 0 if unclear.
 
     `without` are the parameters of the model without a gate, `gate` those of a gate.
     """
@@ -97,17 +99,17 @@ def gate_by_size(model: str, without: float, gate: float) -> float:
 
 
 def experts_of(model: str) -> Experts | None:
-    """The experts of a family that is known, None for others."""
+    """Return the experts of a known family, None for others."""
     return next((e for text, e in _EXPERTS if re.search(text, model, re.IGNORECASE)), None)
 
 
 def head_width(model: str) -> float | None:
-    """The width of a head, None where heads add up to the hidden size."""
+    """Return the head dimension, None if heads add up to the hidden size."""
     return next((w for text, w in _HEAD_WIDTHS if re.search(text, model, re.IGNORECASE)), None)
 
 
 def score_width(model: str) -> float:
-    """Numbers of a head in the products of attention, 0 where it is the head's width."""
+    """Return the head dimension in attention's GEMMs, 0 if it is that of the model."""
     return LATENT_SCORES if _LATENT.search(model) else 0.0
 
 
@@ -121,13 +123,13 @@ class Recomputed(TypedDict, total=False):
 
 
 def recomputed(row: Mapping[str, str], case: Case, memory: float | None) -> Recomputed:
-    """By the column `recompute`; `case` is the row without it, `memory` a device's bytes.
+    """Return the recomputation by the column `recompute`, for the row's `case` without it.
 
-    "selective" is attention, or the modules that it names. A custom policy of MaxText computes all
-    again that it does not keep: recipes of the Ironwood TPU keep a block's input alone where it has
-    experts, else also what attention takes or gives, never the ffn's first products
-    (AI-Hypercomputer/tpu-recipes, training/ironwood). Where nothing is stated and all
-    activations do not fit into memory everything is computed again.
+    `memory` is the device's memory in bytes. "selective" means attention, or the modules that it
+    lists. A custom policy of MaxText recomputes everything that it does not save: recipes of the
+    Ironwood TPU save only a block's input if it has experts, else also attention's inputs or
+    outputs, never the ffn's first GEMMs (AI-Hypercomputer/tpu-recipes, training/ironwood). If
+    nothing is stated and all activations do not fit into memory, everything is recomputed.
     """
     word = row.get("recompute", "").strip().lower()
     if word.startswith(("full", "remat full")):
@@ -144,12 +146,12 @@ def recomputed(row: Mapping[str, str], case: Case, memory: float | None) -> Reco
 
 
 def saved_bytes(case: Case) -> float:
-    """Activations of one rank without recomputation, in 16 bit, with scores where they are kept.
+    """Return the activation bytes of one rank without recomputation, in 16 bit.
 
-    Korthikanti et al., arXiv:2205.05198, equations 1 to 4, in bytes a layer and micro-batch:
-    T h (10 + 24/t), T h 34/t with sequence parallelism, and 5 a s T / t of scores, with T tokens, h
-    hidden size, a heads, s tokens of a sample, t tensor ranks. A pipeline's first rank keeps
-    min(p, m) micro-batches.
+    Korthikanti et al., arXiv:2205.05198, equations 1 to 4, in bytes per layer and micro-batch: T h
+    (10 + 24/t), T h 34/t with sequence parallelism, and 5 a s T / t of scores if they are stored,
+    with T tokens, h hidden size, a heads, s tokens of a sample, t tensor ranks. A pipeline's first
+    rank keeps min(p, m) micro-batches.
     """
     tokens = case.micro_batch * case.seq_len / case.cp
     replicas = max(1.0, case.devices / prod(getattr(case, axis) for axis in MODEL_AXES))
@@ -162,18 +164,19 @@ def saved_bytes(case: Case) -> float:
 _CHAT = re.compile(r"deepspeed-chat", re.IGNORECASE)
 _ADAPTED = re.compile(r"\bopt-13b\b", re.IGNORECASE)
 CHAT_RANK = 128
-"""Of adapters on all matrices of OPT-13B's blocks, beside which embeddings, norms and biases train
-(--lora_dim 128 --lora_module_name decoder.layers. in Lambda's logs of DeepSpeed-Chat)."""
+"""Rank of the adapters on all matrices of OPT-13B's blocks; embeddings, norms and biases are
+trained as well (--lora_dim 128 --lora_module_name decoder.layers. in Lambda's logs of
+DeepSpeed-Chat)."""
 
 
 def has_adapters(row: Mapping[str, str]) -> bool:
-    """Whether the script behind a row trains adapters though the row does not say so."""
+    """Return True if the script of a row trains adapters although the row does not state it."""
     chat = _CHAT.search(row.get("source", ""))
     return bool(chat and _ADAPTED.search(row.get("model", "")))
 
 
 def adapters_of_chat(case: Case) -> Case:
-    """A case with the adapters that DeepSpeed-Chat's script gives OPT-13B."""
+    """Return a case with the adapters of DeepSpeed-Chat's script for OPT-13B."""
     heads, kv = case.heads * case.head_dim, case.kv_heads * case.head_dim
     widths = 2 * (2 * case.hidden + heads + kv) + 2 * (case.hidden + case.ffn)
     x = cases_of([case])
@@ -208,11 +211,11 @@ class Stated(TypedDict):
 
 
 def of_experts(row: Mapping[str, str], case: Case, software: str, dtype: Dtype) -> Stated:
-    """What a row with experts says of them; `case` is the row without it.
+    """Return the details of a row with experts; `case` is the row without them.
 
     Columns `moe_dispatcher`, `ep_overlap` (on, off), `etp`, `token_drop` and `cuda_graphs` (1, 0)
-    count before the notes and the model's name. Tensor ranks hold whole experts where `etp` is 1
-    or the software's recipes say so; a step is one CUDA graph where its release does that.
+    count before the notes and the model's name. Tensor ranks hold unsharded experts if `etp` is 1
+    or the software's recipes do so. A step is one CUDA graph if its release does that.
     """
     notes, model = row.get("notes", ""), row.get("model", "")
     drops, graph = flag(row, "token_drop"), flag(row, "cuda_graphs")
@@ -236,10 +239,11 @@ class DenseBlocks(TypedDict):
 
 
 def of_dense_blocks(first: float, width: float | None, case: Case) -> DenseBlocks:
-    """The `first` blocks of a case with experts, which have an ffn of `width` instead of experts.
+    """Return the fields for the `first` blocks of a case with experts, which have a dense ffn.
 
-    The mean over blocks of what that ffn has more parameters than router and shared experts, which
-    count in every block. Without a width it is that of a token's experts together.
+    `more_weights` is the mean over blocks of the parameters of that ffn minus those of router and
+    shared experts, which count in every block. `width` is the ffn's; None means that of a token's
+    experts together.
     """
     share = min(1.0, first / case.layers)
     width = width or case.ffn * case.experts_per_token + case.shared_ffn
@@ -250,7 +254,7 @@ def of_dense_blocks(first: float, width: float | None, case: Case) -> DenseBlock
 
 
 def flag(row: Mapping[str, str], name: str) -> bool | None:
-    """A column that says yes or no; None where it says neither."""
+    """Return a yes/no column as a bool; None if it is neither."""
     word = (row.get(name) or "").strip().lower()
     return True if word in YES else False if word in NO else None
 

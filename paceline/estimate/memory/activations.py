@@ -34,8 +34,7 @@ from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.weights import num_microbatches, replicas
 
 DROPPED = 2
-"""Number of residual-stream tensors with dropout in a block: attention's and the ffn's outputs.
-"""
+"""Number of residual-stream tensors with dropout per block: attention's and the ffn's outputs."""
 LSE_BYTES = 4
 """Bytes of the fp32 log-sum-exp of a row, all that flash attention saves of its scores: one for
 each head and token (Dao et al., arXiv:2205.14135)."""

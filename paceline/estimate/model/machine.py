@@ -180,9 +180,7 @@ class Machine:
         return peak
 
     def peak_wide(self, dtype: Dtype) -> float:
-        """Return the FLOP/s of GEMMs that are not narrow: the fp32 peak in fp32, else that of 16
-        bit.
-        """
+        """Return the FLOP/s of GEMMs that are not narrow: the fp32 peak for fp32, else 16-bit."""
         peak = self.device.peak_flops_per_s("fp32") if dtype == "fp32" else None
         return peak or self.peak_16bit()
 
