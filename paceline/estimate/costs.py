@@ -1,4 +1,4 @@
-"""Cost of a training: days, device-hours, money, energy, carbon, and time lost to failures."""
+"""Cost of a training run: days, device-hours, money, energy, carbon, and time lost to failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Failures(Value):
     restart_s: NonNegativeFloat = RESTART_S
     """Seconds from a failure to the first step after the restart, excluding lost work."""
     checkpoint_s: NonNegativeFloat = CHECKPOINT_S
-    """Seconds for which saving a checkpoint blocks the training."""
+    """Seconds for which saving a checkpoint blocks the training run."""
     interval_s: PositiveFloat | None = None
     """Seconds of training between checkpoints; None takes Young's interval."""
 
@@ -79,7 +79,7 @@ class CheckpointPlan(Value):
 
 
 class TrainingCost(Value):
-    """Cost of a whole training; None for unknown values."""
+    """Cost of a whole training run; None for unknown values."""
 
     total_tokens: float
     days: float

@@ -1,8 +1,8 @@
 """Sensitivity of the throughput to each hardware property.
 
 A step consists of work at some rate (GEMMs, memory, links) and of fixed times (latency, CPU launch
-overhead). If everything were k times faster, the step would be k times shorter, so by Euler's
-theorem on homogeneous functions the elasticities of one training sum to 1.
+overhead). If everything were k times faster, the step would be k times shorter. By Euler's theorem
+on homogeneous functions, the elasticities of one run therefore sum to 1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Step time with its interval, memory, and the probability of running out of it.
+"""Step time with its interval, memory, and the probability of running out of memory.
 
-All commands (`run`, `estimate`, `sweep`, `tune`, `rampup`, `explain`) use this module, so that they
-report the same values for the same training. Estimates are arrays with one row per training. A
-single estimate simulates its pipeline; thousands of layouts are first ranked in closed form, and
-only the best of them are simulated.
+All commands (`run`, `estimate`, `sweep`, `tune`, `rampup`, `explain`) use this module and therefore
+report the same values for the same run. Estimates are arrays with one row per run. A single
+estimate simulates its pipeline. Thousands of layouts are first ranked in closed form, and only the
+best of them are simulated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_P_OOM_TO_RUN = 0.95
 
 @dataclass(frozen=True)
 class Estimates:
-    """Estimates of trainings on one kind of device, one row per training."""
+    """Estimates of training runs on one kind of device, one row per run."""
 
     x: Cases
     evidence: Evidence

@@ -1,4 +1,4 @@
-"""Comparison of a measured step time with the estimate of the same training."""
+"""Comparison of a measured step time with the estimate of the same run."""
 
 from __future__ import annotations
 

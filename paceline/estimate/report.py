@@ -138,7 +138,7 @@ def setup(estimate: Estimate) -> tuple[str, ...]:
 
 
 def fit_label(estimate: Estimate) -> str:
-    """Return a short label that says whether the training fits into memory."""
+    """Return a short label: whether the run fits into memory."""
     if estimate.p_oom is None:
         return "memory fit unknown"
     return {"borderline": "memory borderline"}.get(verdict(estimate.p_oom), verdict(estimate.p_oom))
@@ -220,7 +220,7 @@ def _speed(estimate: Estimate, step_time_s: float) -> str:
 
 
 def _training_figure(estimate: Estimate, has_time_to_train: bool) -> Figure:
-    """Return days, cost and energy of the whole training, or why they are unknown.
+    """Return days, cost and energy of the whole run, or why they are unknown.
 
     Set `has_time_to_train` if the report also has the time to a benchmark's target.
     """
@@ -249,7 +249,7 @@ def _training_figure(estimate: Estimate, has_time_to_train: bool) -> Figure:
 
 
 def _energy(estimate: Estimate) -> str:
-    """Return the upper bound of the training's energy, or why it is unknown."""
+    """Return the upper bound of the run's energy, or why it is unknown."""
     if estimate.training_cost and estimate.training_cost.energy_kwh is not None:
         return f"up to {estimate.training_cost.energy_kwh:,.0f} kWh"
     device = "this CPU" if is_cpu(estimate.device) else estimate.device

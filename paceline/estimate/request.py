@@ -47,7 +47,7 @@ class EstimateRequest:
     software_date: float | None = None
     """Release date of the software as a decimal year; None for the newest with measurements."""
     tokens: float | None = None
-    """Tokens of the whole training; None takes the recipe's."""
+    """Tokens of the whole run; None takes the recipe's."""
     prices: Prices = field(default_factory=Prices)
     failures: Failures | None = None
     site: Site | None = None
@@ -59,7 +59,7 @@ class EstimateRequest:
 
     @property
     def resolved_software(self) -> Software:
-        """The software that runs the training."""
+        """The software that runs the recipe."""
         software = parse_software(self.software, self.compiled, self.native, self.cuda_graphs)
         software_date = self.software_date or software.software_date
         return replace(software, software_date=software_date, dispatcher=self.dispatcher)

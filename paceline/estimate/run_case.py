@@ -200,7 +200,7 @@ def _levels(machine: Machine) -> dict[str, float]:
 def cases_of_layouts(
     spec: RunSpec, machine: Machine, software: Software, layouts: Sequence[Layout]
 ) -> Cases:
-    """Return the cases of a run in many layouts; raises what `case_of` raises."""
+    """Return the cases of a run in many layouts; raises UserError as `case_of` does."""
     case = case_of(spec, machine, software)
     return cases_with(
         case,
@@ -213,7 +213,7 @@ def cases_of_layouts(
 
 
 def _attended(shape: Shape, seq_len: int) -> float:
-    """Return the tokens that a token attends to before masking, 0 if all of a sample's."""
+    """Return the tokens that a token attends to before masking; 0 means the whole sample."""
     keys = attended_keys(shape, seq_len)
     return keys if keys < seq_len else 0.0
 

@@ -90,8 +90,7 @@ class Calibration(About):
     def placement(self, ranks: int) -> Placement:
         """Return the rates of each of `ranks` processes.
 
-        If there are more processes than were measured, they share the rates of the largest measured
-        number.
+        More processes than were measured share the rates of the largest measured number.
         """
         measured = {placement.ranks: placement for placement in self.placements}
         if ranks in measured:

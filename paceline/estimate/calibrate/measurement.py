@@ -266,7 +266,7 @@ def calibrate(
 ) -> Calibration:
     """Measure on 1, 2, 4, ... ranks (or on `ranks`) and fit the coefficients.
 
-    Raises what `measure` raises.
+    Raises the errors of `measure`.
     """
     measurements = measure(names, device, dtype, tell, ranks)
     tell("weighing")

@@ -120,7 +120,7 @@ def parse_evidence(text: str, path: Path) -> Evidence:
 
 
 def no_evidence(path: Path) -> UserError:
-    """Return the error for a file without coefficients."""
+    """Return the error for a file without coefficients of the time model."""
     return UserError(
         str(path),
         "does not contain coefficients of the time model",

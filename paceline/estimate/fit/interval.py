@@ -118,7 +118,7 @@ def residual_sd(
 
 
 def _beyond(missed: Floats, known: Floats) -> float:
-    """Return the variance in addition to `known` so that 80% of rows are within 1.28 deviations."""
+    """Return the variance that, added to `known`, puts 80% of rows within 1.28 deviations."""
     return max(0.0, float(np.quantile((missed / Z80) ** 2 - known, 0.8)))
 
 
@@ -150,11 +150,13 @@ def own_variance(
         [x.is_category("implementation", name) for name in residual], list(residual.values())
     )
     far = PER_DOUBLING * np.maximum(0.0, np.log2(np.maximum(x.devices, 1) / FAR))
+    # Only the first matching kind of model counts, so the deviations of two kinds do not add up.
     unseen = np.select(
         [x.experts > 1, x.causal == 0, x.frozen > 0],
         [UNSEEN["experts"], UNSEEN["images"], UNSEEN["adapters"]],
         0.0,
     )
+    # An assumed rate matters only as far as the step depends on it: its deviation times the slope.
     links = [
         ASSUMED_LINK * assumed * slope[:, NAMES.index(name)]
         for assumed, name in ((x.assumed_intra, "intra"), (x.assumed_inter, "inter"))

@@ -95,7 +95,7 @@ def year_of_release(text: str) -> float | None:
 
 
 def software_of(row: Mapping[str, str]) -> str:
-    """Return the name in SOFTWARE that a row states in its stack, model or source, in this order."""
+    """Return the name in SOFTWARE that a row states: stack first, then model, then source."""
     for text in (row.get("stack", ""), row.get("model", ""), row.get("source", "")):
         for name, pattern in _PATTERNS:
             if pattern.search(text):

@@ -72,6 +72,8 @@ def activations(x: Cases, f: Constants, s: Stage) -> Activations:
     selective = t * (np.where(f.saves_products > 0, products, per_token) + row_sums)
     inputs = t * c * x.hidden / shared
     less, again = _recomputed(x, f, shared, whole, inputs)
+    # Selective checkpointing replaces the block's bytes only without full recomputation. `less` is
+    # then subtracted for the shares of blocks that are recomputed at each level.
     alone = (x.selective_recompute > 0) & (x.full_recompute == 0)
     block = np.where(alone, selective, whole) - less
     gradients = f.backward * t * c * (x.hidden / shared + x.ffn / x.tp)
@@ -155,6 +157,9 @@ def _ffn_tensors(x: Cases, f: Constants) -> tuple[Floats, Floats]:
     its output, or, compiled for a GPU, one byte per number that marks where it is 0. A frozen last
     GEMM saves no input.
     """
+    # `first`: a ReLU without a gate saves its sign as a byte if compiled for a GPU, or its output
+    # if the last GEMM is frozen (otherwise that output is counted as the last GEMM's input). All
+    # other activations save the first GEMM's output, and the gate's.
     trained, plain = np.where(x.frozen > 0, 0.0, 1.0), 1 - x.gated
     bytewise = (x.compiled > 0) & ~_compiled_for_a_cpu(x)
     signs = np.where(bytewise, 1 / x.compute_bytes, 1 - trained)
@@ -228,9 +233,10 @@ def _compiled_for_a_cpu(x: Cases) -> Bools:
 
 
 def _stream_masks(x: Cases, f: Constants) -> Floats:
-    """Return the dropout bytes per token and feature of a block's stream (native trainer).
+    """Return the dropout bytes per token and feature of a block's residual stream.
 
-    If tensor ranks draw separately, each for its part of the tokens, dropout is not compiled.
+    Only the native trainer uses this. If tensor ranks draw separately, each for its part of the
+    tokens, dropout is not compiled.
     """
     apart = (x.sequence_parallel > 0) & (x.tp > 1)
     mask = np.where(f.noise > 0, x.compute_bytes, 1.0)

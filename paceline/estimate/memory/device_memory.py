@@ -55,8 +55,8 @@ class MemoryEstimate:
     """Memory that the allocator holds beyond the peak of live tensors."""
     given_back: Floats
     """Part of the fragmentation that the allocator gives back before the device runs out of memory.
-    These are the step's buffers where the passes do not need their memory, and the passes' tensors
-    where the step does not."""
+    It is the smaller of the step's buffers and the passes' tensors, because only one of them is
+    needed at a time."""
     context: Floats
     """Driver context and buffers of collectives."""
     log_sd: Floats
@@ -143,6 +143,8 @@ def rank_memory(
         held.gradients + kept + beside,
     )
     live = held.weights + held.optimizer + held.gathered + held.buffers + most
+    # The step's buffers and the passes' tensors are needed at different times. The allocator caches
+    # both, but can give back whichever is not in use: the smaller of the two at the peak.
     of_step = beyond_logits(held.of_step, held.trained, new.num_logits)
     of_passes = (1 + f.fragmentation) * (kept + beside)
     return MemoryEstimate(

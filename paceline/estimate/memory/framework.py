@@ -26,7 +26,7 @@ from paceline.estimate.model.case import Cases, Floats
 
 MIB = 2**20
 EVERYTHING = 1e18
-"""Bytes beyond any device's memory; stands for "no limit"."""
+"""Number of bytes beyond any device's memory: no limit."""
 
 
 @dataclass(frozen=True)
@@ -156,13 +156,17 @@ PRIORS: Mapping[str, Framework] = {
     ),
 }  # fmt: skip
 FRAMEWORKS: Mapping[str, Framework] = {
+    # Fitted to 92 BigScience figures (V100, A100): median error 1.2 to 3.2% by source
+    # (docs/dev/evidence/estimator.md, Memory).
     "softmax": replace(
         PRIORS["softmax"], activation_scale=0.981, logits=15.4, fixed=105e6, fragmentation=0.055,
         log_sd=0.114,
     ),
+    # Fitted to 29 figures of Megatron core's tests: median error 0.4% (same page).
     "fused": replace(
         PRIORS["fused"], activation_scale=1.003, logits=5.99, fixed=101e6, log_sd=0.079,
     ),
+    # Fitted to 9 figures of torchtitan: median error 1.7% (same page).
     "torch": replace(
         PRIORS["torch"], activation_scale=1.008, logits=14.1, fixed=527e6, log_sd=0.132,
     ),

@@ -1,4 +1,4 @@
-"""Published memory figures, and the estimate of exactly what each of them states.
+"""Published memory figures, and the estimate of the same quantity for each of them.
 
 Published figures differ in kind: memory that nvidia-smi shows for the device, memory that PyTorch's
 allocator reserved, or its peak of allocated memory. They also differ in the rank: the most loaded

@@ -105,7 +105,7 @@ NORMS = 2
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of one rank that persist between micro-batches, and of what is derived from weights."""
+    """Bytes of one rank that persist between micro-batches, and of data derived from weights."""
 
     weights: Floats
     gradients: Floats
@@ -231,7 +231,7 @@ def _copies(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
 
 
 def of_last(x: Cases, *, full: Floats, ffn: Floats, activation: Floats, none: Floats) -> Floats:
-    """Return the value for the last block, which recomputes the least, by what it recomputes."""
+    """Return the value for the last block, which recomputes the least, by its level."""
     recomputed = x.full_recompute + x.ffn_recompute + x.activation_recompute
     # The last block belongs to the least recomputed group that exists: none if the shares leave
     # blocks over, then activation, then ffn, then full.

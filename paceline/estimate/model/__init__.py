@@ -1,1 +1,1 @@
-"""The time of a training step: formulas over arrays of cases, and their coefficients."""
+"""Step time of a training run: formulas over arrays of cases, and their coefficients."""

@@ -129,9 +129,9 @@ ELEMENTWISE_PASSES, CAST_PASSES = 2.6, 2.5
 FLASH_BACKWARD, SCORES_BACKWARD = 2.5, 2.0
 """Ratio of attention's backward to forward time; flash attention recomputes the scores."""
 EAGER_SCORES = 1.75
-"""Traffic of stored scores in eager PyTorch, divided by that of a fused softmax kernel: 24
-bytes forward (product, mask, lower bound, softmax into fp32, cast, product) and 46 backward, over
-about 40 (13 and 26) (huggingface/transformers 4.31, OPTAttention in fp16)."""
+"""Traffic of stored scores in eager PyTorch, divided by that of a fused softmax kernel: 24 bytes
+forward (GEMM, mask, lower bound, softmax into fp32, cast, GEMM) and 46 backward, over about 40 (13
+and 26) (huggingface/transformers 4.31, OPTAttention in fp16)."""
 REFERENCE_GEMM_EFFICIENCY = 0.72
 """GEMM efficiency at which the coefficient `flash` is defined; attention scales with GEMMs."""
 
@@ -332,6 +332,8 @@ def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
     full = 4 * _attended(x) * tokens(x) * x.heads * width / x.tp
     rate = gemm_rate(x, c, narrow=False)
     new = x.is_category("generation", "hopper") | x.is_category("generation", "blackwell")
+    # Factors on flash attention's rate: PyTorch's kernels since Hopper, FlashAttention-1, TPU
+    # kernels, and narrow heads or dtypes. They multiply, and each is 1 where it does not apply.
     torch = np.where(~x.is_category("implementation", "fused") & new, c["flash_torch"], 1.0)
     torch = torch * np.where(x.software_date < FLASH_2_DATE, c["flash_early"], 1.0)
     torch = torch * np.where(x.is_category("generation", "tpu"), c["flash_tpu"], 1.0)
@@ -407,6 +409,8 @@ def _host(x: Cases, c: Mapping[str, float]) -> Floats:
     whole = select_by_category(
         x, "implementation", {name: c[f"host_{name}_s"] for name in IMPLEMENTATIONS}
     )
+    # CPUs of V100 and A100 nodes take longer than later ones (coefficients.py). Tensor parallelism
+    # adds a share of CPU time.
     for generation in ("volta", "ampere"):
         whole = whole * np.where(
             x.is_category("generation", generation), c[f"host_{generation}"], 1.0

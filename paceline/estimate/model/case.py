@@ -1,4 +1,4 @@
-"""The input of the formulas: one training on one kind of machine in one layout."""
+"""The input of the formulas: one training run on one kind of machine in one layout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Engine and Megatron core), or `torch` (PyTorch modules)."""
 
 @dataclass(frozen=True)
 class Case:
-    """One training; sizes are those of the whole model, rates those of one device."""
+    """One training run; sizes are those of the whole model, rates those of one device."""
 
     layers: float
     hidden: float
@@ -38,7 +38,7 @@ class Case:
     seq_len: float
     """Tokens of a sample."""
     peak_16bit: float
-    """Dense FLOP/s of 16-bit GEMMs; of fp32 GEMMs if the training uses fp32."""
+    """Dense FLOP/s of 16-bit GEMMs; of fp32 GEMMs if the run uses fp32."""
     memory_bytes_per_s: float
     intra_bytes_per_s: float
     """Bytes/s of one device to its NVLink domain, in one direction."""

@@ -1,11 +1,12 @@
 """Bandwidth and time of collectives inside an NVLink domain and over the network.
 
-Symbols: n ranks of a group, every `stride`th of neighbouring devices. An all-reduce moves
-2 (n - 1) / n of its bytes through every rank, in a ring as by halving and doubling (Thakur et al.,
-IJHPCA 19, 2005); a gather or a scatter moves half of that. Seconds are bytes / (bytes/s) + starts.
+Symbols: n ranks of a group, every `stride`th of neighbouring devices. An all-reduce moves 2 (n - 1)
+/ n of its bytes through every rank, both in a ring and by halving and doubling (Thakur et al.,
+IJHPCA 19, 2005). An all-gather or a reduce-scatter moves half of that. Seconds are bytes /
+(bytes/s) + starts.
 
-A fabric has levels: domains of fast links, leaves that join domains, pods that join leaves. A group
-goes up to the level that holds all of it, and only what must cross a level does.
+A fabric has levels: NVLink domains, leaves that connect domains, pods that connect leaves. A group
+uses the levels up to the one that contains all of it, and only data that must cross a level does.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def one_way_s(x: Cases, span: Floats) -> Floats:
 def latency_s(x: Cases, size: Floats, stride: Floats) -> Floats:
     """Return the seconds that declared latencies add to a collective among `size` ranks.
 
-    Each level's latency log2 u times, where a group has members in u units of the level below.
+    Each level counts its latency log2 u times, where a group has members in u units of the level
+    below.
     """
     if not any(getattr(x, name).any() for name in LATENCIES):
         return np.zeros(x.size)
@@ -127,7 +129,7 @@ def all_reduce_s(
 ) -> Floats:
     """Return the seconds of an all-reduce: 2 (n - 1) / n bytes / rate + start x log2 n, n = size.
 
-    A gather and a scatter in its place move as much, with two starts.
+    An all-gather plus a reduce-scatter moves as much, with two starts.
     """
     span = size * stride
     start = starts * _own_start_s(x, c, span)

@@ -118,7 +118,7 @@ def _follow(
                     if arrival < 0:
                         break
                     arrival += exchange_s
-                    if arrival > now:  # max() would take as long as all else here
+                    if arrival > now:  # max() would take as long as the rest of the loop
                         now = arrival
                 now += durations[work]
                 ends[work] = now

@@ -347,10 +347,10 @@ def _head(x: Cases, c: Mapping[str, float]) -> Floats:
 def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
     """Return the exposed seconds of pipeline transfers of a micro-batch, for all chunks of a rank.
 
-    2 t h bytes in 16 bit either way, through the outermost level that the whole training reaches:
-    the slowest pair of stages sets the pace, and all ranks of a stage send at once.
-    Tensor ranks split it with sequence parallelism, and in Megatron core also without
-    (Narayanan et al., arXiv:2104.04473, 4.1).
+    2 t h bytes in 16 bit either way, through the outermost level that the whole run reaches: the
+    slowest pair of stages sets the pace, and all ranks of a stage send simultaneously. Tensor ranks
+    split the bytes with sequence parallelism, and in Megatron core also without (Narayanan et al.,
+    arXiv:2104.04473, 4.1).
     """
     shared = np.where(
         (x.sequence_parallel > 0) | x.is_category("implementation", "fused"), x.tp, 1.0
@@ -376,6 +376,9 @@ def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
     """
     (ranks, expert_copies), weights = copies(x), rank_weights(x)
     early, behind = x.is_category("implementation", "softmax"), sequentially_updated_tensors(x) > 0
+    # Bytes per gradient element: 2 in Megatron of 2020 to 2022 (unless gradients accumulate in a
+    # wider buffer) and in DeepSpeed without ZeRO, else 4. The 2 added below are the gathered 16-bit
+    # weights.
     gradient = np.where((early & (x.summed_gradient_bytes == 0)) | behind, 2.0, 4.0)
     span = x.tp * ranks
     strides = (x.tp, expert_shards(x) * expert_ranks(x))
@@ -386,6 +389,8 @@ def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
     last_backward = BACKWARD_SHARE * slowest / np.where(x.pp > 1, x.vp, 1.0)
     share = {name: c[f"dp_exposed_{name}"] for name in ("softmax", "fused")}
     shown = select_by_category(x, "implementation", {**share, "torch": c["dp_exposed"]})
+    # At least the part that is longer than the last backward pass is exposed. `behind` (DeepSpeed
+    # without ZeRO) exchanges after that pass, so all of it is exposed.
     exposed = np.maximum(needed - last_backward, shown * needed)
     unsharded = np.where(ranks > 1, np.where(behind, needed, exposed), 0.0)
     return np.where(exchanges_in_blocks(x), once_per_step_seconds(x, c, slowest), unsharded)

@@ -110,8 +110,8 @@ def exchanges_in_blocks(x: Cases) -> NDArray[np.bool_]:
     """Return True if ZeRO-2 or 3 exchanges in every block and micro-batch.
 
     Pipelines of Megatron's kind gather weights once per step and keep gradients until the last
-    micro-batch: with many micro-batches in flight all would be needed again at once (Llama 3,
-    arXiv:2407.21783, 3.3.2; MegaScale, arXiv:2402.15627, 3.2).
+    micro-batch. With many micro-batches in flight, all weights would otherwise soon be needed again
+    (Llama 3, arXiv:2407.21783, 3.3.2; MegaScale, arXiv:2402.15627, 3.2).
     """
     keeps = (x.pp > 1) & ~x.is_category("implementation", "torch")
     return (x.zero_stage >= 2) & ~keeps
