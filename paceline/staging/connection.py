@@ -42,7 +42,8 @@ class WrongContentError(TransientError):
 
 @cache
 def _client() -> httpx2.Client:
-    # No keep-alive connections: a forked child process would share their sockets.
+    # No keep-alive connections: a forked child process would share their sockets. No compression:
+    # sizes and byte ranges refer to the uncompressed file.
     return httpx2.Client(
         follow_redirects=True,
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
@@ -86,6 +87,7 @@ def open_url(
 def refusal(status: int, where: str, gate: str | None, wait: str | None) -> Exception:
     """Return the exception for an HTTP error status."""
     if status in RETRIED:
+        # Retry-After may also be a date, which is ignored.
         wait_s = float(wait) if wait and wait.isdecimal() else None
         if wait_s is not None and wait_s > MAX_WAIT_S:
             return SystemFaultError(

@@ -138,6 +138,7 @@ class AssetStage:
             seconds=round(time.monotonic() - began, 3),
             paceline_version=__version__,
         )
+        # The content must be on disk before the manifest that declares it complete.
         done.replace(content)
         _flush(self.folder)
         write_value(self.folder / MANIFEST_FILE, manifest)

@@ -199,6 +199,7 @@ def _verified(file: RemoteFile, path: Path, callbacks: TransferCallbacks) -> Sta
 def _receive(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks) -> None:
     held, version = part.bytes, part.version
     headers: dict[str, str] = {}
+    # Resume only if the server can confirm the version, or a digest detects mixed versions.
     if held and (version or file.has_digest):
         headers = {"Range": f"bytes={held}-", **({"If-Range": version} if version else {})}
     with open_url(file.url, callbacks.gate, headers) as response:
@@ -209,6 +210,7 @@ def _receive(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks)
             part.discard(callbacks)
         part.path.parent.mkdir(parents=True, exist_ok=True)
         tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
+        # A weak ETag does not guarantee identical bytes, so it cannot validate a resumed download.
         if tag and not tag.startswith("W/"):
             part.tag.write_text(tag)
         has_end = any(name in response.headers for name in ("Content-Length", "Transfer-Encoding"))

@@ -193,6 +193,8 @@ def _steps_of_lines(part: Steps) -> FloatColumn:
     if len(part) < 2:
         return np.ones(len(part))
     gaps = np.diff(part.index).astype(np.float64)
+    # The first line has no previous line: it covers as many steps as the second one, but not more
+    # than its own step number.
     return np.concatenate([[min(float(part.index[0]), gaps[0]) or 1.0], gaps])
 
 

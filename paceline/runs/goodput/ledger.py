@@ -92,6 +92,7 @@ def ledger_of(attempts: Sequence[Attempt], steps_requested: int | None = None) -
     """
     entries = sorted(attempts, key=begun_order)
     kept = [_kept(entry, entries[at + 1 :]) for at, entry in enumerate(entries)]
+    # The first kept step of each attempt may include compilation, so the median excludes it.
     times = [
         ((entry.seconds - entry.checkpoint_s) / entry.steps)[keep][1:]
         for entry, keep in zip(entries, kept, strict=True)

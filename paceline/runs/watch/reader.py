@@ -267,9 +267,10 @@ def _busiest(tables: dict[int, dict[int, float]]) -> tuple[int, float] | None:
     common = sorted(set[int].intersection(*map(set, tables.values())))
     if len(tables) < 2 or len(common) < RECENT / 2:
         return None
-    busy = np.array([[table[at] for at in common] for table in tables.values()])
+    busy = np.array([[table[at] for at in common] for table in tables.values()])  # (ranks, steps)
     typical = np.median(busy, axis=1)
     shares = (busy == busy.max(axis=0)).mean(axis=1)
+    # The candidate is the busiest rank in most steps; ties are resolved by the median busy time.
     row = int(np.lexsort((typical, shares))[-1])
     others = float(np.median(np.median(np.delete(busy, row, axis=0), axis=0)))
     excess = float(typical[row]) / others - 1 if others else 0.0

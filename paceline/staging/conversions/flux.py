@@ -2,7 +2,7 @@
 
 Input: a folder saved by Hugging Face datasets (state.json, data-*.arrow) with one row per sample.
 Its columns `t5_encodings`, `clip_encodings`, `mean` and `logvar` hold .npy files of bf16 stored as
-uint16. A held-out row also has `timestep`, the eighth at which it is evaluated.
+uint16. A held-out row also has `timestep` (0-7), the time of its evaluation in eighths.
 Output: the same bytes as KEY.t5.bytes, KEY.clip.bytes, KEY.mean.bytes and KEY.logvar.bytes after
 KEY.json, with 10,000 samples per shard, in train/ and val/.
 Source of the format: mlcommons/training_results_v5.1, NVIDIA/benchmarks/flux1, to_webdataset.py.

@@ -200,6 +200,8 @@ def _row(where: str, row: Any, mask_of: MaskOf) -> PackedRow:
     if not len(starts) or starts[0] or (np.diff(starts) <= 0).any() or starts[-1] >= len(ids):
         raise UserError(where, "its seq_start_id is not 0 and places that ascend inside of it")
     mask = mask.astype(np.bool_)
+    # A mask of targets refers to the next token, so it is shifted right by one. The entry that
+    # wraps around to index 0 has no effect, because the first token is never a target.
     return PackedRow(ids, np.roll(mask, mask_of == "targets"), tuple(starts.tolist()))
 
 

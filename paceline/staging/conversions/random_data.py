@@ -131,10 +131,10 @@ class Encoder:
     def sample(self, picture: Picture) -> dict[str, Floats]:
         """Return the tensors of one sample by name."""
         size, numbers = self.shape.latent_size, [WORDS.index(word) for word in picture.words]
-        latent = (drawn(picture, size) - 0.5) @ self.channels
+        latent = (drawn(picture, size) - 0.5) @ self.channels  # (S, S, 4) @ (4, C)
         text = np.zeros((self.shape.text_len, self.shape.text_width), np.float32)
         text[: len(numbers)] = self.text[numbers][: len(text)]
-        mean = latent.transpose(2, 0, 1) / FACTOR + SHIFT
+        mean = latent.transpose(2, 0, 1) / FACTOR + SHIFT  # (C, S, S)
         return {
             "text": text,
             "pooled": self.pooled[numbers].sum(0),
@@ -146,4 +146,5 @@ class Encoder:
 def bfloat16_bits(values: Floats) -> NDArray[np.uint16]:
     """Convert float32 values to bfloat16 bits, rounded to nearest even."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    # Half of the dropped range, plus the lowest kept bit for ties.
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")

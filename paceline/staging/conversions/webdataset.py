@@ -63,7 +63,7 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class ShardSample:
-    """Sample of a shard; bytes `start` to `end` begin at the tar header of its first file."""
+    """Sample at bytes `start` to `end` of a shard, with the tar headers of its files."""
 
     key: str
     start: int
