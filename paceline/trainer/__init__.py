@@ -1,1 +1,1 @@
-"""The native trainer: a program of its own that is copied beside every run; nobody imports it."""
+"""Native trainer: a separate program that is copied into every run folder and never imported."""

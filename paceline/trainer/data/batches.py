@@ -1,4 +1,4 @@
-"""Batches of a run: which windows belong to which step and rank, prepared ahead of time."""
+"""Batches of a run: the samples of each step and rank, prepared ahead of time."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from paceline.trainer.parallel.mesh import Mesh
 from paceline.trainer.schedule import BatchSizes
 
 AHEAD = 2
-"""Steps that are prepared in advance."""
+"""Number of steps prepared in advance."""
 PLAIN_FIELDS = 2
-"""Inputs and targets; what follows is the documents' bounds, or a diffusion model's."""
+"""Number of leading fields (inputs, targets); the rest are document bounds or diffusion inputs."""
 
 
 @dataclass(frozen=True)
 class LocalBatch:
-    """One rank's share of a step; every tensor begins with (num_microbatches, micro_batch).
+    """One rank's share of a step; every tensor starts with (num_microbatches, micro_batch).
 
-    A decoder's inputs and targets go on with (seq_len / cp) token ids.
+    For a decoder, inputs and targets are token ids with a further dimension of seq_len / cp.
     """
 
     inputs: Tensor
     targets: Tensor
     counted: int
-    """Targets that the loss counts."""
+    """Number of targets that count for the loss."""
     extras: tuple[Tensor, ...] = ()
-    """What else a model takes besides inputs and targets."""
+    """Further inputs of the model."""
     real_tokens: int = 0
-    """Positions of the replica's samples that are no padding; what its ranks share out."""
+    """Number of positions in the replica's samples that are not padding, over all its ranks."""
     attended_share: float | None = None
-    """What documents leave of the replica's pairs of query and key; None without document mask."""
+    """Fraction of the replica's query-key pairs within documents; None without document mask."""
 
     @property
     def samples(self) -> int:
-        """The replica's samples."""
+        """Number of samples of the replica."""
         return self.inputs.shape[0] * self.inputs.shape[1]
 
     def to(self, device: torch.device) -> LocalBatch:
-        """The same batch on a device; the copy is queued when the memory is pinned."""
+        """Return the same batch on a device; the copy is asynchronous if the memory is pinned."""
         return replace(
             self,
             inputs=self.inputs.to(device, non_blocking=True),
@@ -59,15 +59,15 @@ class LocalBatch:
         )
 
     def microbatches(self) -> Iterator[tuple[Tensor, ...]]:
-        """Arguments of the model, one micro-batch after the other."""
+        """Return the model's arguments, one micro-batch after the other."""
         return zip(self.inputs, self.targets, *self.extras, strict=True)
 
 
 class Sampler:
-    """Which window every sample of every step is; the global batch does not depend on the layout.
+    """Order in which steps take samples; the global batch does not depend on the layout.
 
-    Steps take samples one after the other from an endless row of epochs, each in an order of its
-    own, so a step may begin in one epoch and end in the next, however few windows there are.
+    Steps take samples in sequence from an endless series of epochs, each in an order of its own. A
+    step may therefore start in one epoch and end in the next, however few windows there are.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Sampler:
         self._orders: dict[int, Tensor] = {}
 
     def windows(self, step: int, rank: int) -> list[int]:
-        """Window indices of one data-parallel rank in one step (both from 0)."""
+        """Return the window indices of one data-parallel rank in one step (both from 0)."""
         share = self.sizes.batch(step) // self.dp
         start = self.sizes.consumed(step) + rank * share
         samples = range(start, start + share)
@@ -110,13 +110,13 @@ class Sampler:
 
 
 def sampler_of(config: TrainerConfig, num_windows: int | None) -> Sampler:
-    """The order in which a training takes its samples."""
+    """Return the sampler of a training run."""
     training = config.training
     return Sampler(num_windows, training.global_batch, config.dp, training.seed, training.ramp_up)
 
 
 class Loader:
-    """Prepares a rank's batches on a thread of its own, a few steps ahead; `first` step from 0."""
+    """Loader that prepares a rank's batches on a thread, a few steps ahead; `first` step from 0."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Loader:
         self._thread.start()
 
     def next(self) -> tuple[LocalBatch, float]:
-        """(the next step's batch, seconds spent waiting for it); raises what the thread met."""
+        """Return (batch of the next step, seconds spent waiting); raises errors of the thread."""
         start = time.perf_counter()
         item = self._ready.get()
         waited_s = time.perf_counter() - start
@@ -148,12 +148,12 @@ class Loader:
         return item, waited_s
 
     def close(self) -> None:
-        """Stop the thread; a thread inside PyTorch while the interpreter ends would crash it."""
+        """Stop the thread, which would crash the interpreter if it ran PyTorch code at exit."""
         self._stopped.set()
         self._thread.join()
 
     def batch(self, step: int) -> LocalBatch:
-        """This rank's batch of a step (from 0)."""
+        """Return this rank's batch of a step (from 0)."""
         indices = self._sampler.windows(step, self._rank)
         fields = self._corpus.collate(indices, self._cp)
         share = self._attended_share(fields)
@@ -171,23 +171,23 @@ class Loader:
         return attended_share(fields[PLAIN_FIELDS], self._model)
 
     def _fill(self) -> None:
-        # With a team of OpenMP's threads for this one too there were more of them than cores, and
-        # GNU's then sleep where they would spin: Flux on two threads took up to twice as long.
+        # A second OpenMP team for this thread would oversubscribe the cores, and GNU's threads
+        # then sleep instead of spinning: Flux on two threads took up to twice as long.
         torch.set_num_threads(1)
         if self._device is not None:
-            # A thread begins on device 0, where pinning would leave a context of every rank.
+            # A thread starts on device 0, where pinning would create a context for every rank.
             torch.cuda.set_device(self._device)
         for step in self._steps:
             item: LocalBatch | Exception
             try:
                 item = self.batch(step)
-            except Exception as error:  # the step that asks for this batch raises it
+            except Exception as error:  # the step that takes this batch raises it
                 item = error
             if not self._put(item) or isinstance(item, Exception):
                 return
 
     def _put(self, item: LocalBatch | Exception) -> bool:
-        """False when the loader was closed meanwhile."""
+        """Put an item into the queue; return False if the loader was closed meanwhile."""
         while not self._stopped.is_set():
             try:
                 self._ready.put(item, timeout=0.1)

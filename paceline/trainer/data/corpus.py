@@ -1,7 +1,7 @@
-"""Samples of a run, from tokens of text or at random.
+"""Samples of a run, from text tokens or at random.
 
-What samples are made of is in `samples`; here the source of a run is opened, no more of it than the
-steps can use, and what evaluations keep for themselves is left out.
+`samples` defines what a sample is. This module opens the source of a run, no more of it than the
+steps can use, and excludes the samples held out for evaluations.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from paceline.trainer.schedule import BatchSizes
 
 
 def data_record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
-    """What the start line says about the data."""
+    """Return the start line's record of the data."""
     samples = range(corpus.num_windows or 1)
     return {
         "source": data.source,
@@ -69,9 +69,9 @@ def data_record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
 
 
 def load_corpus(config: TrainerConfig) -> Corpus:
-    """The corpus of a run: no more of its source than the steps can use, and nothing held out.
+    """Return the corpus of a run: as much of its source as the steps can use, none of it held out.
 
-    Raises ConfigError when the vocabulary has no room for bytes or a file is not what it should be.
+    Raises ConfigError when the vocabulary is too small for bytes or a file is invalid.
     """
     data, training = config.data, config.training
     if isinstance(config.model, FluxConfig):
@@ -101,9 +101,9 @@ def load_corpus(config: TrainerConfig) -> Corpus:
 
 
 def load_validation(config: TrainerConfig) -> Corpus:
-    """The samples that evaluations go over, in their order; the same ones for every seed.
+    """Return the samples of the evaluations, in order; they are the same for every seed.
 
-    Raises ConfigError when there are fewer than asked for.
+    Raises ConfigError when there are too few.
     """
     evaluation, data, training = config.training.evaluation, config.data, config.training
     assert evaluation is not None, "there is nothing to evaluate"
@@ -134,7 +134,7 @@ def load_validation(config: TrainerConfig) -> Corpus:
 
 
 def whole_source(config: TrainerConfig, data: DataConfig) -> TokenCorpus | PaddedCorpus:
-    """All samples of a source; raises ConfigError as the source."""
+    """Return all samples of a source; raises ConfigError if the source is invalid."""
     if data.source != "tokens":
         return text_corpus(config, data, 0, MAX_TEXT_TOKENS, WHOLE_SOURCE)
     vocab = config.model.vocab_size  # type: ignore[union-attr]
@@ -142,12 +142,12 @@ def whole_source(config: TrainerConfig, data: DataConfig) -> TokenCorpus | Padde
 
 
 def mask_of(data: DataConfig) -> Tensor | None:
-    """Which tokens of a file count as targets, None: all; raises ConfigError as `map_mask`."""
+    """Return the loss mask of a file's tokens, None for all; raises ConfigError as `map_mask`."""
     return None if data.loss_mask is None else map_mask(data.loss_mask, data)
 
 
 def held_out_of(config: TrainerConfig) -> ValidationSize | None:
-    """What evaluation takes away from the training's own data."""
+    """Return the amount that evaluation holds out from the training data."""
     evaluation = config.training.evaluation
     return validation_size(config) if evaluation is not None and evaluation.path is None else None
 
@@ -155,7 +155,7 @@ def held_out_of(config: TrainerConfig) -> ValidationSize | None:
 def text_corpus(
     config: TrainerConfig, data: DataConfig, seed: int, samples: int, extent: Extent
 ) -> TokenCorpus | PaddedCorpus:
-    """At most so many samples of a text source, or of a part of it."""
+    """Return up to `samples` samples of a text source, or of a part of it."""
     seq_len, vocab = config.training.seq_len, config.model.vocab_size  # type: ignore[union-attr]
     if vocab < BYTE_VOCAB:
         raise ConfigError(
@@ -172,9 +172,9 @@ def text_corpus(
 
 
 def pad(texts: Iterable[bytes], seq_len: int, limit: int, masked: bool) -> PaddedCorpus:
-    """Every text that is not empty as a record, no more of it than a sample holds.
+    """Make every non-empty text a record, truncated to the length of a sample.
 
-    What would go beyond `limit` tokens is left out.
+    Records beyond `limit` tokens in total are omitted.
     """
     pieces, ends = [END], [0]
     for text in texts:

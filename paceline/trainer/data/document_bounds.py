@@ -1,9 +1,9 @@
-"""Where documents begin and end in the windows of packed samples.
+"""Bounds of the documents in the windows of packed samples.
 
-Bounds of n samples are (n, D + 1) positions from 0 to seq_len, in order: document i of a sample is
+Bounds of n samples are (n, D + 1) ordered positions from 0 to seq_len: document i of a sample has
 the inputs from bound i up to bound i + 1. Samples with fewer than D documents repeat their last
-bound, so that one tensor of whole numbers travels with a batch and no device is asked for sizes.
-A document that a window cuts is one of its own in either window.
+bound. A batch thus carries one integer tensor, and no device has to be synchronized for sizes. A
+document split by a window counts as a separate document in each window.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.trainer.model_config import ModelConfig
 
 
 def window_bounds(ends: Tensor, starts: Sequence[int], seq_len: int) -> Tensor:
-    """Bounds of the windows that begin at `starts`; documents end at (documents,) `ends`."""
+    """Return the bounds of windows starting at `starts`; documents end at (documents,) `ends`."""
     inner: list[Tensor] = []
     for start in starts:
         span = torch.tensor([start, start + seq_len], dtype=ends.dtype)
@@ -29,7 +29,7 @@ def window_bounds(ends: Tensor, starts: Sequence[int], seq_len: int) -> Tensor:
 
 
 def piece_bounds(lengths: Sequence[Sequence[int]], seq_len: int) -> Tensor:
-    """Bounds of samples that are joined from pieces of documents, so many tokens each."""
+    """Return the bounds of samples joined from document pieces of these lengths."""
     return _filled([torch.tensor([*accumulate(sample)]) for sample in lengths], seq_len)
 
 
@@ -40,10 +40,10 @@ def _filled(inner: Sequence[Tensor], seq_len: int) -> Tensor:
 
 
 def attended_share(bounds: Tensor, model: ModelConfig) -> float:
-    """What documents leave of the pairs of a query and a key, mean over samples and layers.
+    """Return the fraction of query-key pairs within documents, averaged over samples and layers.
 
-    A document of l tokens has l^2 pairs without a causal mask; in a layer with a window of w < l
-    tokens l (2 w - 1) - w (w - 1), as the harness counts them (core/flops.py).
+    A document of l tokens has l^2 pairs without a causal mask. In a layer with a window of w < l
+    tokens it has l (2 w - 1) - w (w - 1) pairs, as the harness counts them (core/flops.py).
     """
     seq_len = bounds[:, -1:].double()
     windows = [model.window(layer) for layer in range(model.num_layers)]

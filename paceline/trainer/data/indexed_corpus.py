@@ -1,13 +1,14 @@
-"""Samples of Megatron's indexed data sets: one, or several mixed by weight.
+"""Samples of Megatron's indexed datasets: one dataset, or several mixed by weight.
 
-Packed, samples and their order are those of Megatron-Core's GPTDataset and BlendedDataset for the
-same files, weights, seed and number of samples; a split is cut through the documents in their
-order. Padded, every sequence is a sample, and a split shuffles and cuts these as of other records.
+Packed samples and their order are those of Megatron-Core's GPTDataset and BlendedDataset for the
+same files, weights, seed and number of samples. A split divides the documents in their order. In
+padded mode every sequence is a sample, and a split shuffles and divides the sequences like other
+records.
 
-PREFIX.bin holds tokens, PREFIX.idx where sequences begin and end (the format is laid out in
-NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py). A training's sequences are shuffled,
-joined, cut into windows of seq_len + 1 tokens that share one with the next, and the windows
-shuffled (gpt_dataset.py there).
+PREFIX.bin holds the tokens, and PREFIX.idx the bounds of the sequences (format: NVIDIA/Megatron-LM,
+megatron/core/datasets/indexed_dataset.py). The sequences of a training run are shuffled, joined and
+cut into windows of seq_len + 1 tokens that overlap by one token. The windows are then shuffled too
+(gpt_dataset.py there).
 """
 
 from __future__ import annotations
@@ -56,32 +57,32 @@ DTYPES = {
     8: torch.uint16,
 }
 LAST_EPOCH_SHARE = 0.8
-"""Of the last epoch's samples: where fewer are needed, it is shuffled by itself behind the rest."""
+"""Fraction of the last epoch's samples; if fewer are needed, that epoch is shuffled separately."""
 STATE_WORDS = 624
-"""Of the generator MT19937."""
+"""Number of state words of the MT19937 generator."""
 
 
 @dataclass(frozen=True)
 class IndexedFile:
-    """A data set."""
+    """One indexed dataset."""
 
     tokens: Tensor
     starts: Tensor
-    """(sequences + 1,) where each begins in `tokens`, and where the last one ends."""
+    """(sequences + 1,) start of each sequence in `tokens`, and the end of the last one."""
 
     @property
     def num_sequences(self) -> int:
-        """Sequences, which mostly are documents."""
+        """Number of sequences; most sequences are documents."""
         return len(self.starts) - 1
 
     @property
     def lengths(self) -> Tensor:
-        """(sequences,) in tokens."""
+        """(sequences,) lengths in tokens."""
         return self.starts[1:] - self.starts[:-1]
 
 
 def read_indexed(path: str) -> IndexedFile:
-    """The data set of a prefix; raises ConfigError when it is none, or is torn."""
+    """Return the dataset of a prefix; raises ConfigError if its files are invalid or truncated."""
     prefix = path.removesuffix(".bin").removesuffix(".idx")
     try:
         with Path(f"{prefix}.idx").open("rb") as file:
@@ -116,10 +117,11 @@ def read_indexed(path: str) -> IndexedFile:
 
 
 class NumpyShuffle:
-    """numpy.random.RandomState(seed).shuffle, of the standard library's generator.
+    """Shuffle like numpy.random.RandomState(seed), built on the standard library's generator.
 
-    Both are MT19937 and differ in how a seed becomes a state and a state a number below a bound;
-    this is NumPy's way: Knuth's recurrence (1812433253), and bits that are drawn until they fit.
+    Both generators are MT19937. They differ in how a seed becomes a state and how a state becomes a
+    number below a bound. This class follows NumPy: Knuth's recurrence (1812433253), and bits drawn
+    until they are in range.
     """
 
     def __init__(self, seed: int) -> None:
@@ -132,7 +134,7 @@ class NumpyShuffle:
         self._random.setstate((3, (*words, STATE_WORDS), None))
 
     def shuffle(self, values: array[int]) -> None:
-        """Shuffle in place; takes about 0.3 us a value."""
+        """Shuffle in place; takes about 0.3 us per value."""
         bits = self._random.getrandbits
         for last in range(len(values) - 1, 0, -1):
             mask = (1 << last.bit_length()) - 1
@@ -143,24 +145,24 @@ class NumpyShuffle:
 
 @dataclass(frozen=True)
 class ShuffledFile:
-    """Windows of a data set's sequences in a training's order."""
+    """Windows of a dataset's sequences in the order of a training run."""
 
     file: IndexedFile
     seq_len: int
     order: Tensor
-    """(epochs x sequences,) which sequence comes when."""
+    """(epochs x sequences,) sequence at each position."""
     ends: Tensor
-    """(epochs x sequences,) tokens up to the end of each."""
+    """(epochs x sequences,) cumulative tokens up to the end of each position."""
     windows: Tensor
-    """(samples,) which window of the joined sequences a sample is."""
+    """(samples,) window of the joined sequences that is each sample."""
 
     @property
     def num_samples(self) -> int:
-        """Samples of all epochs."""
+        """Number of samples over all epochs."""
         return len(self.windows)
 
     def pieces(self, sample: int) -> list[slice]:
-        """Where the seq_len + 1 tokens of a sample lie in the file, piece by piece."""
+        """Return the slices of the file that hold the seq_len + 1 tokens of a sample."""
         start = int(self.windows[sample]) * self.seq_len
         end = start + self.seq_len + 1
         first = int(torch.searchsorted(self.ends, start, right=True))
@@ -176,10 +178,10 @@ class ShuffledFile:
 def shuffled(
     file: IndexedFile, sequences: range, num_samples: int, seq_len: int, seed: int
 ) -> ShuffledFile:
-    """At least `num_samples` samples of some of a file's sequences, as Megatron takes them.
+    """Return at least `num_samples` samples of some of a file's sequences, in Megatron's order.
 
-    So many epochs as it takes are shuffled together, the last one by itself where little of it is
-    needed. Raises ConfigError when the sequences are too short for one sample.
+    As many epochs as needed are shuffled together; the last one is shuffled separately if little of
+    it is needed. Raises ConfigError when the sequences are too short for one sample.
     """
     tokens = int(file.starts[sequences.stop] - file.starts[sequences.start])
     if tokens == 0 or num_samples == 0:
@@ -192,7 +194,7 @@ def shuffled(
     whole = [epochs - 1, 1] if apart else [epochs]
     generator = NumpyShuffle(seed)
     order = _joined([array("i", sequences) * count for count in whole], generator)
-    # As 4-byte integers, and summed in place: a large data set has 10^8 sequences.
+    # 4-byte integers, summed in place: a large dataset has 10^8 sequences.
     lengths = file.lengths.to(torch.int32).index_select(0, order)
     ends = lengths.to(torch.int64).cumsum_(0)
     total = (epochs * tokens - 1) // seq_len
@@ -208,7 +210,7 @@ def shuffled(
 
 
 def _joined(parts: Sequence[array[int]], generator: NumpyShuffle) -> Tensor:
-    """Parts, each shuffled, one after the other, in integers of their own size."""
+    """Shuffle each part and concatenate them, in their own integer size."""
     for part in parts:
         generator.shuffle(part)
     dtype = torch.int32 if parts[0].itemsize == 4 else torch.int64
@@ -217,41 +219,44 @@ def _joined(parts: Sequence[array[int]], generator: NumpyShuffle) -> Tensor:
 
 
 SURPLUS = 0.005
-"""More samples than needed that are made of each part of a blend, as Megatron does."""
+"""Relative surplus of samples created for each part of a blend, as in Megatron."""
 
 
 @dataclass(frozen=True)
 class IndexedCorpus:
-    """A training's samples in the order in which it takes them, over all epochs."""
+    """Samples of a training run in the order of their use, over all epochs."""
 
     parts: tuple[ShuffledFile, ...]
     chosen: Tensor
     """(samples,) the part of each sample."""
     numbers: Tensor
-    """(samples,) which sample of its part each is."""
+    """(samples,) sample number within its part."""
     vocab_size: int
     mask: Tensor | None = None
-    """For each token of the only part, 0 where it counts for nothing as a target."""
+    """Loss mask over the tokens of the only part; a target with 0 does not count."""
     document_mask: bool = False
-    """Whether attention keeps to documents, which are a file's sequences."""
+    """True if attention is limited to documents, which are the file's sequences."""
     num_windows: None = field(default=None, init=False)
 
     @property
     def masked(self) -> bool:
-        """Whether some targets count for nothing."""
+        """True if some targets do not count."""
         return self.mask is not None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all samples, each time that one is used."""
+        """Number of tokens over all samples, counted at each use."""
         return len(self.chosen) * self.parts[0].seq_len
 
     def real_tokens(self, indices: Sequence[int]) -> int:
-        """Every position is a token."""
+        """Return the number of tokens; every position is one."""
         return len(indices) * self.parts[0].seq_len
 
     def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
-        """Samples by their turn; raises ConfigError for an id that the model does not know."""
+        """Return samples by their position in the run's order.
+
+        Raises ConfigError for a token id outside the vocabulary.
+        """
         windows: list[Tensor] = []
         counts: list[Tensor] = []
         lengths: list[list[int]] = []
@@ -273,7 +278,7 @@ class IndexedCorpus:
 
 
 def load_indexed(config: TrainerConfig, vocab_size: int) -> Corpus:
-    """What is trained on; raises ConfigError for files that are none, or too short."""
+    """Return the training samples; raises ConfigError for files that are invalid or too short."""
     data, training = config.data, config.training
     if data.packing == "padded":
         return train_part(config, part_of(padded(config, data, vocab_size), data))
@@ -293,7 +298,7 @@ def load_indexed(config: TrainerConfig, vocab_size: int) -> Corpus:
 
 
 def load_validation_indexed(config: TrainerConfig, vocab_size: int) -> Corpus:
-    """What evaluations go over: the first samples of a file, in its order, or of what is held out.
+    """Return the evaluation samples: the first ones of a file, or of the held-out part.
 
     Raises ConfigError when there are too few.
     """
@@ -324,7 +329,7 @@ def load_validation_indexed(config: TrainerConfig, vocab_size: int) -> Corpus:
 
 
 def paths(data: DataConfig) -> list[str]:
-    """The data sets of a training; raises ConfigError when it names none."""
+    """Return the datasets' paths of a training run; raises ConfigError if there are none."""
     names = [path for path, _ in data.blend] or ([data.path] if data.path else [])
     if not names:
         raise ConfigError("data.path: source indexed needs a path or a blend")
@@ -332,7 +337,7 @@ def paths(data: DataConfig) -> list[str]:
 
 
 def padded(config: TrainerConfig, data: DataConfig, vocab_size: int) -> PaddedCorpus:
-    """Every sequence of the only file as a sample."""
+    """Return every sequence of the only file as a sample."""
     if data.blend:
         raise ConfigError("data.blend: padded samples are of one data set; use data.path")
     file = read_indexed(paths(data)[0])
@@ -343,7 +348,7 @@ def padded(config: TrainerConfig, data: DataConfig, vocab_size: int) -> PaddedCo
 
 
 def of_split(data: DataConfig, file: IndexedFile) -> range:
-    """The sequences of a run's part of a file, cut as Megatron's `--split` cuts them."""
+    """Return the sequences of a run's part of a file, divided like Megatron's `--split`."""
     everything = range(file.num_sequences)
     if data.split is None:
         return everything
@@ -351,7 +356,7 @@ def of_split(data: DataConfig, file: IndexedFile) -> range:
 
 
 def trained_on(config: TrainerConfig, file: IndexedFile) -> range:
-    """The same without the last sequences, if evaluations need their tokens."""
+    """Return the same without the last sequences, if evaluations need their tokens."""
     sequences, evaluation = of_split(config.data, file), config.training.evaluation
     if evaluation is None or evaluation.path is not None:
         return sequences
@@ -366,21 +371,22 @@ def trained_on(config: TrainerConfig, file: IndexedFile) -> range:
 
 
 def part_sizes(samples: int, weights: Sequence[float], surplus: float = 0.0) -> list[int]:
-    """Samples of each part of a blend: its share, rounded up, and some more."""
+    """Return the number of samples of each part of a blend: its share and surplus, rounded up."""
     shares = normalized(weights)
     return [math.ceil(math.ceil(samples * share) * (1 + surplus)) for share in shares]
 
 
 def normalized(weights: Sequence[float]) -> list[float]:
-    """Shares of 1, rounded as NumPy rounds them: a tie of shares decides whose turn it is."""
+    """Return the weights as fractions of 1, rounded like NumPy, which decides ties in `blended`."""
     total = numpy_sum(weights)
     return [weight / total for weight in weights]
 
 
 def numpy_sum(values: Sequence[float]) -> float:
-    """numpy.sum of float64, bit by bit: eight partial sums, halves of what is longer than 128.
+    """Return numpy.sum of float64 values, bit by bit.
 
-    Source: NumPy, pairwise summation in loops_utils.h.src.
+    It uses eight partial sums, and halves for more than 128 values. Source: NumPy, pairwise
+    summation in loops_utils.h.src.
     """
     count = len(values)
     if count > 128:
@@ -400,10 +406,10 @@ def numpy_sum(values: Sequence[float]) -> float:
 
 
 def blended(samples: int, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """(part, number in its part) of each sample: always the part that lags most behind its share.
+    """Return (part, number in its part) of each sample, from the part furthest below its share.
 
-    Of parts that lag alike the first, as Megatron's build_blending_indices. It normalizes weights a
-    second time, which moves their last bits.
+    Ties go to the first part, as in Megatron's build_blending_indices. That function normalizes the
+    weights a second time, which changes their last bits.
     """
     shares = normalized(normalized(weights))
     taken = [0] * len(shares)
@@ -418,11 +424,11 @@ def blended(samples: int, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
 
 
 def alone(parts: Sequence[ShuffledFile]) -> tuple[Tensor, Tensor]:
-    """The same of one data set."""
+    """Return the same as `blended` for one dataset."""
     count = parts[0].num_samples
     return torch.zeros(count, dtype=torch.int64), torch.arange(count)
 
 
 def mask_of(path: str, file: IndexedFile) -> Tensor:
-    """One byte for each token of a file; raises ConfigError for another number."""
+    """Return one byte per token of a file; raises ConfigError for another size."""
     return map_bytes(path, len(file.tokens), "the data set")

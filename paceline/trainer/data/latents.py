@@ -1,7 +1,7 @@
 """Samples of a diffusion transformer: encoded images and texts, at random or from files.
 
-Every use of a sample draws its own latent, noise and time, from a seed that its number in the run
-gives: no layout changes what is drawn.
+Every use of a sample draws its own latent, noise and time from a seed derived from its number in
+the run. The layout does not change these draws.
 """
 
 from __future__ import annotations
@@ -33,44 +33,44 @@ from paceline.trainer.model_config import FluxConfig
 from paceline.trainer.parallel.mesh import MeshAxis
 
 SHIFT, FACTOR = 0.1159, 0.3611
-"""Of Flux' autoencoder: (latent - SHIFT) x FACTOR has a mean of about 0 and a deviation of 1."""
+"""Scaling of Flux's autoencoder: (latent - SHIFT) x FACTOR has mean 0 and deviation 1, roughly."""
 TIMES = 8
-"""Times at which samples that are held out are tried."""
+"""Number of distinct times at which held-out samples are evaluated."""
 
 
 class LatentSource(Protocol):
-    """Where samples come from."""
+    """Source of samples."""
 
     def sample(self, number: int, generator: Generator) -> dict[str, Tensor]:
-        """A sample's tensors by name; `number` counts all uses of all samples."""
+        """Return a sample's tensors by name; `number` counts all uses of all samples."""
         ...
 
     def no_text(self) -> dict[str, Tensor]:
-        """The encodings of no text."""
+        """Return the encodings of an empty text."""
         ...
 
 
 @dataclass(frozen=True)
 class RandomSource:
-    """Endless samples of the right sizes, from N(0, 1)."""
+    """Endless samples of the right shapes, drawn from N(0, 1)."""
 
     model: FluxConfig
 
     def sample(self, number: int, generator: Generator) -> dict[str, Tensor]:
-        """A new sample every time."""
+        """Return a new sample at every call."""
         return {
             name: torch.randn(shape, generator=generator).to(torch.bfloat16)
             for name, shape in shapes(self.model).items()
         }
 
     def no_text(self) -> dict[str, Tensor]:
-        """Nothing stands for nothing."""
+        """Return zeros as the encodings of an empty text."""
         return {name: torch.zeros(shapes(self.model)[name], dtype=torch.bfloat16) for name in TEXT}
 
 
 @dataclass(frozen=True)
 class LatentCorpus:
-    """Noisy latents, their velocities, and what they are conditioned on, by number."""
+    """Noisy latents, their velocities and their conditions, by sample number."""
 
     model: FluxConfig
     source: LatentSource
@@ -82,20 +82,20 @@ class LatentCorpus:
 
     @property
     def num_samples(self) -> int | None:
-        """Different samples; None without end."""
+        """Number of distinct samples; None if endless."""
         return self.source.num_samples if isinstance(self.source, LatentFiles) else None
 
     def real_tokens(self, indices: Sequence[int]) -> int:
-        """Every position is a token."""
+        """Return the number of tokens; every position is one."""
         return len(indices) * self.seq_len
 
     def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
-        """(inputs, targets, times, texts, pooled texts), this rank's part of every sequence."""
+        """Return inputs, targets, times, texts and pooled texts, this rank's part of each sequence."""
         fields = zip(*(self.drawn(number, cp) for number in indices), strict=True)
         return tuple(torch.stack(tensors) for tensors in fields)
 
     def drawn(self, number: int, cp: MeshAxis) -> tuple[Tensor, ...]:
-        """One sample: x = (1 - t) latent + t noise, noise - latent, t, and its text or none."""
+        """Return one sample: (1 - t) latent + t noise, noise - latent, t, and its text or none."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, number))
         sample = self.source.sample(number, generator)
         latent, noise = latent_and_noise(sample, generator)
@@ -108,22 +108,22 @@ class LatentCorpus:
 class ValidationLatents:
     """Samples at fixed times with fixed latents and noise.
 
-    A sample's time is an eighth that its files state, else i / 8 for the i-th modulo 8.
-    Source: MLPerf Training 5.1, flux1: a loss at every eighth of the way, and the mean of those.
+    A sample's time is the eighth given in its files, else i / 8 with i its index modulo 8. Source:
+    MLPerf Training 5.1, flux1: a loss at every eighth of the interval, and their mean.
     """
 
     model: FluxConfig
     source: LatentSource
     seq_len: int
     first: int
-    """Number in the source of the first one."""
+    """Number of the first sample in the source."""
     num_windows: int
     masked: bool = False
     num_tokens: None = field(default=None, init=False)
 
     @cached_property
     def eighths(self) -> Tensor:
-        """(num_windows,) when samples are tried, in eighths of the way."""
+        """(num_windows,) evaluation times of the samples, in eighths."""
         usual = [index % TIMES for index in range(self.num_windows)]
         if not isinstance(self.source, LatentFiles):
             return torch.tensor(usual)
@@ -131,16 +131,16 @@ class ValidationLatents:
         return torch.tensor([u if s is None else s for u, s in zip(usual, stated, strict=True)])
 
     def real_tokens(self, indices: Sequence[int]) -> int:
-        """Every position is a token."""
+        """Return the number of tokens; every position is one."""
         return len(indices) * self.seq_len
 
     def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
-        """As a training's samples."""
+        """Return samples in the form of training samples."""
         fields = zip(*(self.fixed(index, cp) for index in indices), strict=True)
         return tuple(torch.stack(tensors) for tensors in fields)
 
     def fixed(self, index: int, cp: MeshAxis) -> tuple[Tensor, ...]:
-        """One sample, always the same."""
+        """Return one sample, the same at every call."""
         generator = torch.Generator().manual_seed(derive_seed(0, -1 - index))
         if isinstance(self.source, LatentFiles):
             sample = self.source.at(self.first + index)
@@ -152,7 +152,7 @@ class ValidationLatents:
 
 
 def latent_and_noise(sample: dict[str, Tensor], generator: Generator) -> tuple[Tensor, Tensor]:
-    """A latent of a sample's image, and the noise that it is mixed with."""
+    """Return a latent of a sample's image, and the noise to mix with it."""
     mean, logvar = (sample[name].float() for name in IMAGE)
     spread = torch.randn(mean.shape, generator=generator)
     latent = FACTOR * (mean + torch.exp(0.5 * logvar) * spread - SHIFT)
@@ -162,20 +162,20 @@ def latent_and_noise(sample: dict[str, Tensor], generator: Generator) -> tuple[T
 def noised(
     text: dict[str, Tensor], latent: Tensor, noise: Tensor, time: Tensor, patch: int, cp: MeshAxis
 ) -> tuple[Tensor, ...]:
-    """What the model takes of a latent at a time, with its text."""
+    """Return the model's input for a latent at a time, with its text."""
     clean, noise = (local_tokens(patches(x, patch), cp) for x in (latent, noise))
     noisy = (1 - time) * clean + time * noise
     return noisy, noise - clean, time, local_tokens(text["text"], cp), text["pooled"]
 
 
 def patches(latent: Tensor, size: int) -> Tensor:
-    """(C, S, S) -> (tokens, C size^2): rows of patches, each channel by channel."""
+    """Split into patches: (C, S, S) -> (tokens, C size^2), row by row, each channel by channel."""
     parts = latent.unflatten(1, (-1, size)).unflatten(3, (-1, size))
     return parts.permute(1, 3, 0, 2, 4).flatten(2).flatten(0, 1)
 
 
 def load_latents(config: TrainerConfig, model: FluxConfig) -> LatentCorpus:
-    """The samples of a run; raises ConfigError for a source that has none of this kind."""
+    """Return the samples of a run; raises ConfigError if the source has no such samples."""
     data, seed, evaluation = config.data, config.training.seed, config.training.evaluation
     source: LatentSource
     if data.source == "synthetic":
@@ -194,7 +194,7 @@ def load_latents(config: TrainerConfig, model: FluxConfig) -> LatentCorpus:
 def load_validation_latents(
     config: TrainerConfig, model: FluxConfig, evaluation: EvaluationConfig
 ) -> ValidationLatents:
-    """The samples that evaluations go over; raises ConfigError when there are too few."""
+    """Return the samples of the evaluations; raises ConfigError when there are too few."""
     data, seq_len, count = config.data, config.training.seq_len, evaluation.samples
     if data.source == "synthetic":
         return ValidationLatents(model, RandomSource(model), seq_len, 0, count)
@@ -210,9 +210,9 @@ def load_validation_latents(
 
 
 def _held_out_path(config: TrainerConfig) -> str | None:
-    """Where samples lie that are never trained on; None: they are the last ones of the training's.
+    """Return the path of the validation samples; None if they are the last training samples.
 
-    Shards may have a part of their own for them.
+    Shards may have a separate folder for them.
     """
     evaluation, data = config.training.evaluation, config.data
     if evaluation is not None and evaluation.path is not None:

@@ -1,9 +1,9 @@
-"""What samples are: windows of a line of tokens, separate records, random ids, or a part of those.
+"""Kinds of samples: windows of a token sequence, separate records, random ids, or a part of those.
 
-Packed, a corpus is cut into windows of seq_len + 1 tokens that share one token with the next: the
-last target of one is the first input of the other. Padded, every record is a sample of its own, cut
-to seq_len + 1 tokens or filled up with its last one, which is an end mark: a line of jsonl, a
-paragraph of a text, or a document of an indexed data set.
+In packed mode a corpus is cut into windows of seq_len + 1 tokens that overlap by one token: the
+last target of one is the first input of the next. In padded mode every record is a sample,
+truncated to seq_len + 1 tokens or padded with its last token, which is an end mark. A record is a
+line of jsonl, a paragraph of a text, or a document of an indexed dataset.
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ from paceline.trainer.model.network import derive_seed
 from paceline.trainer.parallel.mesh import MeshAxis
 
 SPLIT_SEED = 1234
-"""Of the order that parts are cut from: the same for all phases of a training."""
+"""Seed of the order that splits are cut from, the same for all phases of a training run."""
 
 
 @dataclass(frozen=True)
 class TokenCorpus:
-    """Windows of one long line of tokens."""
+    """Windows of one long sequence of tokens."""
 
     tokens: Tensor
     seq_len: int
     vocab_size: int
     mask: Tensor | None = None
-    """For each token, 0 where it counts for nothing as a target."""
+    """Loss mask over the tokens; a target with 0 does not count."""
     ends: Tensor | None = None
-    """Where documents end in `tokens`, in order, if attention keeps to them."""
+    """Ordered end positions of documents in `tokens`, if attention is limited to documents."""
 
     @property
     def masked(self) -> bool:
-        """Whether some targets count for nothing."""
+        """True if some targets do not count."""
         return self.mask is not None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens at hand."""
+        """Number of available tokens."""
         return self.tokens.numel()
 
     @property
     def num_windows(self) -> int:
-        """Whole windows."""
+        """Number of complete windows."""
         return max(0, (self.num_tokens - 1) // self.seq_len)
 
     def window(self, index: int) -> Tensor:
-        """(seq_len + 1,) token ids; raises ConfigError for an id that the model does not know."""
+        """Return (seq_len + 1,) token ids; raises ConfigError for an id outside the vocabulary."""
         start = index * self.seq_len
         return known(self.tokens[start : start + self.seq_len + 1], self.vocab_size, start)
 
     def real_tokens(self, indices: Sequence[int]) -> int:
-        """Every position is a token."""
+        """Return the number of tokens; every position is one."""
         return len(indices) * self.seq_len
 
     def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
-        """Windows as inputs, targets and bounds; raises ConfigError as `window` does."""
+        """Return windows as inputs, targets and document bounds; raises ConfigError as `window`."""
         inputs, targets = next_tokens([self.window(i) for i in indices], cp)
         starts = [index * self.seq_len for index in indices]
         if self.mask is not None:
@@ -77,37 +77,37 @@ class TokenCorpus:
 
 @dataclass(frozen=True)
 class PaddedCorpus:
-    """Separate records: sample i is tokens[ends[i]:ends[i + 1]] and end marks up to the length."""
+    """Separate records: sample i is tokens[ends[i]:ends[i + 1]], padded with end marks."""
 
     tokens: Tensor
     ends: Tensor
-    """(num_windows + 1,) where records begin and end."""
+    """(num_windows + 1,) bounds of the records."""
     seq_len: int
     masked: bool
-    """Whether targets that are padding, or that the mask leaves out, count for nothing."""
+    """True if targets that are padding or masked do not count."""
     vocab_size: int | None = None
-    """Ids below it are known; None where all are."""
+    """Upper bound of valid ids; None if all are valid."""
     mask: Tensor | None = None
-    """For each token, 0 where it counts for nothing as a target."""
+    """Loss mask over the tokens; a target with 0 does not count."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens at hand, padding left out."""
+        """Number of available tokens, without padding."""
         return self.tokens.numel()
 
     @property
     def num_windows(self) -> int:
-        """Records."""
+        """Number of records."""
         return self.ends.numel() - 1
 
     def real_tokens(self, indices: Sequence[int]) -> int:
-        """Inputs of some samples that are text."""
+        """Return the number of input positions of some samples that are text."""
         chosen = torch.tensor([*indices], dtype=torch.int64)
         lengths = self.ends[chosen + 1] - self.ends[chosen]
         return int(lengths.clamp(max=self.seq_len).sum())
 
     def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
-        """Samples as inputs and targets; targets that are padding may not count."""
+        """Return samples as inputs and targets; padding targets may be ignored."""
         windows = torch.zeros((len(indices), self.seq_len + 1), dtype=torch.int64)
         ignored = torch.ones(windows.shape, dtype=torch.bool)
         for i, index in enumerate(indices):
@@ -126,7 +126,7 @@ class PaddedCorpus:
 
 @dataclass(frozen=True)
 class SyntheticCorpus:
-    """Endless windows of random ids, each made from its own seed; `backwards` makes other ones."""
+    """Endless windows of random ids, each from its own seed; `backwards` uses different seeds."""
 
     seq_len: int
     vocab_size: int
@@ -137,17 +137,17 @@ class SyntheticCorpus:
     masked: bool = False
 
     def window(self, index: int) -> Tensor:
-        """(seq_len + 1,) token ids, the same for an index on every rank."""
+        """Return (seq_len + 1,) token ids, the same for an index on every rank."""
         part = -1 - index if self.backwards else index
         generator = torch.Generator().manual_seed(derive_seed(self.seed, part))
         return torch.randint(self.vocab_size, (self.seq_len + 1,), generator=generator)
 
     def real_tokens(self, indices: Sequence[int]) -> int:
-        """Every position is a token."""
+        """Return the number of tokens; every position is one."""
         return len(indices) * self.seq_len
 
     def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
-        """Windows as inputs and targets."""
+        """Return windows as inputs and targets."""
         return next_tokens([self.window(i) for i in indices], cp)
 
 
@@ -157,29 +157,29 @@ class PartCorpus:
 
     whole: TokenCorpus | PaddedCorpus
     indices: Tensor
-    """(num_windows,) which ones, in their order here."""
+    """(num_windows,) indices of the samples in the whole corpus."""
 
     @property
     def masked(self) -> bool:
-        """Whether some targets count for nothing."""
+        """True if some targets do not count."""
         return self.whole.masked
 
     @property
     def num_windows(self) -> int:
-        """Samples of the part."""
+        """Number of samples of the part."""
         return self.indices.numel()
 
     @property
     def num_tokens(self) -> int:
-        """Inputs of the part's samples, padding left out."""
+        """Number of input positions of the part's samples, without padding."""
         return self.real_tokens(range(self.num_windows))
 
     def real_tokens(self, indices: Sequence[int]) -> int:
-        """Input positions of some samples that are no padding."""
+        """Return the number of input positions of some samples that are not padding."""
         return self.whole.real_tokens(self._there(indices))
 
     def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
-        """Samples as the whole corpus has them."""
+        """Return samples in the form of the whole corpus."""
         return self.whole.collate(self._there(indices), cp)
 
     def _there(self, indices: Sequence[int]) -> list[int]:
@@ -187,36 +187,36 @@ class PartCorpus:
 
 
 class Corpus(Protocol):
-    """Samples by index; every rank makes the same sample from the same index."""
+    """Samples by index; every rank gets the same sample for the same index."""
 
     @property
     def num_tokens(self) -> int | None:
-        """Tokens at hand; None without end."""
+        """Number of available tokens; None if endless."""
         ...
 
     @property
     def num_windows(self) -> int | None:
-        """Samples at hand; None without end."""
+        """Number of available samples; None if endless."""
         ...
 
     @property
     def masked(self) -> bool:
-        """Whether some targets count for nothing, so that ranks may count different numbers."""
+        """True if some targets do not count, so that ranks may count different numbers."""
         ...
 
     def real_tokens(self, indices: Sequence[int]) -> int:
-        """Input positions of some samples that are no padding."""
+        """Return the number of input positions of some samples that are not padding."""
         ...
 
     def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
-        """(inputs, targets, the model's other inputs) of some samples, this rank's part of each."""
+        """Return (inputs, targets, further inputs) of some samples, this rank's part of each."""
         ...
 
 
 def known(ids: Tensor, vocab_size: int | None, start: int) -> Tensor:
-    """Tokens, the first of which is number `start`, as int64.
+    """Return tokens as int64; the first one has the number `start`.
 
-    Raises ConfigError for one that the model does not know.
+    Raises ConfigError for an id outside the vocabulary.
     """
     ids = ids.to(torch.int64)
     if vocab_size is None or not len(ids):
@@ -231,17 +231,18 @@ def known(ids: Tensor, vocab_size: int | None, start: int) -> Tensor:
 
 
 def next_tokens(windows: list[Tensor], cp: MeshAxis) -> tuple[Tensor, Tensor]:
-    """(n, seq_len / cp) inputs and the tokens after them, from (seq_len + 1,) windows."""
+    """Return (n, seq_len / cp) inputs and their next tokens, from (seq_len + 1,) windows."""
     ids = torch.stack(windows)
     positions = local_positions(ids.shape[1] - 1, cp)
     return ids[:, positions], ids[:, positions + 1]
 
 
 def part_of(whole: TokenCorpus | PaddedCorpus, data: DataConfig) -> PartCorpus:
-    """The samples of a run's part of a source, in an order that is the same for every seed.
+    """Return the samples of a run's part of a source, in an order that is the same for every seed.
 
-    The whole source's samples are shuffled once and cut in proportion to `split`, as DeepSpeed-Chat
-    does it (its shuffle is NumPy's, so the samples are others); without one the part is all.
+    All samples of the source are shuffled once and divided in proportion to `split`, as in
+    DeepSpeed-Chat (its shuffle is NumPy's, so the samples differ). Without a split the part is
+    everything.
     """
     if data.split is None:
         return PartCorpus(whole, torch.arange(whole.num_windows))
@@ -250,13 +251,13 @@ def part_of(whole: TokenCorpus | PaddedCorpus, data: DataConfig) -> PartCorpus:
 
 
 def part_range(split: Sequence[float], part: int, count: int) -> slice:
-    """Which of `count` things a part of a split has."""
+    """Return the slice of `count` items that a part of a split gets."""
     start, end = (round(sum(split[:end]) / sum(split) * count) for end in (part, part + 1))
     return slice(start, end)
 
 
 def train_part(config: TrainerConfig, part: PartCorpus) -> PartCorpus:
-    """A part without its last samples, if these are held out for evaluations."""
+    """Return a part without its last samples, if these are held out for evaluations."""
     evaluation = config.training.evaluation
     if evaluation is None or evaluation.path is not None:
         return part
@@ -266,7 +267,7 @@ def train_part(config: TrainerConfig, part: PartCorpus) -> PartCorpus:
 
 
 def enough(corpus: Corpus, samples: int, where: str) -> Corpus:
-    """A corpus that evaluations go over; raises ConfigError when it holds less than `samples`."""
+    """Return the corpus of the evaluations; raises ConfigError if it has less than `samples`."""
     if (corpus.num_windows or 0) < samples:
         raise ConfigError(
             f"training.evaluation.samples {samples}: {where} holds {corpus.num_windows}"

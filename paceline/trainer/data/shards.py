@@ -1,17 +1,18 @@
-"""Encoded images and texts of files: by a JSON index, or in tar shards as MLPerf's Flux.1 has them.
+"""Encoded images and texts in files: with a JSON index, or in tar shards as in MLPerf's Flux.1.
 
-FOLDER/train/*.tar and FOLDER/val/*.tar (or a folder of shards itself) hold files KEY.json,
-KEY.t5.bytes, KEY.clip.bytes, KEY.mean.bytes and KEY.logvar.bytes, those of a sample together, each
-but the first a .npy of bf16 as uint16. SHARD.tar.idx says where samples begin (u64, little-endian,
-one more than there are samples). FOLDER/empty_encodings holds t5_empty.npy and clip_empty.npy.
-Source of the form: mlcommons/training_results_v5.1, NVIDIA/benchmarks/flux1; megatron-energon.
+FOLDER/train/*.tar and FOLDER/val/*.tar (or a folder of shards itself) hold the files KEY.json,
+KEY.t5.bytes, KEY.clip.bytes, KEY.mean.bytes and KEY.logvar.bytes. The files of a sample are
+adjacent. All but the first are .npy files with bf16 stored as uint16. SHARD.tar.idx has the start
+offsets of the samples (u64, little-endian, one more than there are samples). FOLDER/empty_encodings
+holds t5_empty.npy and clip_empty.npy. Source of the format: mlcommons/training_results_v5.1,
+NVIDIA/benchmarks/flux1; megatron-energon.
 
 A sample is the autoencoder's mean and log variance of an image (C, S, S), the T5 encoding of its
-text (text, E) and the CLIP encoding of all of it (P,).
+text (text, E) and the CLIP encoding of the whole text (P,).
 
 A JSON index {"schema": 1, "parts": [{"samples": n, "text": ..., "pooled": ..., "mean": ...,
-"logvar": ...}, ...], "empty": {"text": ..., "pooled": ...}} names files beside it, each holding a
-part's samples one after the other in bf16; `empty` is the encoding of no text.
+"logvar": ...}, ...], "empty": {"text": ..., "pooled": ...}} refers to files in its folder. Each
+file holds a part's samples in sequence in bf16; `empty` is the encoding of an empty text.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ TEXT, IMAGE = ("text", "pooled"), ("mean", "logvar")
 
 
 def shapes(model: FluxConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a sample."""
+    """Return the shape of every tensor of a sample."""
     latents = (model.latent_channels, model.latent_size, model.latent_size)
     text = {"text": (model.text_len, model.text_width), "pooled": (model.pooled_width,)}
     return {**text, "mean": latents, "logvar": latents}
 
 
 class LatentFiles(ABC):
-    """Samples that lie somewhere, in another order every epoch."""
+    """Stored samples, in another order every epoch."""
 
     def __init__(self, path: str, num_files: int, seed: int, held_out: int) -> None:
-        """The last `held_out` samples are never anyone's turn; raises ConfigError if those are all.
+        """Exclude the last `held_out` samples from training; raises ConfigError if none are left.
 
         `num_files` counts all samples, `num_samples` those that are trained on.
         """
@@ -61,7 +62,7 @@ class LatentFiles(ABC):
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def sample(self, number: int, generator: Generator) -> dict[str, Tensor]:
-        """The sample whose turn it is."""
+        """Return the sample at position `number` of the run's order."""
         epoch, position = divmod(number, self.num_samples)
         if epoch != self._epoch:
             shuffle = Generator().manual_seed(derive_seed(self.seed, epoch))
@@ -70,19 +71,19 @@ class LatentFiles(ABC):
 
     @abstractmethod
     def at(self, index: int) -> dict[str, Tensor]:
-        """A sample by its place."""
+        """Return a sample by its index."""
 
     @abstractmethod
     def no_text(self) -> dict[str, Tensor]:
-        """What the encoders made of an empty text."""
+        """Return the encodings of an empty text."""
 
     def eighth(self, index: int) -> int | None:
-        """The time, in eighths, at which a sample is to be tried; None: nothing says it."""
+        """Return the evaluation time of a sample in eighths; None if it is not given."""
         return None
 
 
 class EncodedFiles(LatentFiles):
-    """Samples of a JSON index's files, which are mapped into memory."""
+    """Samples in the files of a JSON index, mapped into memory."""
 
     def __init__(self, path: str, model: FluxConfig, seed: int, held_out: int = 0) -> None:
         self.folder, self.shapes = Path(path).parent, shapes(model)
@@ -100,17 +101,17 @@ class EncodedFiles(LatentFiles):
         super().__init__(path, self._ends[-1] if self._ends else 0, seed, held_out)
 
     def at(self, index: int) -> dict[str, Tensor]:
-        """A sample by its place in the files."""
+        """Return a sample by its index."""
         part = bisect_right(self._ends, index)
         place = index - (self._ends[part - 1] if part else 0)
         return {name: tensor[place] for name, tensor in self._parts[part].items()}
 
     def no_text(self) -> dict[str, Tensor]:
-        """What the encoders made of an empty text."""
+        """Return the encodings of an empty text."""
         return self._empty
 
     def _map(self, file: str, name: str, count: int) -> Tensor:
-        """(count, ...) of a file; raises ConfigError when it does not hold so much."""
+        """Map the (count, ...) tensor of a file; raises ConfigError if its size is different."""
         path, shape = self.folder / file, (count, *self.shapes[name])
         needed_bytes = prod(shape) * torch.bfloat16.itemsize
         size_bytes = path.stat().st_size if path.is_file() else 0
@@ -138,7 +139,7 @@ FILES = {"text": "t5.bytes", "pooled": "clip.bytes", "mean": "mean.bytes", "logv
 EMPTY = {"text": "t5_empty.npy", "pooled": "clip_empty.npy"}
 EMPTY_FOLDER = "empty_encodings"
 DTYPES = {"<u2": torch.bfloat16, "<f2": torch.float16, "<f4": torch.float32}
-"""NumPy has no bf16: its bits are kept as uint16."""
+"""Torch dtype of each stored NumPy dtype; bf16, which NumPy lacks, is stored as uint16 bits."""
 MAGIC = b"\x93NUMPY"
 MAX_OPEN_SHARDS = 256
 """Maximum number of open shards; a process may usually open 1,024 files."""
@@ -147,18 +148,21 @@ EIGHTHS = range(8)
 
 
 def part_folder(path: str, part: str) -> Path:
-    """The folder of a part's shards: PATH/PART, or PATH itself."""
+    """Return the folder of a part's shards: PATH/PART, or PATH itself."""
     inside = Path(path) / part
     return inside if inside.is_dir() else Path(path)
 
 
 class ShardedFiles(LatentFiles):
-    """Samples of a folder's shards, in the order of the shards' names."""
+    """Samples in the shards of a folder, in the order of the shards' names."""
 
     def __init__(
         self, path: str, part: str, model: FluxConfig, seed: int, held_out: int = 0
     ) -> None:
-        """Raises ConfigError for other files, and for samples that the model has no shape for."""
+        """Open a part's shards.
+
+        Raises ConfigError for invalid files, and if a sample does not have the model's shape.
+        """
         self.folder, self.model, self.shapes = part_folder(path, part), model, shapes(model)
         self.shards = sorted(self.folder.glob("*.tar"))
         if not self.shards:
@@ -173,7 +177,7 @@ class ShardedFiles(LatentFiles):
             _ = self._empty
 
     def at(self, index: int) -> dict[str, Tensor]:
-        """A sample by its place; raises ConfigError when it is not of the model's shape."""
+        """Return a sample by its index; raises ConfigError if it is not of the model's shape."""
         where, files = self._files(index)
         if absent := [name for name in FILES.values() if name not in files]:
             raise ConfigError(f"{where} has no {', '.join(absent)}")
@@ -183,11 +187,11 @@ class ShardedFiles(LatentFiles):
         }
 
     def no_text(self) -> dict[str, Tensor]:
-        """What the encoders made of an empty text; raises ConfigError when that is not there."""
+        """Return the encodings of an empty text; raises ConfigError if they are missing."""
         return self._empty
 
     def eighth(self, index: int) -> int | None:
-        """A held-out sample's `timestep`; raises ConfigError for one that is no eighth."""
+        """Return a held-out sample's `timestep`; raises ConfigError if it is not an eighth."""
         shard, number = self._place(index)
         where = self._where(shard, number)
         try:
@@ -220,7 +224,7 @@ class ShardedFiles(LatentFiles):
         )
 
     def _files(self, index: int) -> tuple[str, dict[str, memoryview]]:
-        """(where, contents by name) of a sample, read at once."""
+        """Return (location, contents by name) of a sample, read with one call."""
         shard, number = self._place(index)
         where = self._where(shard, number)
         start, end = self._places[shard][number : number + 2].tolist()
@@ -239,7 +243,7 @@ class ShardedFiles(LatentFiles):
         return where, files
 
     def _json(self, shard: int, number: int) -> bytes | None:
-        """What is said of a sample; its encodings, a thousand times as large, are not read."""
+        """Return a sample's JSON, without reading its encodings, which are 1,000 times larger."""
         place, end = self._places[shard][number : number + 2].tolist()
         file = self._opened(shard)
         while place < end:
@@ -250,7 +254,7 @@ class ShardedFiles(LatentFiles):
         return None
 
     def _place(self, index: int) -> tuple[int, int]:
-        """(shard, number in it) of a sample."""
+        """Return (shard, number in it) of a sample."""
         shard = bisect_right(self._ends, index)
         return shard, index - (self._ends[shard - 1] if shard else 0)
 
@@ -258,7 +262,7 @@ class ShardedFiles(LatentFiles):
         return f"data.path: {self.shards[shard]}: sample {number}"
 
     def _opened(self, shard: int) -> int:
-        """A shard's descriptor; opening one takes as long as reading a sample on some systems."""
+        """Return a shard's file descriptor; opening one can take as long as reading a sample."""
         file = self._open.pop(shard, None)
         if file is None:
             if len(self._open) >= MAX_OPEN_SHARDS:
@@ -269,10 +273,10 @@ class ShardedFiles(LatentFiles):
 
 
 def npy_tensor(content: memoryview, shape: tuple[int, ...], where: str) -> Tensor:
-    """The array of a .npy file in bf16, which shares its memory where it was that.
+    """Return the bf16 array of a .npy file, sharing its memory if it is stored as bf16.
 
-    An array of one sample may be counted: (1, ...). Raises ConfigError for another shape or dtype,
-    with `where` at its head.
+    An array of one sample may have a leading dimension: (1, ...). Raises ConfigError for another
+    shape or dtype; its message starts with `where`.
     """
     long = 2 if bytes(content[6:7]) == b"\x01" else 4
     begin = 8 + long + int.from_bytes(content[8 : 8 + long], "little")
@@ -295,9 +299,9 @@ def npy_tensor(content: memoryview, shape: tuple[int, ...], where: str) -> Tenso
 
 
 def _member(header: bytes) -> tuple[str, int, int]:
-    """(what follows the first dot of its name, bytes, blocks' bytes with the header) of a file."""
+    """Return (name after its first dot, bytes, bytes of the blocks with header) of a tar member."""
     member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-    if member.size < 0:  # the form allows it, and reading would go back for ever
+    if member.size < 0:  # the format allows it, and reading would loop forever
         raise tarfile.HeaderError("a negative size")
     blocks = 1 - (-member.size // BLOCK_BYTES)
     return member.name.rpartition("/")[2].partition(".")[2], member.size, blocks * BLOCK_BYTES
@@ -313,7 +317,7 @@ def _misplaced(where: str, error: tarfile.HeaderError) -> ConfigError:
 
 
 def _places(shard: Path) -> Tensor:
-    """Where the samples of a shard begin, and the last one ends, in bytes (int64)."""
+    """Return the start offsets of a shard's samples and the end of the last, in bytes (int64)."""
     index = shard.with_name(f"{shard.name}.idx")
     try:
         content, size_bytes = bytearray(index.read_bytes()), shard.stat().st_size

@@ -1,4 +1,4 @@
-"""Text as tokens, from the interpreter's own sources, a text, jsonl or token file.
+"""Text as tokens, from the interpreter's own sources, or from a text, jsonl or token file.
 
 Text becomes bytes: ids 0-255, and 256 ends a document.
 """

@@ -1,7 +1,7 @@
-"""Which part of a text source is kept apart for evaluation: its end, the same for every seed.
+"""Validation part of a text source: its end, the same for every seed.
 
-Of the standard library it is the last files of an order that never changes, of a text or jsonl file
-the last bytes, from the beginning of a record on.
+For the standard library it is the last files of a fixed order. For a text or jsonl file it is the
+last bytes, from the start of a record.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ FIRST_LOOK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class ValidationSize:
-    """How much is kept apart: tokens of packed samples, or records."""
+    """Amount held out for evaluation: tokens of packed samples, or records."""
 
     amount: int
     padded: bool
 
     def measure(self, text: bytes, is_record: bool = False) -> int:
-        """How much of it a text is."""
+        """Return the amount that a text contributes, in tokens or records."""
         if not self.padded:
             return len(text) + 1 if text else 0
         return bool(text) if is_record else sum(1 for _ in paragraphs(text))
 
 
 def validation_size(config: TrainerConfig) -> ValidationSize:
-    """What the evaluation of a training needs."""
+    """Return the amount that the evaluation of a training run needs."""
     assert config.training.evaluation is not None
     samples = config.training.evaluation.samples
     if config.data.packing == "padded":
@@ -41,7 +41,7 @@ def validation_size(config: TrainerConfig) -> ValidationSize:
 
 
 def split_off(data: DataConfig, need: ValidationSize) -> tuple[Extent, Extent]:
-    """(what is trained on, what is held out) of a text source.
+    """Return (training part, held-out part) of a text source.
 
     Raises ConfigError when nothing is left to train on.
     """
@@ -56,7 +56,7 @@ def split_off(data: DataConfig, need: ValidationSize) -> tuple[Extent, Extent]:
 
 
 def too_little(where: str) -> ConfigError:
-    """What is wrong when evaluation takes all there is."""
+    """Return the error for an evaluation that leaves nothing to train on."""
     return ConfigError(
         f"data: training.evaluation.samples leaves nothing of {where} to train on; "
         "ask for fewer, or give evaluation.path"
@@ -77,7 +77,10 @@ def _split_files(paths: list[Path], need: ValidationSize) -> tuple[Extent, Exten
 
 
 def _start_of_end(data: DataConfig, size: int, need: ValidationSize) -> int:
-    """Where the shortest end that holds enough begins, by looks of double size; 0: nowhere."""
+    """Return the start of the shortest sufficient end, or 0 if there is none.
+
+    The search reads the end of the file in lengths that double.
+    """
     if data.source == "text" and not need.padded:
         return max(0, size - need.amount)
     length = FIRST_LOOK_BYTES
@@ -90,13 +93,13 @@ def _start_of_end(data: DataConfig, size: int, need: ValidationSize) -> int:
 
 
 def _shortest_end(data: DataConfig, start: int, need: ValidationSize) -> int | None:
-    """The start of the last records behind `start` that are enough; None when they are not."""
+    """Return the start of the last records after `start` that suffice; None if they do not."""
     assert data.path is not None
     with Path(data.path).open("rb") as file:
         file.seek(start)
         tail = file.read()
     cut = _cutter(data)
-    places = [*cut(tail)][1 if start else 0 :]  # the first one may be a piece of a record
+    places = [*cut(tail)][1 if start else 0 :]  # the first one may be incomplete
     amount = 0
     for place, record in reversed(places):
         amount += need.measure(record, is_record=True)
@@ -106,12 +109,12 @@ def _shortest_end(data: DataConfig, start: int, need: ValidationSize) -> int | N
 
 
 def _cutter(data: DataConfig) -> Callable[[bytes], Iterator[tuple[int, bytes]]]:
-    """What cuts bytes into (place, text) of their records."""
+    """Return the function that splits bytes into (position, text) of their records."""
 
     def lines(tail: bytes) -> Iterator[tuple[int, bytes]]:
         place = 0
         for number, line in enumerate(tail.splitlines(keepends=True)):
-            # The first line may be torn; whoever asked leaves it out.
+            # The first line may be incomplete; the caller skips it.
             whole = number > 0 and bool(line.strip())
             yield place, text_of(line, data.text_key, str(data.path)) if whole else b""
             place += len(line)

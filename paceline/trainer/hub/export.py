@@ -1,11 +1,12 @@
-"""Writes a checkpoint in the hub's form: sharded safetensors, their index, config.json.
+"""Export of a checkpoint to a Hugging Face folder: sharded safetensors, their index, config.json.
 
-A file at a time is in main memory, beside the tensors that fill it. The folder gets its name when
-all is on the disk; what a kill broke off lies beside it under a hidden name, and the next export to
-there removes it.
+Main memory holds one file at a time, plus the tensors that fill it. The folder is renamed to its
+final name when everything is on the disk. If the process is killed, a hidden folder remains next to
+it; the next export to the same path removes it.
 
-Low-rank adapters go into the form of peft, adapter_config.json and adapter_model.safetensors, with
-the names of the adapted layer behind `base_model.model.`, as peft 0.21 saves them.
+Low-rank adapters are written in the format of peft: adapter_config.json and
+adapter_model.safetensors, with the names of the adapted layer after `base_model.model.`, as peft
+0.21 saves them.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ MATRICES = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
 def adapter_weights(
     family: str, model: ModelConfig, lora: LoraConfig, shapes: Mapping[str, Shape]
 ) -> dict[str, HubWeight]:
-    """The adapters of these shapes by peft's tensors.
+    """Return the adapters of these shapes by peft's tensors.
 
-    Raises CorruptCheckpointError where adapters alone are not what was trained.
+    Raises CorruptCheckpointError if more than adapters was trained, and for GPT-2.
     """
     if lora.train_rest:
         raise CorruptCheckpointError("more than adapters was trained; export it merged")
@@ -77,7 +78,7 @@ def adapter_weights(
 
 
 def adapter_settings(family: str, lora: LoraConfig, base: str | None) -> dict[str, Any]:
-    """adapter_config.json; `base` is the model that is adapted."""
+    """Return the content of adapter_config.json; `base` is the adapted model."""
     modules = {
         theirs.rpartition(".")[2]
         for ours, theirs in INNER[family].items()
@@ -108,46 +109,46 @@ COMPANIONS = (
     "generation_config.json",
     "chat_template*",
 )
-"""What is taken along of the model that the training began with, or that is named."""
+"""Files copied from the initial model, or from the one given in the settings."""
 PREFIXES = {"decoder": "model", "mmdit": "diffusion_pytorch_model", "lora": "adapter_model"}
-"""How the files of tensors are called, in transformers, diffusers and peft."""
+"""File name prefixes of tensors in transformers, diffusers and peft."""
 
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """What is asked for."""
+    """Settings of an export."""
 
     checkpoint: str
     to: str
     merged: bool = False
-    """Adapters added to the weights that they adapt, instead of alone."""
+    """True to merge the adapters into the weights; else the adapters are exported alone."""
     dtype: str | None = None
-    """Of all tensors; None keeps each as it is."""
+    """Dtype of all tensors; None keeps each tensor's own."""
     shard_bytes: int = 5_000_000_000
-    """Of one file of tensors at most, if not a single tensor is larger."""
+    """Maximum size of a file in bytes, unless a single tensor is larger."""
     like: str | None = None
-    """A model's folder whose config.json and tokenizer are taken over."""
+    """Model folder that provides config.json and the tokenizer."""
 
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A checkpoint and what is known of it."""
+    """Checkpoint to export, and its model."""
 
     folder: Path
     step: int
     model: Model
     lora: LoraConfig | None
     like: Path | None
-    """The hub's folder that its training began with, if that is still there."""
+    """Folder of the initial model, if it still exists."""
     kept: Mapping[str, tuple[Shape, torch.dtype]]
-    """Its weights."""
+    """Shape and dtype of the checkpoint's weights by name."""
 
 
 def export(asked: ExportSettings) -> dict[str, Any]:
-    """Write the folder, and say what is in it.
+    """Write the folder and return a description of it.
 
-    Raises ConfigError or CorruptCheckpointError for what cannot be exported, OSError for what the
-    machine does not let be read or written.
+    Raises ConfigError or CorruptCheckpointError for what cannot be exported. Raises OSError for
+    failures to read or write.
     """
     source = read_source(Path(asked.checkpoint), asked.like)
     if asked.merged and source.lora is None:
@@ -167,7 +168,7 @@ def export(asked: ExportSettings) -> dict[str, Any]:
 
 
 def write_folder(source: ExportSource, asked: ExportSettings, folder: Path) -> dict[str, Any]:
-    """Write all files into a folder: its form, dtypes, like and files, as `export` says them."""
+    """Write all files into a folder and return their description for `export`."""
     adapters = source.lora is not None and not asked.merged
     weights = adapter_table(source) if adapters else weight_table(source)
     settings = adapters_config(source) if adapters else model_config(source)
@@ -175,7 +176,7 @@ def write_folder(source: ExportSource, asked: ExportSettings, folder: Path) -> d
     files, dtypes = write_tensors(source, asked, weights, folder, prefix, merged=not adapters)
     if not adapters:
         copy_companions(source, folder)
-        if not isinstance(source.model, FluxConfig):  # diffusers refuses the key
+        if not isinstance(source.model, FluxConfig):  # diffusers rejects the key
             settings["dtype"] = named(max(dtypes, key=lambda dtype: dtype.itemsize))
     name = "adapter_config.json" if adapters else CONFIG
     write_synced(folder / name, json.dumps(settings, indent=2) + "\n")
@@ -189,12 +190,12 @@ def write_folder(source: ExportSource, asked: ExportSettings, folder: Path) -> d
 
 
 def named(dtype: torch.dtype) -> str:
-    """As config.json has it: `bfloat16`."""
+    """Return a dtype's name in config.json, such as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 
 def read_source(path: Path, like: str | None) -> ExportSource:
-    """What a path of a run, a folder of checkpoints or a checkpoint holds. Raises as `export`."""
+    """Read a run, a folder of checkpoints or a checkpoint; raises as `export`."""
     folder = find_checkpoint(path, FIELD)
     state = read_state(folder, FIELD)
     run = folder.parent.parent / "trainer.json"
@@ -202,7 +203,7 @@ def read_source(path: Path, like: str | None) -> ExportSource:
     kept = kept_in(CheckpointReader(folder))
     lora = None
     if any(map(is_adapter, kept)):
-        # Checkpoints of earlier versions do not say it themselves.
+        # Checkpoints of earlier versions do not store it themselves.
         lora = parse_lora(state if state.get("lora") else began)
         if lora is None:
             raise CorruptCheckpointError(f"{STATE} does not say what its adapters are")
@@ -216,7 +217,7 @@ def read_source(path: Path, like: str | None) -> ExportSource:
 
 
 def kept_in(reader: CheckpointReader) -> dict[str, tuple[Shape, torch.dtype]]:
-    """Shape and dtype of a checkpoint's weights by name."""
+    """Return the shape and dtype of a checkpoint's weights by name."""
     entries = reader.read_metadata().state_dict_metadata
     return {
         key.removeprefix(WEIGHTS): (tuple(entry.size), entry.properties.dtype)
@@ -226,7 +227,7 @@ def kept_in(reader: CheckpointReader) -> dict[str, tuple[Shape, torch.dtype]]:
 
 
 def weight_table(source: ExportSource) -> dict[str, HubWeight]:
-    """The model's weights by the tensors that they become."""
+    """Return the model's weights by the exported tensors."""
     shapes = {name: shape for name, (shape, _) in source.kept.items()}
     model = source.model
     if isinstance(model, FluxConfig):
@@ -242,21 +243,21 @@ def weight_table(source: ExportSource) -> dict[str, HubWeight]:
 
 
 def adapter_table(source: ExportSource) -> dict[str, HubWeight]:
-    """The adapters by the tensors that they become."""
+    """Return the adapters by the exported tensors."""
     assert source.lora is not None and not isinstance(source.model, FluxConfig)
     shapes = {name: shape for name, (shape, _) in source.kept.items() if is_adapter(name)}
     return adapter_weights(family_of(source.model), source.model, source.lora, shapes)
 
 
 def adapters_config(source: ExportSource) -> dict[str, Any]:
-    """adapter_config.json."""
+    """Return the content of adapter_config.json."""
     assert source.lora is not None and not isinstance(source.model, FluxConfig)
     base = None if source.like is None else str(source.like)
     return adapter_settings(family_of(source.model), source.lora, base)
 
 
 def model_config(source: ExportSource) -> dict[str, Any]:
-    """config.json, with what the model at hand says beside what is needed."""
+    """Return the content of config.json, with further keys of the model folder in `like`."""
     model = source.model
     like = {} if source.like is None else read_config(source.like)
     if isinstance(model, FluxConfig):
@@ -268,13 +269,13 @@ def model_config(source: ExportSource) -> dict[str, Any]:
         problems = differences(like, model) if like else []
     if problems:
         raise CorruptCheckpointError(f"{source.like}: {'; '.join(problems)}")
-    # Newer files have `dtype` instead.
+    # Newer files use `dtype` instead.
     like.pop("torch_dtype", None)
     return {**settings, **like, **sizes}
 
 
 def copy_companions(source: ExportSource, target: Path) -> None:
-    """Take the tokenizer's files along."""
+    """Copy the tokenizer's files."""
     if source.like is None:
         return
     for pattern in COMPANIONS:
@@ -291,7 +292,10 @@ def write_tensors(
     prefix: str,
     merged: bool,
 ) -> tuple[list[dict[str, Any]], set[torch.dtype]]:
-    """Write all files, and their index if there are several; each file's name and bytes."""
+    """Write all tensor files, and their index if there are several.
+
+    Returns each file's name and bytes, and the dtypes.
+    """
     dtype = None if asked.dtype is None else DTYPES[asked.dtype]
     shards = [*sharded(weights, source.kept, dtype, asked.shard_bytes)]
     written: list[dict[str, Any]] = []
@@ -322,14 +326,14 @@ def write_tensors(
 
 @dataclass(frozen=True)
 class Shard:
-    """The weights of one file."""
+    """Weights of one file."""
 
     weights: Mapping[str, HubWeight]
 
     def tensors(
         self, kept: Mapping[str, tuple[Shape, torch.dtype]], dtype: torch.dtype | None
     ) -> dict[str, tuple[Shape, torch.dtype]]:
-        """Shape and dtype of the file's tensors."""
+        """Return the shape and dtype of the file's tensors."""
         return {
             piece.name: (piece.shape, dtype or kept[ours][1])
             for ours, weight in self.weights.items()
@@ -343,7 +347,7 @@ def sharded(
     dtype: torch.dtype | None,
     most_bytes: int,
 ) -> Iterator[Shard]:
-    """Weights by file, in their order; weights that share a tensor lie in the same one."""
+    """Yield the weights by file, in order; weights that share a tensor are in the same file."""
     together: dict[str, dict[str, HubWeight]] = {}
     for ours in sorted(weights, key=in_order):
         together.setdefault(weights[ours].slices[0].name, {})[ours] = weights[ours]
@@ -360,7 +364,7 @@ def sharded(
 
 
 def in_order(name: str) -> tuple[int, int, str]:
-    """Embeddings, blocks by their number, the rest."""
+    """Return a sort key: embeddings first, then blocks by number, then the rest."""
     first, _, rest = name.partition(".")
     number = int(rest.partition(".")[0]) if first == "blocks" else 0
     begins = first in ("embedding", "positions", "project_in", "image_in", "text_in")
@@ -369,7 +373,7 @@ def in_order(name: str) -> tuple[int, int, str]:
 
 @torch.no_grad()
 def loaded(source: ExportSource, shard: Shard, merged: bool) -> dict[str, Tensor]:
-    """A file's weights, read from the checkpoint; raises CorruptCheckpointError where broken."""
+    """Read a file's weights; raises CorruptCheckpointError if the checkpoint is damaged."""
     names = [*shard.weights]
     adapted = {
         name: [f"{name.removesuffix('.weight')}.{matrix}" for matrix in ("lora_a", "lora_b")]
@@ -392,7 +396,10 @@ def loaded(source: ExportSource, shard: Shard, merged: bool) -> dict[str, Tensor
 
 
 def with_adapter(weight: Tensor, first: Tensor, second: Tensor, lora: LoraConfig) -> Tensor:
-    """W + (alpha / rank) B A (Hu et al., arXiv:2106.09685), in fp32 at least, in W's dtype."""
+    """Return W + (alpha / rank) B A (Hu et al., arXiv:2106.09685).
+
+    The sum is computed in fp32 or wider and returned in W's dtype.
+    """
     wide = torch.promote_types(weight.dtype, torch.float32)
     update = second.to(wide) @ first.to(wide)
     return torch.add(weight.to(wide), update, alpha=lora.alpha / lora.rank).to(weight.dtype)

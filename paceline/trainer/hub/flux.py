@@ -1,9 +1,9 @@
-"""FLUX.1's tensors as diffusers' transformer folder has them.
+"""FLUX.1's tensors in the transformer folder of diffusers.
 
-Values are equal and only their order differs: here the rows of a fused layer go head by head, and
-the two of a rotary pair lie half a head apart; there pairs lie side by side, q, k, v and MLP are
-layers of their own, and scale comes before shift in `norm_out`. Source of the names:
-huggingface/diffusers, transformer_flux.py. N heads of D, H width, R the MLP's ratio.
+The values are equal and only their order differs. In this trainer the rows of a fused layer are
+grouped by head, and the two rows of a rotary pair are half a head apart. In diffusers pairs are
+adjacent, q, k, v and MLP are separate layers, and scale precedes shift in `norm_out`. Source of the
+names: huggingface/diffusers, transformer_flux.py. N heads of size D, H width, R MLP ratio.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.trainer.model_config import FluxConfig
 
 CLASS = "FluxTransformer2DModel"
 RATIO, THETA, DEFAULT_AXES = 4, 10_000.0, (16, 56, 56)
-"""Of FLUX.1; in diffusers' program fixed, and the axes what a config without them means."""
+"""Constants of FLUX.1 in diffusers, and the axes meant by a config without them."""
 TIME_WIDTH = 256
 ENDS = {
     "image_in": "x_embedder",
@@ -32,7 +32,7 @@ ENDS = {
     "modulation": "norm_out.linear",
     "out": "proj_out",
 }
-"""Layers outside of the blocks: name here, in diffusers."""
+"""Layers outside the blocks: the trainer's name, the name in diffusers."""
 STREAMS = {
     "image": {
         "modulation": "norm1.linear",
@@ -72,7 +72,7 @@ SINGLE = {
 
 
 def stored_flux(model: FluxConfig, shapes: Mapping[str, Shape]) -> dict[str, HubWeight]:
-    """Return the weights of which all tensors are there.
+    """Return the weights whose tensors are all present.
 
     Raises CorruptCheckpointError for a tensor of another shape.
     """
@@ -92,7 +92,7 @@ def stored_flux(model: FluxConfig, shapes: Mapping[str, Shape]) -> dict[str, Hub
 
 
 def flux_differences(config: Mapping[str, Any], model: FluxConfig) -> list[str]:
-    """Return where a folder's model computes otherwise."""
+    """Return the differences that make a folder's model compute something else."""
     if config.get("_class_name") != CLASS:
         return [f"its _class_name is {config.get('_class_name')}; use {CLASS}'s folder"]
     problems: list[str] = []
@@ -122,7 +122,7 @@ def flux_differences(config: Mapping[str, Any], model: FluxConfig) -> list[str]:
 
 
 def flux_settings(model: FluxConfig) -> dict[str, Any]:
-    """config.json of diffusers' folder; raises CorruptCheckpointError for no such model."""
+    """Return config.json of a diffusers folder; raises CorruptCheckpointError for another model."""
     if (model.mlp_ratio, model.rope_theta) != (RATIO, THETA):
         raise CorruptCheckpointError(
             f"FLUX.1 has model.mlp_ratio {RATIO} and model.rope_theta {THETA:g}"
@@ -182,7 +182,7 @@ def _ends(model: FluxConfig) -> Iterator[tuple[str, HubWeight]]:
 
 @dataclass(frozen=True)
 class _Layers:
-    """The layers of a block, or of a stream of it, under the names that they have there."""
+    """Layers of a block, or of one of its streams, by their names in diffusers."""
 
     prefix: str
     names: Mapping[str, str]
@@ -233,7 +233,7 @@ class _Layers:
             yield f"{ours}{layer}.weight", HubWeight(shape, (piece,))
 
     def _fused(self, ours: str, ratio: int) -> Iterator[tuple[str, HubWeight]]:
-        """q, k, v, and in a single block `ratio` times as much of the MLP."""
+        """Yield q, k, v, and in a single block the MLP with `ratio` times as many rows."""
         heads, size, width = self.model.num_heads, self.model.head_dim, self.model.hidden_size
         starts = {"q": 0, "k": 1, "v": 2, **({"mlp": 3} if ratio else {})}
         for kind in KINDS:
@@ -249,22 +249,22 @@ class _Layers:
 
 
 def half(number: int) -> View:
-    """One half of the rows."""
+    """Return a view of one half of the rows."""
     return lambda tensor: tensor.chunk(2)[number]
 
 
 def pairs(tensor: Tensor) -> Tensor:
-    """(D, ...) with pairs side by side -> (2, D / 2, ...), which of a pair first."""
+    """Split adjacent pairs: (D, ...) -> (2, D / 2, ...), with the position in the pair first."""
     return tensor.unflatten(0, (-1, 2)).transpose(0, 1)
 
 
 def own_pairs(tensor: Tensor) -> Tensor:
-    """(D, ...) with the two of a pair half a head apart -> (2, D / 2, ...)."""
+    """Split pairs that are half a head apart: (D, ...) -> (2, D / 2, ...)."""
     return tensor.unflatten(0, (2, -1))
 
 
 def by_head(times: int, heads: int, size: int, turns: bool) -> View:
-    """(times x ND, ...) -> (N, times x D, ...); turned ones by halves of pairs."""
+    """Return the view (times x ND, ...) -> (N, times x D, ...), with `turns` as pairs of halves."""
 
     def view(tensor: Tensor) -> Tensor:
         rows = tensor.unflatten(0, (heads, times * size))
@@ -274,7 +274,7 @@ def by_head(times: int, heads: int, size: int, turns: bool) -> View:
 
 
 def own_rows(at: int, times: int, heads: int, size: int, turns: bool) -> View:
-    """(NxD, ...) head by head -> (N, times x D, ...) from row at x D of each head on."""
+    """Return the view (NxD, ...) by head -> (N, times x D, ...), from row at x D of each head."""
 
     def view(tensor: Tensor) -> Tensor:
         rows = tensor.unflatten(0, (heads, -1))[:, at * size : (at + times) * size]
@@ -284,12 +284,12 @@ def own_rows(at: int, times: int, heads: int, size: int, turns: bool) -> View:
 
 
 def columns(at: int, times: int, heads: int, size: int) -> View:
-    """(H, (1 + R) N D) -> (H, N, times x D) from column at x ND on."""
+    """Return the view (H, (1 + R) N D) -> (H, N, times x D), from column at x ND."""
     start, end = at * heads * size, (at + times) * heads * size
     return lambda tensor: tensor[:, start:end].unflatten(1, (heads, -1))
 
 
 def own_columns(at: int, times: int, size: int, ratio: int) -> View:
-    """(H, N (1 + R) D) head by head -> (H, N, times x D) from column at x D of each head on."""
+    """Return the view (H, N (1 + R) D) by head -> (H, N, times x D), from column at x D of each."""
     step = (1 + ratio) * size
     return lambda tensor: tensor.unflatten(1, (-1, step))[:, :, at * size : (at + times) * size]

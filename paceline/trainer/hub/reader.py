@@ -1,7 +1,7 @@
-"""Weights in the hub's form under the names of this trainer: OPT, GPT-2, Llama and FLUX.1.
+"""Reader of Hugging Face folders under this trainer's names: OPT, GPT-2, Llama and FLUX.1.
 
-A folder has config.json and *.safetensors. They are mapped into memory; each rank reads its own
-part alone, through DCP's planner.
+A folder has config.json and *.safetensors. The files are mapped into memory; each rank reads only
+its own part, through DCP's planner.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from paceline.trainer.model_config import FluxConfig, Model, ModelConfig
 
 CONFIG, SUFFIX = "config.json", ".safetensors"
 NAMED = 5
-"""Tensors that a refusal names at most."""
+"""Maximum number of tensors that an error message lists."""
 NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
-"""Ends of what older files keep of the computation itself: masks, and the rotary frequencies."""
+"""Suffixes of computed tensors in older files: masks, and the rotary frequencies."""
 
 
 def is_hub_folder(path: Path) -> bool:
-    """Whether a path is a folder with a model in the hub's form."""
+    """Return whether a path is a Hugging Face model folder."""
     return (path / CONFIG).is_file() and any(path.glob(f"*{SUFFIX}"))
 
 
 class HubReader(StorageReader):
-    """DCP's reader of such a folder; raises CorruptCheckpointError for an unsound one.
+    """DCP storage reader of a Hugging Face folder.
 
-    Also for a model that computes otherwise than `model` does.
+    Raises CorruptCheckpointError for a damaged folder, and for a model that computes something else
+    than `model`.
     """
 
     def __init__(self, path: Path, model: Model) -> None:
@@ -68,14 +69,14 @@ class HubReader(StorageReader):
             self._weights = _decoder_weights(str(config["model_type"]), model, shapes)
 
     def tensor(self, name: str) -> Tensor:
-        """A weight of this trainer's as a whole, rows of a padded vocabulary being 0."""
+        """Return a whole weight of the trainer; padded vocabulary rows are 0."""
         return self._weights[name].read(self._stored)
 
     def _stored(self, name: str) -> Tensor:
         return self._file_of[name].tensor(name)
 
     def check_all_taken(self, weights: Iterable[str]) -> None:
-        """Raise CorruptCheckpointError with the tensors that are none of the model's `weights`."""
+        """Raise CorruptCheckpointError for tensors that belong to none of the model's `weights`."""
         names = {*weights} | ({"head.weight"} if self.model.tied_embeddings else set())
         mine = [self._weights[name] for name in names if name in self._weights]
         taken = {piece.name for weight in mine for piece in weight.slices}
@@ -86,10 +87,10 @@ class HubReader(StorageReader):
             raise CorruptCheckpointError(f"the model has no weight for its {shown}"[:500])
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is kept between loads."""
+        """Do nothing, because no state is kept between loads."""
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        """The folder's weights by their names in this trainer's checkpoints."""
+        """Return the folder's weights by their names in this trainer's checkpoints."""
         entries: dict[str, Any] = {}
         for name, weight in self._weights.items():
             shape = torch.Size(weight.shape)
@@ -103,18 +104,18 @@ class HubReader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *_args: Any, **_kwargs: Any
     ) -> None:
-        """All is known from the beginning."""
+        """Do nothing, because the reader is already set up."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As they are."""
+        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copy what each item of the plan asks for."""
+        """Copy the tensor of each item of the plan."""
         for item in plan.items:
             tensor = self.tensor(item.storage_index.fqn.removeprefix(WEIGHTS))
             for dim, (start, length) in enumerate(
@@ -130,7 +131,7 @@ class HubReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it names such a folder."""
+        """Return whether the path is such a folder."""
         return is_hub_folder(Path(checkpoint_id))
 
 
@@ -146,14 +147,14 @@ def _decoder_weights(
 
 
 def _check_shape(name: str, place: HubLocation, shape: Shape) -> None:
-    """Raises CorruptCheckpointError for a vector in place of a matrix, or no three in one."""
+    """Raise CorruptCheckpointError for a wrong rank, or for a fused layer not divisible by 3."""
     dims = 1 if name.endswith(".bias") or "norm." in name else 2
     if len(shape) != dims or (place.third is not None and shape[-1] % 3):
         raise CorruptCheckpointError(f"its {place.name} has the shape {shape}"[:200])
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A folder's config.json; raises CorruptCheckpointError where it is no JSON object."""
+    """Return a folder's config.json; raises CorruptCheckpointError if it is not a JSON object."""
     path = folder / CONFIG
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What of a model config.json says and no tensor's size tells: compared, and written."""
+"""Settings in config.json that tensor sizes do not show: comparing and writing them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SETTINGS = {
     "qwen3": {**OF_LLAMA, "attention_bias": "bias"},
     "mistral": OF_LLAMA,
 }
-"""What of config.json no tensor's size tells: key there, field here."""
+"""Keys of config.json that tensor sizes do not show, and the trainer's field of each."""
 DEFAULTS_OF_LLAMA: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -61,11 +61,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {**DEFAULTS_OF_LLAMA, "attention_bias": False},
     "mistral": DEFAULTS_OF_LLAMA,
 }
-"""What a key that config.json lacks means in transformers."""
+"""Values in transformers of keys that are missing in config.json."""
 MISTRAL_WINDOW = 4096
-"""Of a Mistral whose config.json has no such key; null there is no window."""
+"""Window of a Mistral whose config.json lacks this key; null means no window."""
 OPT_EPS = 1e-5
-"""Of OPT's norms; its config.json has no key for it."""
+"""Epsilon of OPT's norms; its config.json has no key for it."""
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
 
 SPELLINGS = {"gelu_tanh": "gelu_new"}
@@ -88,7 +88,7 @@ OPTIONS: dict[str, Any] = {
     "query_pre_attn_scalar": None,
     "scale_embedding": False,
 }
-"""What a family has none of, if its structure does not say otherwise."""
+"""Options that a family does not have, unless its structure sets them."""
 PLAIN = {
     **OPTIONS,
     "norm": "layernorm",
@@ -121,7 +121,7 @@ STRUCTURES: dict[str, dict[str, Any]] = {
         "bias": True,
     },
 }
-"""What a model of a family always is."""
+"""Fixed fields of each model family."""
 SIZES_OF_LLAMA = {
     "hidden_size": "hidden_size",
     "intermediate_size": "ffn_size",
@@ -148,11 +148,11 @@ SIZES = {
     },
     **dict.fromkeys(("llama", "qwen3", "mistral"), SIZES_OF_LLAMA),
 }
-"""Further keys of config.json, and what this program has for them: key there, field here."""
+"""Keys of config.json for sizes and dropout, and the trainer's field of each."""
 
 
 def differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
-    """Where a folder's model computes otherwise than this one, one sentence each."""
+    """Return where a folder's model computes something else than `model`, one sentence each."""
     family = config.get("model_type")
     if not isinstance(family, str) or family not in SETTINGS:
         return [f"its model_type is {family}; use one of {', '.join(SETTINGS)}"]
@@ -173,7 +173,7 @@ def differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
 
 
 def _options_beyond(family: str, model: ModelConfig) -> list[str]:
-    """Options of the model that no tensor of a folder of this family would show."""
+    """Return the model's options that no tensor of a folder of this family would show."""
     return [
         f"model.{name} is {getattr(model, name)}, which a {family} does not have"
         for name, value in STRUCTURES[family].items()
@@ -182,7 +182,7 @@ def _options_beyond(family: str, model: ModelConfig) -> list[str]:
 
 
 def _other_windows(family: str, config: Mapping[str, Any], model: ModelConfig) -> list[str]:
-    """Where a folder's layers attend to another part of the past."""
+    """Return a sentence if the folder's layers use another attention window."""
     if family == "qwen3" and config.get("use_sliding_window"):
         return ["its use_sliding_window is True, which is not here"]
     window = config.get("sliding_window", MISTRAL_WINDOW) if family == "mistral" else None
@@ -203,7 +203,7 @@ def _differences_of_opt(family: str, values: Mapping[str, Any], model: ModelConf
 
 
 def _scales_of_gpt2(family: str, values: Mapping[str, Any]) -> list[str]:
-    """Attention that is divided by other than the root of a head's width."""
+    """Return the keys that scale attention by something else than the root of the head size."""
     keys = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx") if family == "gpt2" else ()
     return [
         f"its {key} is {values[key]}, which is not here"
@@ -213,7 +213,7 @@ def _scales_of_gpt2(family: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def family_of(model: ModelConfig) -> str:
-    """The family that a model is of; raises CorruptCheckpointError with why it is of none."""
+    """Return a model's family; raises CorruptCheckpointError with the reasons if it has none."""
     reasons: list[str] = []
     for family, structure in STRUCTURES.items():
         problems = [
@@ -230,7 +230,7 @@ def family_of(model: ModelConfig) -> str:
 
 
 def _other_sizes(family: str, model: ModelConfig) -> list[str]:
-    """What no key of a family's config.json can say."""
+    """Return the model's sizes that no key of a family's config.json can express."""
     if family in ("llama", "qwen3", "mistral"):
         return [] if model.embed_dim == model.hidden_size else ["embedding_size"]
     problems = ["num_kv_heads"] if model.kv_heads != model.num_heads else []
@@ -244,7 +244,7 @@ def _other_sizes(family: str, model: ModelConfig) -> list[str]:
 
 
 def hub_settings(family: str, model: ModelConfig) -> dict[str, Any]:
-    """config.json of a model of a family, without its dtype; ids of tokens are not known."""
+    """Return config.json of a family's model, without its dtype; token ids are unknown."""
     settings: dict[str, Any] = {
         "architectures": [ARCHITECTURES[family]],
         "model_type": family,
@@ -262,6 +262,6 @@ def hub_settings(family: str, model: ModelConfig) -> dict[str, Any]:
 
 
 def hub_sizes(family: str, model: ModelConfig) -> dict[str, Any]:
-    """What of it the tensors' sizes follow from."""
+    """Return the part of config.json that determines the tensors' sizes."""
     sizes = {theirs: getattr(model, ours) for theirs, ours in SIZES[family].items()}
     return {"vocab_size": model.vocab_size, **sizes}

@@ -21,7 +21,7 @@ from torch import Tensor
 from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 
 MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit."""
+"""Maximum header size that the format allows, in bytes."""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
