@@ -72,7 +72,7 @@ class EvaluationConfig:
     path: str | None
     loss_mask: str | None = None
     mean: Mean = "targets"
-    """Whether the result is the mean over `targets` or over `samples`."""
+    """Unit of the mean that is the result: `targets` or `samples`."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class TrainingConfig:
     initial_weights: str | None = None
     """Checkpoint with the initial weights."""
     fp8_recipe: Fp8Recipe = "tensorwise"
-    """Which elements share a scale in fp8 GEMMs; see `low_precision_gemm`."""
+    """Elements that share a scale in fp8 GEMMs; see `low_precision_gemm`."""
 
     @property
     def low_precision_recipe(self) -> str | None:

@@ -90,7 +90,7 @@ class LatentCorpus:
         return len(indices) * self.seq_len
 
     def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
-        """Return inputs, targets, times, texts and pooled texts, this rank's part of each sequence."""
+        """Return inputs, targets, times, texts and pooled texts, this rank's part of sequences."""
         fields = zip(*(self.drawn(number, cp) for number in indices), strict=True)
         return tuple(torch.stack(tensors) for tensors in fields)
 

@@ -1,1 +1,1 @@
-"""What a rank finds out about itself and writes down."""
+"""Measurements of a rank and their output."""

@@ -1,4 +1,4 @@
-"""What is alive at the peak of one training step, by the CUDA allocator's statistics."""
+"""Live memory at the peak of one training step, from the CUDA allocator's statistics."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ WHOLE_GRADIENTS = (
 
 
 class AllocatorCounters:
-    """A device's memory: the allocator's counters, whose peaks outlive a reset; the driver's."""
+    """Memory counters of a device; the allocator's peaks are kept over resets."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._peaks = {"allocated": 0, "reserved": 0, "device_used": 0}
 
     def allocated(self) -> int:
-        """Bytes of live tensors now."""
+        """Return the current bytes of live tensors."""
         return torch.cuda.memory_allocated(self.device)
 
     def peak(self) -> int:
-        """The most bytes of live tensors since `reset`."""
+        """Return the peak bytes of live tensors since `reset`."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def reset(self) -> None:
-        """Begin a new peak; the one so far is kept for `peaks`."""
+        """Start a new peak; the previous one is kept for `peaks`."""
         self.peaks(ask_device=False)
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def peaks(self, ask_device: bool = True) -> dict[str, int | None]:
-        """The largest allocated, reserved and used bytes so far; used by all programs together.
+        """Return the peak allocated, reserved and used bytes so far; used counts all programs.
 
-        Without `ask_device` the used ones are the largest that were seen before.
+        Without `ask_device` the used bytes are the largest that an earlier call found.
         """
         now = {
             "allocated": self.peak(),
@@ -51,26 +51,26 @@ class AllocatorCounters:
         return dict(self._peaks)
 
     def outside(self) -> int:
-        """Bytes in use on the device beyond PyTorch's own pool: contexts, and other programs."""
+        """Return the device memory outside PyTorch's pool in bytes: contexts and other programs."""
         free, total = torch.cuda.mem_get_info(self.device)
         return max(0, total - free - torch.cuda.memory_reserved(self.device))
 
 
 def reduces_late(module: nn.Module) -> bool:
-    """Whether FSDP holds this module's whole gradients to the step's end: a pipeline stage does."""
+    """Return whether FSDP keeps full gradients until the step's end, as in a pipeline stage."""
     part = getattr(module, "part", None)
     return isinstance(module, FSDPModule) and part is not None and not (part.first and part.last)
 
 
 class AllocatorStep:
-    """One step whose peak is told apart into what was held before, gradients, and the rest.
+    """One step whose peak is divided into earlier memory, gradients, and the rest.
 
-    The allocator knows no parts, so its peak is read whenever a gradient is added: between two such
-    moments the gradients' bytes are known.
+    The allocator knows no parts, so its peak is read whenever a gradient is added: between two
+    readings the gradients' bytes are known.
 
-    FSDP adds a parameter's gradient when it has been reduced. In a pipeline (ZeRO-2 and 3) that is
-    after the last micro-batch: until then whole gradients live in FSDP's own tensors, which no
-    counter tells from activations. `why` says so then.
+    FSDP adds a parameter's gradient after reducing it. In a pipeline (ZeRO-2 and 3) that is after
+    the last micro-batch. Until then full gradients live in FSDP's own tensors, which no counter can
+    distinguish from activations; `why` then reports this.
     """
 
     kind = "allocated"
@@ -97,11 +97,11 @@ class AllocatorStep:
         self._hooks.clear()
 
     def at_peak(self, state: Any) -> dict[str, int]:
-        """Bytes by part at the moment of the peak; they add up to it.
+        """Return bytes by part at the peak; they add up to it.
 
-        Gathered weights, kernel workspaces and, in a pipeline, the whole gradients that FSDP has
-        not reduced yet count as activations; `other` was there before the step and is no tensor of
-        model or optimizer.
+        Activations include gathered weights, kernel workspaces and, in a pipeline, the full
+        gradients that FSDP has not reduced yet. `other` existed before the step and is not a tensor
+        of model or optimizer.
         """
         lasting = state.weights + state.optimizer + state.buffers + state.buckets
         gradients = state.buckets or min(self._gradients, self._peak - self._before)
@@ -123,7 +123,7 @@ class AllocatorStep:
             self._added[id(parameter)] = part.numel() * part.element_size()
 
     def _look(self) -> None:
-        """Take the peak since the last look, during which the gradients were those added before."""
+        """Read the peak since the last reading, when the gradients were those added before it."""
         peak = self._counters.peak()
         if peak > self._peak:
             self._peak, self._gradients = peak, sum(self._added.values())

@@ -1,4 +1,4 @@
-"""Time of a step and of the waits inside it, without synchronising the device.
+"""Time of a step and of the waits inside it, without synchronizing the device.
 
 A mark is a point on the compute time line: the performance counter on a CPU, an event in the
 compute stream on CUDA. Marks are read later, when the work before them is complete.

@@ -1,7 +1,7 @@
-"""One process's file on a disk: blocks, samples and checkpoints of it, each with its seconds.
+"""Test file of one process on a disk: timed blocks, samples and checkpoints.
 
-The file loses its name before anything is written, so that the kernel takes it back however the
-process ends.
+The file is unlinked before anything is written, so that the kernel frees it however the process
+ends.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from contextlib import suppress
 from pathlib import Path
 
 BLOCK_BYTES = 4 * 2**20
-"""Of what is written and read in a row."""
+"""Size of one read or write."""
 CHECKPOINT_BYTES = 64 * 2**20
-"""Written through the page cache before one fsync."""
+"""Bytes written through the page cache before one fsync."""
 SMALL_BYTES = 4096
 READ_AHEAD_BYTES = 128 * 2**10
-"""Linux' default for disks."""
+"""Linux's default read-ahead of disks."""
 MAPPED_SHARE = 200
-"""The page cache is emptied when at most one part in so many of the file may be in there."""
+"""Inverse of the largest fraction of the file that may be in the page cache."""
 NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-"""The folder may be anybody's: what stands at the name already is never opened."""
+"""Flags for a new file; the folder may be shared, so an existing file is never opened."""
 ACCESS = mmap.PROT_READ | mmap.PROT_WRITE
 LIBC = ctypes.CDLL(None)
 
 
 class DiskFile:
-    """A file of at most `size_bytes` and what can be done with it; each returns the bytes."""
+    """File of at most `size_bytes` and its operations, each of which returns its bytes."""
 
     def __init__(
         self, path: Path, size_bytes: int, sample_bytes: int, seed: int, ahead_bytes: int | None
     ) -> None:
-        """Raises OSError where the file cannot be made; the last is the disk's read-ahead."""
+        """Create the file; raises OSError if that fails. `ahead_bytes` is the disk's read-ahead."""
         self.path, self.sample_bytes = path, sample_bytes
-        # A page fault may bring in so much around it.
+        # A page fault may read this many bytes around it.
         self.around = sample_bytes + (READ_AHEAD_BYTES if ahead_bytes is None else ahead_bytes)
         self.size = max(1, size_bytes // BLOCK_BYTES) * BLOCK_BYTES
-        self.block = mmap.mmap(-1, BLOCK_BYTES)  # O_DIRECT takes whole pages alone
-        self.block.write(os.urandom(BLOCK_BYTES))  # a file system may compress what is regular
+        self.block = mmap.mmap(-1, BLOCK_BYTES)  # O_DIRECT requires whole pages
+        self.block.write(os.urandom(BLOCK_BYTES))  # a file system may compress regular data
         self.random = random.Random(seed)
         self.written = self.at = 0
         self.draws = 0
@@ -58,11 +58,11 @@ class DiskFile:
 
     @property
     def handle(self) -> int:
-        """What blocks go through: past the page cache where the file system allows it."""
+        """File descriptor for blocks: past the page cache if the file system allows it."""
         return self.through_cache if self.past_cache is None else self.past_cache
 
     def _direct(self) -> int | None:
-        """The file opened past the page cache, None where the file system refuses that."""
+        """Open the file past the page cache; return None if the file system refuses."""
         try:
             handle = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_DIRECT)
         except (AttributeError, OSError) as error:
@@ -74,7 +74,7 @@ class DiskFile:
         return handle
 
     def _tried(self, handle: int) -> int | None:
-        """The handle if it takes a block: some file systems refuse no sooner."""
+        """Return the handle if it can write a block; some file systems refuse only then."""
         try:
             self._put(handle, 0)
         except OSError as error:
@@ -84,10 +84,10 @@ class DiskFile:
         return handle
 
     def prepare(self, operation: str) -> tuple[int, int] | None:
-        """Take the file out of the page cache; (pages there nevertheless, pages) of it.
+        """Drop the file from the page cache; return (pages still cached, pages).
 
-        None for what does not read, and where the kernel does not tell. Raises ValueError for
-        samples that are larger than the file.
+        Returns None for operations that do not read, and where the kernel does not report it.
+        Raises ValueError for samples larger than the file.
         """
         self.pages = self.cached = 0
         self._unmap()
@@ -101,7 +101,7 @@ class DiskFile:
         return resident(self.view, 0, self.written)
 
     def _hold_a_sample(self) -> None:
-        """Write on where the time of the writes was too short for one sample."""
+        """Write further blocks if the timed writes were too short for one sample."""
         if self.sample_bytes > self.size:
             raise ValueError(f"a file of {self.size} bytes holds no sample of {self.sample_bytes}")
         self.at = self.written
@@ -109,7 +109,7 @@ class DiskFile:
             self.write()
 
     def write(self) -> int:
-        """The next block, from the front again at the end."""
+        """Write the next block, starting over at the end of the file."""
         self._put(self.handle, self._turn(self.size))
         if self.past_cache is None:
             os.fdatasync(self.handle)
@@ -117,7 +117,7 @@ class DiskFile:
         return BLOCK_BYTES
 
     def read(self) -> int:
-        """The next block of what was written."""
+        """Read the next block of the written part."""
         offset = self._turn(self.written)
         if offset == 0 and self.past_cache is None:
             self._drop()
@@ -126,7 +126,7 @@ class DiskFile:
         return BLOCK_BYTES
 
     def checkpoint(self) -> int:
-        """A file of up to CHECKPOINT_BYTES through the page cache, on the disk at the end."""
+        """Write up to CHECKPOINT_BYTES through the page cache and flush them to the disk."""
         size = min(CHECKPOINT_BYTES, self.size)
         os.ftruncate(self.through_cache, 0)
         for offset in range(0, size, BLOCK_BYTES):
@@ -136,7 +136,7 @@ class DiskFile:
         return size
 
     def small_file(self) -> int:
-        """A file of SMALL_BYTES made, written, opened again, read and deleted."""
+        """Create, write, reopen, read and delete a file of SMALL_BYTES."""
         handle = os.open(self.path, os.O_WRONLY | NEW_FILE, 0o600)
         try:
             with os.fdopen(handle, "wb", buffering=0) as file:
@@ -147,7 +147,7 @@ class DiskFile:
             self.path.unlink()
 
     def choose_sample(self) -> None:
-        """Decide which sample comes next, and count what of it is in the page cache already."""
+        """Choose the next sample, and count its pages in the page cache."""
         if self.draws == 0:
             self._map()
         assert self.view is not None
@@ -158,7 +158,7 @@ class DiskFile:
             self.cached, self.pages = self.cached + cached[0], self.pages + cached[1]
 
     def sample(self) -> int:
-        """The chosen sample, as the trainer's loader reads it: a copy out of the mapped file."""
+        """Read the chosen sample like the trainer's loader: copy it from the mapped file."""
         assert self.view is not None
         return len(self.view[self.at : self.at + self.sample_bytes])
 
@@ -174,7 +174,7 @@ class DiskFile:
             self.view = None
 
     def _drop(self) -> None:
-        """Ask the kernel to forget the file; what is mapped or not yet written stays."""
+        """Ask the kernel to drop the file's pages; mapped or unwritten ones stay."""
         os.fsync(self.through_cache)
         with suppress(AttributeError):
             os.posix_fadvise(self.through_cache, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -184,20 +184,20 @@ class DiskFile:
             raise OSError(errno.ENOSPC, "a block was not taken whole")
 
     def _turn(self, end: int) -> int:
-        """Where the next block begins."""
+        """Return the offset of the next block."""
         offset = self.at if self.at + BLOCK_BYTES <= end else 0
         self.at = offset + BLOCK_BYTES
         return offset
 
 
 def _raise_unless_refused(error: Exception) -> None:
-    """Raises it again, unless it says that here nothing goes past the page cache."""
+    """Raise the error again, unless it says that O_DIRECT is not supported."""
     if isinstance(error, OSError) and error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
         raise error
 
 
 def timed_units(file: DiskFile, operation: str, stop_s: float) -> list[tuple[int, float]]:
-    """(bytes, seconds) of one `operation` after the other until `stop_s` of the monotonic clock."""
+    """Return (bytes, seconds) of each `operation`, repeated until the monotonic time `stop_s`."""
     work: dict[str, Callable[[], int]] = {
         "write": file.write,
         "read": file.read,
@@ -216,7 +216,7 @@ def timed_units(file: DiskFile, operation: str, stop_s: float) -> list[tuple[int
 
 
 def resident(view: mmap.mmap, offset: int, length: int) -> tuple[int, int] | None:
-    """(pages in the page cache, pages) of a part of a mapped file; None where nobody tells."""
+    """Return (cached pages, pages) of a part of a mapped file; None where it is unknown."""
     first = offset // mmap.PAGESIZE * mmap.PAGESIZE
     pages = -(-(offset + length - first) // mmap.PAGESIZE)
     flags = (ctypes.c_ubyte * pages)()
@@ -231,7 +231,7 @@ def resident(view: mmap.mmap, offset: int, length: int) -> tuple[int, int] | Non
 
 
 def read_ahead_bytes(folder: Path) -> int | None:
-    """What the kernel reads ahead of what is asked for where a folder lies; None where untold."""
+    """Return the kernel's read-ahead for a folder's disk in bytes; None where it is unknown."""
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     block = Path("/sys/dev/block") / number

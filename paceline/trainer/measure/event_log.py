@@ -15,7 +15,7 @@ SCHEMA = 1
 
 
 class EventLog:
-    """One rank's events, each appended with a single write, so a kill tears at most the last line.
+    """Events of one rank, each appended with one write, so a kill truncates at most the last line.
 
     A failure also creates an empty file next to the events. It changes the folder's modification
     time, so a reader need not open the files of thousands of ranks.

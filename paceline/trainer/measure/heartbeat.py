@@ -27,7 +27,7 @@ the ranks beyond BASE_RANKS, because all ranks read the same files and join thro
 CHECKS_PER_LIMIT = 50
 MAX_CHECK_INTERVAL_S = 5.0
 SIGNS_PER_LIMIT = 4
-"""How often the watchdog updates the modification time of its stack file as a sign of life."""
+"""Number of signs of life per limit; a sign updates the stack file's modification time."""
 
 
 class StepProgress(Protocol):

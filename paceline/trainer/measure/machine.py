@@ -1,7 +1,7 @@
-"""What the system says about its processor, and what it is asked to do for this process.
+"""Processor facts from the system, and process settings.
 
-A rank that shares its core, or whose group has spent its quota, computes no slower by any other
-sign: its step is long and its processor time is not.
+If a rank shares its core, or its control group has used up its quota, only one sign shows it: the
+step is long and its processor time is not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STATM = Path("/proc/self/statm")
 
 
 def cpu_name() -> str:
-    """The processor's name as the system tells it."""
+    """Return the processor's name as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -36,7 +36,7 @@ def cpu_name() -> str:
 
 
 def resident_now() -> int | None:
-    """Resident set of this process at this moment, in bytes; None where the system does not say."""
+    """Return this process's resident memory in bytes; None where the system does not report it."""
     try:
         pages = STATM.read_text(encoding="ascii").split()[1]
     except OSError:
@@ -45,7 +45,7 @@ def resident_now() -> int | None:
 
 
 def placement() -> dict[str, Any]:
-    """The cores that this rank may use, and what bound it to them (null where nothing did)."""
+    """Return the cores that this rank may use, and what bound it to them (None if nothing did)."""
     binding = os.environ.get("PACELINE_BOUND")
     nodes = Path("/sys/devices/system/node").glob("node[0-9]*")
     return {
@@ -56,7 +56,7 @@ def placement() -> dict[str, Any]:
 
 
 def core_text(numbers: Iterable[int]) -> str:
-    """A list of numbers as `0-3,8`."""
+    """Return a list of numbers as text, such as `0-3,8`."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:
@@ -67,10 +67,10 @@ def core_text(numbers: Iterable[int]) -> str:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed for the next tensor instead of returning it to the system.
+    """Make glibc keep freed memory for the next tensor instead of returning it to the system.
 
-    A CPU step frees and takes the same large tensors again and again. By default the kernel clears
-    their pages anew each time, which costs 10-20 % of a small model's step and makes steps uneven.
+    A CPU step repeatedly frees and allocates the same large tensors. By default the kernel clears
+    their pages each time, which costs 10-20% of a small model's step and makes step times uneven.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -80,7 +80,7 @@ def keep_freed_memory() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have Linux kill this process when its launcher dies; torchrun's workers would outlive it."""
+    """Make Linux kill this process when its launcher dies; torchrun's workers would outlive it."""
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -93,13 +93,13 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
 _THROTTLED = re.compile(rb"^throttled_(usec|time) (\d+)$", re.MULTILINE)
 _PER_SECOND = {b"usec": 1e6, b"time": 1e9}
-"""Version 2 of control groups counts in microseconds, version 1 in nanoseconds."""
+"""Units of control groups per second: microseconds in version 2, nanoseconds in version 1."""
 
 
 class CoreUse:
-    """Processor time of the whole process and waits of the thread that trains, between two looks.
+    """Processor time of the process and waits of the training thread, between two readings.
 
-    To be made in that thread.
+    Create it in the training thread.
     """
 
     def __init__(self) -> None:
@@ -108,11 +108,11 @@ class CoreUse:
         self._last = self._totals()
 
     def lap(self) -> dict[str, float]:
-        """Seconds since the last look, without what the system does not say.
+        """Return seconds since the last reading, without those that the system does not report.
 
-        `user_s` and `system_s` of processor time over all threads; `waited_s` in which the thread
-        could have run and had no core; `throttled_s` in which the process's control groups had
-        spent their quota, added up over cores.
+        `user_s` and `system_s` are processor time over all threads. `waited_s` is the time in which
+        the thread was runnable and had no core. `throttled_s` is the time in which the process's
+        control groups had used up their quota, summed over cores.
         """
         now = self._totals()
         past, self._last = self._last, now
@@ -121,7 +121,7 @@ class CoreUse:
     def _totals(self) -> dict[str, float]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         totals = {"user_s": usage.ru_utime, "system_s": usage.ru_stime}
-        # The kernel's files are gone with the group, and empty where it counts nothing.
+        # The kernel's files vanish with the group, and are empty if it counts nothing.
         with suppress(OSError, IndexError, ValueError):
             if self._schedstat is not None:
                 totals["waited_s"] = int(os.pread(self._schedstat, 128, 0).split()[1]) / 1e9
@@ -133,12 +133,12 @@ class CoreUse:
 
 
 def _quota_files() -> Iterator[Path]:
-    """`cpu.stat` of this process's control group and of every group around it."""
+    """Yield `cpu.stat` of this process's control group and of all its parent groups."""
     for line in (_text(MEMBERSHIP) or "").splitlines():
         _, kinds, inside = line.split(":", 2)
         if kinds and "cpu" not in kinds.split(","):
             continue
-        # Not resolved: a path may begin with `..` where the process lies outside its root.
+        # Not resolved: a path may begin with `..` if the process is outside its root.
         parts = [part for part in inside.split("/") if part not in ("", "..")]
         root = GROUPS / kinds if kinds else GROUPS
         yield from (root.joinpath(*parts[:n], "cpu.stat") for n in range(len(parts), -1, -1))

@@ -48,7 +48,7 @@ class WatchedStep(Protocol):
     kind: str
     tracker: str
     why: str | None
-    """Why some parts cannot be separated; None if all can."""
+    """Reason why some parts cannot be separated; None if all can."""
 
     def __enter__(self) -> Any: ...
 

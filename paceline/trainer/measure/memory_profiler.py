@@ -1,7 +1,8 @@
-"""How a rank's memory rises and falls over some steps, for a reader that knows no torch.
+"""Memory curve of a rank over some steps, in a format that can be read without torch.
 
-On a CPU the resident set is looked at every 2 ms. On CUDA the allocator's own history is taken, in
-which each allocation is there, and a snapshot for https://pytorch.org/memory_viz lies beside it.
+On a CPU the resident set is sampled every 2 ms. On CUDA the curve comes from the allocator's
+history, which has each allocation. A snapshot for https://pytorch.org/memory_viz is stored next to
+it.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from paceline.trainer.side_outputs import ProfileConfig
 
 SAMPLE_S = 0.002
 MOST_POINTS = 4000
-"""Of a curve as it is written, half of what is kept; each is the highest of its stretch."""
+"""Maximum points of a written curve, half of those kept; each is the maximum of its interval."""
 MOST_ENTRIES = 1_000_000
-"""Of the allocator's history, which forgets its first entries when it is full."""
+"""Maximum entries of the allocator's history, which drops its first entries when it is full."""
 LIVE = {"alloc": 1, "free_completed": -1}
-"""By the action of an entry, whether its size comes to the live tensors or leaves them."""
+"""Sign of an entry's size in the live bytes, by the entry's action."""
 HELD = {"segment_alloc": 1, "segment_free": -1}
 Point = tuple[float, int, int | None]
 """Unix time in seconds; bytes of live tensors, or resident ones; bytes reserved on a device."""
 
 
 class MemoryProfiler(StepProfiler):
-    """Writes the curve of the profiled steps when they are over."""
+    """Profiler that writes the memory curve of the profiled steps when they are over."""
 
     def __init__(self, config: ProfileConfig, world: World, paused: Paused = nullcontext) -> None:
         super().__init__(config, world, paused)
@@ -42,7 +43,7 @@ class MemoryProfiler(StepProfiler):
         self._source: ResidentCurve | AllocatorCurve | None = None
 
     def before_step(self, step: int) -> None:
-        """Begin with the first step."""
+        """Start with the first step."""
         if step == self.config.first_step:
             on_cpu = self.world.device.type == "cpu"
             self._source = ResidentCurve() if on_cpu else AllocatorCurve(self.world.device)
@@ -50,7 +51,7 @@ class MemoryProfiler(StepProfiler):
             self._edges.append((step, time.time()))
 
     def close(self) -> None:
-        """End, and write what there is."""
+        """Stop, and write the points so far."""
         source, self._source = self._source, None
         if source is None:
             return
@@ -75,7 +76,7 @@ class MemoryProfiler(StepProfiler):
 
 
 class ResidentCurve:
-    """The resident set of this process from now on."""
+    """Resident memory of this process from now on."""
 
     kind = "resident"
     note: str | None = None
@@ -83,12 +84,12 @@ class ResidentCurve:
     def __init__(self) -> None:
         self._highest = HighestPoints(2 * MOST_POINTS)
         self._stop = threading.Event()
-        self._look()  # now: the thread's first turn may come when the step has begun to allocate
+        self._look()  # now: the thread may first run when the step has started to allocate
         self._thread = threading.Thread(target=self._run, name="memory-curve", daemon=True)
         self._thread.start()
 
     def points(self, snapshot: Path) -> list[Point]:
-        """All that was seen; there is no snapshot."""
+        """Return all points; there is no snapshot."""
         self._stop.set()
         self._thread.join()
         self._look()
@@ -105,14 +106,14 @@ class ResidentCurve:
 
 
 class HighestPoints:
-    """A curve of any length in at most `most` points, each the highest of as many as the others."""
+    """Curve of any length in at most `most` points, the maxima of equally long intervals."""
 
     def __init__(self, most: int) -> None:
         self.points: list[Point] = []
         self._most, self._width, self._count = most, 1, 0
 
     def add(self, point: Point) -> None:
-        """The next one; where there is no room, stretches become twice as long."""
+        """Add a point; if the curve is full, intervals become twice as long."""
         if self._count % self._width == 0 and len(self.points) == self._most:
             self.points = thinned(self.points, self._most // 2)
             self._width *= 2
@@ -124,7 +125,7 @@ class HighestPoints:
 
 
 class AllocatorCurve:
-    """Live tensors on a device and what its allocator has reserved, from now on."""
+    """Live tensors on a device and the memory reserved by its allocator, from now on."""
 
     kind = "allocated"
 
@@ -135,9 +136,9 @@ class AllocatorCurve:
         torch.cuda.memory._record_memory_history(max_entries=MOST_ENTRIES)
 
     def points(self, snapshot: Path) -> list[Point]:
-        """The curve; the snapshot is written as a file."""
+        """Return the curve, and write the snapshot to a file."""
         torch.cuda.synchronize(self.device)
-        # The history holds a tensor until its free is completed, which `memory_allocated` does not.
+        # The history counts a tensor until its free is completed; `memory_allocated` does not.
         live = torch.cuda.memory_stats(self.device)["active_bytes.all.current"]
         end = (time.time(), live, torch.cuda.memory_reserved(self.device))
         history: Any = torch.cuda.memory._snapshot(self.device)
@@ -158,10 +159,10 @@ class AllocatorCurve:
 def allocator_curve(
     entries: Sequence[Mapping[str, Any]], end: Point, begin_s: float | None = None
 ) -> list[Point]:
-    """The curve up to its last point, entry by entry of the allocator's history.
+    """Return the curve up to its last point, from the entries of the allocator's history.
 
-    It is walked backwards, for of a full history the begin is lost. `begin_s` is when it began,
-    None where it begins with its first entry.
+    The entries are processed backwards, because a full history has lost its beginning. `begin_s` is
+    the time at which the history started, None if it starts with its first entry.
     """
     points = [end]
     _, live, reserved = end
@@ -178,7 +179,7 @@ def allocator_curve(
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """At most so many points, of each stretch of them the highest."""
+    """Return at most `most` points, the maximum of each interval."""
     width = -(-len(points) // most) if points else 1
     stretches = (points[at : at + width] for at in range(0, len(points), width))
     return [max(stretch, key=lambda point: point[1]) for stretch in stretches]

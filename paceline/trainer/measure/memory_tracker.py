@@ -1,7 +1,7 @@
-"""What is alive at the peak of one training step, by torch's memory tracker.
+"""Live memory at the peak of one training step, from torch's memory tracker.
 
-The tracker sees every tensor that an operation makes. It does not see what libraries allocate
-behind an operation: kernel workspaces and gloo's buffers show in the resident set alone.
+The tracker sees every tensor that an operation creates. It does not see what libraries allocate
+inside an operation: kernel workspaces and gloo's buffers show only in the resident set.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ACTIVATION, TEMPORARY, OPTIMIZER, OTHER = "Activation", "Temp", "Optstate", "Oth
 
 
 class ForwardPasses:
-    """Calls back before each module's forward pass, in place of the tracker's own module hooks.
+    """Callback before each module's forward pass, which replaces the tracker's own module hooks.
 
-    Those also mark the backward passes of modules, by hooks on tensors. That fails where a backward
-    pass comes in two parts, as in the zero-bubble schedule, and they refuse a root module's second
-    forward pass, which every further micro-batch is.
+    Those hooks also mark the backward passes of modules, by hooks on tensors. This fails if a
+    backward pass has two parts, as in the zero-bubble schedule. They also reject a second forward
+    pass of the root module, which every further micro-batch is.
     """
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class ForwardPasses:
         return torch._C._current_graph_task_id() != -1
 
     def register_user_hooks(self, before: Callable[[nn.Module, Any], None], *_: object) -> None:
-        """Take the first of the tracker's hooks."""
+        """Keep the first of the tracker's hooks."""
         self._before = before
 
     def clear_user_hooks(self) -> None:
-        """Forget it."""
+        """Drop the hook."""
         self._before = None
 
     def __enter__(self) -> None:
@@ -50,28 +50,28 @@ class ForwardPasses:
         self._handle.remove()
 
     def _call(self, module: nn.Module, inputs: Any) -> None:
-        # A recomputed forward pass runs inside the backward pass and brings nothing new.
+        # A recomputed forward pass runs inside the backward pass and adds nothing new.
         if self._before is not None and not self.is_bw:
             self._before(module, inputs)
 
 
 class OneStepTracker(MemTracker):
-    """torch's tracker over an optimizer step of any number of micro-batches, not by module."""
+    """PyTorch's tracker for an optimizer step of any number of micro-batches, not by module."""
 
     def __init__(self) -> None:
         super().__init__()
         self._mod_tracker = ForwardPasses()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
-        """Know the module's parameters as they are now: FSDP has gathered them."""
+        """Track the module's current parameters, which FSDP has gathered."""
         self._track_module_params_and_buffers(module, install_grad_hooks=False)
-        # The tracker would hang its hooks on frozen parameters as well, which PyTorch refuses.
+        # The tracker would also add its hooks to frozen parameters, which PyTorch rejects.
         trained = nn.ParameterList(p for p in module.parameters() if p.requires_grad)
         self._track_module_params_and_buffers(trained)
 
 
 class TrackedStep:
-    """The tracker around one step, and what it saw at the peak."""
+    """Tracker for one step, and its result at the peak."""
 
     kind = "tracked"
     tracker = "MemTracker"
@@ -95,10 +95,10 @@ class TrackedStep:
         self._tracker.__exit__(*error)
 
     def at_peak(self, state: Any) -> dict[str, int]:
-        """Bytes by part at the moment of the peak; they add up to it.
+        """Return bytes by part at the peak; they add up to it.
 
-        Weights beyond those held are gathered ones. DDP's buckets come into being with an
-        operation, as activations do, but outlive the step and hold the gradients: they count there.
+        Weights beyond the rank's own are gathered ones. DDP's buckets are created by an operation,
+        like activations, but outlive the step and hold the gradients: they count as gradients.
         """
         peak = self._snapshot("peak")
         made = peak[ACTIVATION] + peak[TEMPORARY]
@@ -117,7 +117,7 @@ class TrackedStep:
         }
 
     def _snapshot(self, which: str) -> dict[str, int]:
-        """The tracker's bytes by its own names, over all devices."""
+        """Return the tracker's bytes by its own names, over all devices."""
         names = (PARAMETER, BUFFER, GRADIENT, ACTIVATION, TEMPORARY, OPTIMIZER, OTHER)
         total: dict[str, int] = dict.fromkeys(names, 0)
         for device in self._tracker.get_tracker_snapshot(which).values():

@@ -1,6 +1,6 @@
-"""The log of an MLPerf training: `:::MLLOG` lines in the form of the rules of Training 5.1.
+"""Log of an MLPerf run: `:::MLLOG` lines in the format of the Training 5.1 rules.
 
-Every value is that of the run itself. Sources: mlcommons/logging, mllog and the rule files of its
+All values are those of the run itself. Sources: mlcommons/logging, mllog and the rule files of its
 compliance checker; mlcommons/training_policies, training_rules.adoc.
 """
 
@@ -24,9 +24,9 @@ START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 
 
 class MllogFile:
-    """Appends lines to a file, each with a single write; `clock` gives seconds since 1970.
+    """File of log lines, each appended with a single write; `clock` gives seconds since 1970.
 
-    One that is there already is of another start, and is kept as `NAME.1`, `NAME.2`, ...
+    An existing file belongs to another start and is renamed to `NAME.1`, `NAME.2`, ...
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
@@ -38,7 +38,7 @@ class MllogFile:
         path.write_text("")
 
     def write(self, kind: str, key: str, value: Any = None, **metadata: Any) -> None:
-        """Append one line, which names the line of this file that states it."""
+        """Append one line, with the source line of the caller."""
         caller = sys._getframe(2)
         place = {"file": Path(caller.f_code.co_filename).name, "lineno": caller.f_lineno}
         if isinstance(value, float) and not math.isfinite(value):
@@ -56,7 +56,7 @@ class MllogFile:
 
 
 class MlperfRun:
-    """What happens in a timed training, in the order in which it is called, as lines of its log.
+    """Events of a timed run, in the order of the calls, as lines of its log.
 
     Without a `file`, as on all ranks but the first, nothing is written.
     """
@@ -67,7 +67,7 @@ class MlperfRun:
         self._block: tuple[int, int] | None = None
 
     def begin(self) -> None:
-        """The program has started: whose run it is, and everything that was decided before it."""
+        """Log the start of the program: the submission, and all settings."""
         mlperf = self._config.mlperf
         if mlperf is None:
             return
@@ -81,7 +81,7 @@ class MlperfRun:
             self._point(key, value)
 
     def start(self, warmup_s: float | None) -> None:
-        """The model stands, nothing of the data has been touched: the clock starts."""
+        """Start the clock: the model is built and no data has been read."""
         if warmup_s is not None:
             self._point("tracked_stats", {"warmup_time": warmup_s})
         self._line(END, "init_stop")
@@ -89,18 +89,18 @@ class MlperfRun:
         self._clock_runs = True
 
     def data(self, train_samples: int, eval_samples: int) -> None:
-        """The data is open, the first block begins."""
+        """Log that the data is open, and start the first block."""
         self._point("train_samples", train_samples)
         self._point("eval_samples", eval_samples)
         self.begin_block(0, 0)
 
     def begin_block(self, step: int, samples: int) -> None:
-        """Training goes on after so many steps and samples."""
+        """Start a block after `step` steps and `samples` samples."""
         self._block = step, samples
         self._line(START, "block_start", step=step, samples_count=samples)
 
     def end_block(self, step: int, samples: int, seconds: float) -> None:
-        """Training stops for an evaluation, or for good; the block took so many seconds."""
+        """End a block, which took `seconds`, for an evaluation or at the end of the run."""
         assert self._block is not None, "a block has begun"
         steps, more = step - self._block[0], samples - self._block[1]
         self._block = None
@@ -110,18 +110,18 @@ class MlperfRun:
         self._line(END, "block_stop", step=step, samples_count=samples)
 
     def begin_evaluation(self, step: int, samples: int) -> None:
-        """An evaluation begins after so many steps and samples."""
+        """Start an evaluation after `step` steps and `samples` samples."""
         self._line(START, "eval_start", step=step, samples_count=samples)
 
     def end_evaluation(self, step: int, samples: int, loss: float, seconds: float) -> None:
-        """It found this loss."""
+        """End the evaluation with its loss and time."""
         self._point("eval_accuracy", loss, step=step, samples_count=samples)
         took = {"validation_time": seconds}
         self._point("tracked_stats", took, step=step, samples_count=samples)
         self._line(END, "eval_stop", step=step, samples_count=samples)
 
     def stop(self, reached: bool, step: int | None = None, samples: int | None = None) -> None:
-        """The run is over: the target is reached or it never will be. Later calls say nothing."""
+        """End the run, with the target reached or missed; later calls do nothing."""
         if not self._clock_runs or self._over:
             return
         self._over = True
@@ -139,13 +139,13 @@ class MlperfRun:
 
 
 def open_run(config: TrainerConfig, rank: int) -> MlperfRun:
-    """The log of a run that wants one, else one that says nothing."""
+    """Return the log of a run that writes one, else a log without a file."""
     writes = config.mlperf is not None and rank == 0
     return MlperfRun(config, MllogFile(Path(LOG_FILE)) if writes else None)
 
 
 def settings(config: TrainerConfig) -> dict[str, Any]:
-    """What the rules want to know of how a run is trained, by key."""
+    """Return the run's settings that the rules require in the log, by key."""
     training = config.training
     evaluation = training.evaluation
     assert evaluation is not None, "a timed run is evaluated"
@@ -178,7 +178,7 @@ def settings(config: TrainerConfig) -> dict[str, Any]:
 
 
 def schedule(plan: LrScheduleConfig, lr: float, steps: int, batch: int) -> dict[str, Any]:
-    """The learning rate's way, in steps; what a schedule tells in samples is rounded up."""
+    """Return the learning rate schedule in steps; schedules in samples are rounded up."""
     per_step = batch if plan.unit == "samples" else 1
     warmup = -(-plan.warmup // per_step)
     end = steps if plan.decay is None else -(-plan.decay // per_step)

@@ -28,13 +28,13 @@ class Profiler:
     """A profiler that does nothing."""
 
     def before_step(self, step: int) -> None:
-        """Called before a step (from 1)."""
+        """Handle the start of a step (from 1)."""
 
     def end_step(self, step: int) -> None:
-        """Called inside the step's time, when its work is queued or, on a CPU, complete."""
+        """Handle the end of a step, inside its time; its work is queued or, on a CPU, complete."""
 
     def after_step(self, step: int) -> None:
-        """Called after the step's time was taken."""
+        """Handle the end of a step, after its time was taken."""
 
     def is_profiled(self, step: int) -> bool:
         """Return whether this rank is profiled in the step."""

@@ -1,6 +1,6 @@
-"""PyTorch's profiler around some steps, its trace written compressed.
+"""PyTorch's profiler for some steps, with a compressed trace, and Nsight Systems.
 
-Nsight Systems gets marks: where its capture begins and ends, steps, and what is waited for.
+Nsight Systems gets markers: the start and the end of its capture, steps, and waits.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from paceline.trainer.parallel.mesh import World
 from paceline.trainer.side_outputs import ProfileConfig
 
 ISSUED = "paceline:communication:"
-"""Marks where a collective is issued, with the axis of its group and the method's name."""
+"""Prefix of the range in which a collective is issued; the group's axis and the method follow."""
 COLLECTIVES = re.compile(r"_?(?:all_?)?(?:gather|reduce|broadcast|scatter|to_?all|send|recv)")
-"""Methods of a process group through which every call in Python goes."""
+"""Methods of a process group that every call from Python uses."""
 
 
 class TorchProfiler(StepProfiler):
-    """One trace a rank; the step before the first one is run under the profiler and not kept.
+    """PyTorch's profiler with one trace per rank; the step before the first one is a warm-up.
 
-    Steps are called in the trace as in the event lines.
+    Steps have the same numbers in the trace as in the event lines.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TorchProfiler(StepProfiler):
         self._undo: Callable[[], None] | None = None
 
     def before_step(self, step: int) -> None:
-        """Begin with the step before the first one, or with the first."""
+        """Start with the step before the first one, or with the first."""
         if step != max(self.config.first_step - 1, 1):
             return
         activities = [ProfilerActivity.CPU]
@@ -61,19 +61,19 @@ class TorchProfiler(StepProfiler):
             "paceline", json.dumps({"rank": self.world.rank, "axes": dict(self.axes)})
         )
         if self.world.device.type == "cpu":
-            self._undo = mark_collectives(self.axes)  # NCCL's kernels know their group
+            self._undo = mark_collectives(self.axes)  # NCCL's kernels report their group
 
     def end_step(self, step: int) -> None:
-        """Count the step: what it takes to begin recording is the time of the one before."""
+        """Count the step; the time to start recording belongs to the step before."""
         if self._profile is not None and step < self.config.last_step:
             self._profile.step()
 
     def range(self, name: str) -> AbstractContextManager[object]:
-        """A stretch of the step that the trace shows by this name."""
+        """Return a context that the trace shows as a range of this name."""
         return super().range(name) if self._profile is None else record_function(name)
 
     def close(self) -> None:
-        """End, and write what there is."""
+        """Stop, and write the trace so far."""
         running, self._profile = self._profile, None
         if self._undo is not None:
             self._undo()
@@ -93,7 +93,7 @@ class TorchProfiler(StepProfiler):
 
 
 def write_trace(running: Any, path: Path) -> None:
-    """The trace as gzipped JSON, there whole or not at all."""
+    """Write the trace as gzipped JSON; the file appears only when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain, packed = path.with_name(f".{path.stem}"), path.with_name(f".{path.name}")
     running.export_chrome_trace(str(plain))
@@ -107,11 +107,11 @@ def mark_collectives(
     axes: Mapping[str, str],
     mark: Callable[[str], AbstractContextManager[object]] = record_function,
 ) -> Callable[[], None]:
-    """Mark every collective with its axis while it is issued; returns the undo.
+    """Mark every collective with its axis while it is issued; return a function that undoes it.
 
-    gloo's own threads, which send, do not say for which group they do.
+    gloo's own sending threads do not report their group.
     """
-    # As attributes of the class they would come back as functions that bind no instance.
+    # Read as attributes of the class they would be functions that bind no instance.
     usual = {n: m for n, m in vars(dist.ProcessGroup).items() if COLLECTIVES.match(n)}
 
     def marking(name: str, method: Any) -> Callable[..., Any]:
@@ -132,7 +132,10 @@ def mark_collectives(
 
 
 class NsysProfiler(StepProfiler):
-    """On CUDA alone: PyTorch for CPUs has no NVTX, and `nsys` records all of a program there."""
+    """Nsight Systems profiler, on CUDA only.
+
+    PyTorch for CPUs has no NVTX, and `nsys` records the whole program there.
+    """
 
     def __init__(
         self,
@@ -146,7 +149,7 @@ class NsysProfiler(StepProfiler):
         self._undo: Callable[[], None] | None = None
 
     def before_step(self, step: int) -> None:
-        """Begin with the first step; each is a range with its number and the rank."""
+        """Start with the first step; each step is a range with its number and the rank."""
         if not self.is_profiled(step):
             return
         if self._undo is None:
@@ -156,17 +159,17 @@ class NsysProfiler(StepProfiler):
         torch.cuda.nvtx.range_push(f"paceline:step {step} rank {self.world.rank}")
 
     def after_step(self, step: int) -> None:
-        """End the step, and the capture when the device has done the last one."""
+        """End the step, and the capture when the device has completed the last step."""
         if self._undo is not None:
             torch.cuda.nvtx.range_pop()
         super().after_step(step)
 
     def range(self, name: str) -> AbstractContextManager[object]:
-        """A range of that name."""
+        """Return a context that `nsys` shows as a range of this name."""
         return super().range(name) if self._undo is None else torch.cuda.nvtx.range(name)
 
     def close(self) -> None:
-        """End the capture, if it has begun."""
+        """Stop the capture, if it has started."""
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()

@@ -1,9 +1,9 @@
-"""What a rank exchanges over each axis, counted where PyTorch's Python code calls process groups.
+"""Traffic of a rank over each axis, counted where PyTorch's Python code calls process groups.
 
-Written only when PACELINE_TRAFFIC names a folder; without it nothing is wrapped. One line a step in
-<folder>/rank-NNNNN.jsonl, schema 1. Bytes are those of the whole tensor: of what all ranks have
-together after a gather and before a scatter. What C++ begins by itself is not seen: DDP sends the
-weights around once, before the first step.
+The log is written only if PACELINE_TRAFFIC is set to a folder; otherwise nothing is wrapped.
+<folder>/rank-NNNNN.jsonl has one line per step, schema 1. Bytes are those of the whole tensor: all
+ranks' data after a gather and before a scatter. Communication started by C++ is not counted: DDP
+broadcasts the weights once, before the first step.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from paceline.trainer.parallel.mesh import Mesh, World
 SCHEMA = 1
 VARIABLE = "PACELINE_TRAFFIC"
 Groups = dict[str, tuple[str, tuple[int, ...]]]
-"""(axis, world ranks) of process groups by their name."""
+"""Axis and world ranks of process groups, by the group's name."""
 Sizes = Callable[..., list[int]]
-"""Bytes of each message of a call, from the arguments that follow the group."""
+"""Function from the arguments after the group to the bytes of each message of a call."""
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -58,14 +58,14 @@ CALLS: dict[str, tuple[str, Sizes]] = {
     "send": ("send", _each),
     "recv": ("recv", _each),
 }
-"""Methods of a process group: what they do, and how large it is."""
+"""Methods of a process group: the collective, and the function for its message sizes."""
 
 
 class TrafficLog:
     """Counts of a rank's calls by axis and step."""
 
     def __init__(self, folder: str, steps: StepClock, world: World, groups: Groups) -> None:
-        """`groups` are the axis and the ranks of each by its name."""
+        """Open the log; `groups` has the axis and the ranks of each group by its name."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.steps, self.groups = steps, groups
         self._calls: Counter[tuple[str, str, int, int]] = Counter()
@@ -77,7 +77,7 @@ class TrafficLog:
         })  # fmt: skip
 
     def count(self, group: Any, collective: str, sizes: list[int]) -> None:
-        """Add a call's messages to the step at work."""
+        """Add a call's messages to the current step."""
         if self.steps.step != self._step:
             self.flush()
             self._step = self.steps.step
@@ -86,7 +86,7 @@ class TrafficLog:
             self._calls[axis, collective, group.size(), size] += 1
 
     def flush(self) -> None:
-        """Write what the step has come to; what ranks exchange before the first is left out."""
+        """Write the counts of the step; traffic before the first step is omitted."""
         if self._step and self._calls:
             rows = [
                 {"axis": axis, "collective": name, "ranks": ranks, "bytes": size, "calls": calls}
@@ -106,7 +106,7 @@ class TrafficLog:
 
 
 def group_names(mesh: Mesh) -> Groups:
-    """The groups of a mesh; one that two axes share, having the same ranks, is `cp+dp`."""
+    """Return the groups of a mesh; a group shared by two axes with the same ranks is `cp+dp`."""
     data = "dp" if mesh.replicate.size == 1 else "dp_shard"
     axes = {
         "cp": mesh.cp,
@@ -124,12 +124,12 @@ def group_names(mesh: Mesh) -> Groups:
 
 
 def watch_traffic(steps: StepClock, world: World, mesh: Mesh) -> Callable[[], None] | None:
-    """Count every exchange from now on, if that is asked for; returns the undo."""
+    """Count all traffic from now on, if requested; return a function that undoes it."""
     folder = os.environ.get(VARIABLE)
     if not folder:
         return None
     log = TrafficLog(folder, steps, world, group_names(mesh))
-    # As attributes of the class they would come back as functions that bind no instance.
+    # Read as attributes of the class they would be functions that bind no instance.
     present = {name: m for name, m in vars(dist.ProcessGroup).items() if name in CALLS}
     for name, method in present.items():
         setattr(dist.ProcessGroup, name, _counted(method, log, *CALLS[name]))

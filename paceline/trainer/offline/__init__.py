@@ -1,1 +1,1 @@
-"""A training step on tensors without memory."""
+"""Training steps on tensors without memory."""

@@ -1,15 +1,15 @@
-"""Follows one optimizer step on tensors without memory.
+"""Trace the memory of an optimizer step on tensors without memory.
 
 Run as python -m paceline.trainer.offline.memory_trace '{"trainer": {...}, ...}'.
 
-The question is {"trainer": trainer.json, "size": ranks, "ranks": [those that are followed]}. The
-process takes each rank's place in a world in which nothing is sent, builds the trainer's own model
-and trains two steps, the second under torch's memory tracker. A JSON line a rank: {"event":
+The argument is {"trainer": trainer.json, "size": ranks, "ranks": [the traced ranks]}. The process
+takes each rank's place in a world without communication, builds the trainer's own model and trains
+two steps, the second with torch's memory tracker. It prints a JSON line per rank: {"event":
 "trace", "rank", "torch", "kernels", "num_microbatches", "peak_bytes", "parts_bytes",
 "at_peak_bytes"}.
 
-Fakes stand in for what cannot run on tensors without memory: DDP, and the kernels of a GPU. Each
-keeps as many bytes, for as long, as what it stands for. They compute nothing.
+Fakes replace what cannot run on tensors without memory: DDP, and the kernels of a GPU. Each keeps
+as many bytes for as long as the original, and computes nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from paceline.trainer.trainer import Trainer
 
 
 class BucketedGradients(nn.Module):
-    """DistributedDataParallel with gradients as views of its buckets, which outlive every step."""
+    """Fake DistributedDataParallel; gradients are views of its buckets, which outlive steps."""
 
     def __init__(self, module: nn.Module, **_: Any) -> None:
         super().__init__()
@@ -56,11 +56,11 @@ class BucketedGradients(nn.Module):
             parameter.register_post_accumulate_grad_hook(self._take)
 
     def register_comm_hook(self, state: object, hook: object) -> None:
-        """Nothing is exchanged."""
+        """Do nothing, because there is no communication."""
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A micro-batch whose gradients stay where autograd puts them."""
+        """Enclose a micro-batch whose gradients stay where autograd puts them."""
         self._exchanges = False
         try:
             yield
@@ -68,7 +68,7 @@ class BucketedGradients(nn.Module):
             self._exchanges = True
 
     def forward(self, *arguments: Tensor) -> Any:
-        """The module's; DDP lays its buckets out anew in the second step, which is followed."""
+        """Run the module; DDP rebuilds its buckets in the second step, which is traced."""
         if self._exchanges:
             self._buckets = {p: torch.zeros_like(p, requires_grad=False) for p in self._trained}
         return self.module(*arguments)
@@ -79,7 +79,7 @@ class BucketedGradients(nn.Module):
 
 
 class FusedAttention(torch.autograd.Function):
-    """Flash attention: (B, N, Tq, D) over (B, K, Tk, D); keeps inputs, output and a sum a row."""
+    """Flash attention: (B, N, Tq, D) over (B, K, Tk, D); keeps inputs, output and a sum per row."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class FusedAttention(torch.autograd.Function):
 
 
 class FusedNorm(torch.autograd.Function):
-    """RMSNorm in one kernel: keeps its input, its weight and a number a row."""
+    """RMSNorm in one kernel; keeps its input, its weight and a number per row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class FusedNorm(torch.autograd.Function):
 
 
 class FusedDropout(torch.autograd.Function):
-    """Dropout in one kernel: keeps a byte for each number."""
+    """Dropout in one kernel; keeps a byte per element."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -123,22 +123,22 @@ class FusedDropout(torch.autograd.Function):
 
 
 def dropout(x: Tensor, p: float = 0.5, *_: Any) -> Tensor:
-    """dropout of a share of x."""
+    """Replace `functional.dropout`."""
     return FusedDropout.apply(x)  # type: ignore[no-any-return]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
-    """scaled_dot_product_attention."""
+    """Replace `functional.scaled_dot_product_attention`."""
     return FusedAttention.apply(q, k, v)  # type: ignore[no-any-return]
 
 
 def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor, eps: float) -> Tensor:
-    """rms_norm over the last dimension."""
+    """Replace `functional.rms_norm` over the last dimension."""
     return FusedNorm.apply(x, weight)  # type: ignore[no-any-return]
 
 
 def materialised(module: nn.Module, *, device: torch.device) -> nn.Module:
-    """`nn.Module.to_empty`, which cannot exchange a fake tensor that something refers to."""
+    """Replace `nn.Module.to_empty`, which cannot replace a fake tensor that has references."""
     if any(isinstance(p, DTensor) for p in module.parameters()):
         return _to_empty(module, device=device)
     made: dict[int, nn.Parameter] = {}
@@ -156,19 +156,19 @@ _concatenate: Any = getattr(DeviceMesh, "_concatenate", None)
 
 
 def item_or_one(tensor: Tensor) -> bool | float | int:
-    """`Tensor.item`; a tensor without memory holds a 1."""
+    """Replace `Tensor.item`; a tensor without memory gives 1."""
     return 1.0 if isinstance(tensor, FakeTensor) else _item(tensor)
 
 
 def concatenated(*meshes: Any) -> Any:
-    """`DeviceMesh._concatenate`, which looks its rank up in a tensor of ranks."""
+    """Replace `DeviceMesh._concatenate`, which looks up its rank in a tensor of ranks."""
     with unset_fake_temporarily():
         return _concatenate(*meshes)
 
 
 @contextmanager
 def substitutes(as_cuda: bool) -> Iterator[None]:
-    """What trains inside can do so on tensors without memory; `as_cuda` with a GPU's kernels."""
+    """Enable training on tensors without memory; with `as_cuda` by a GPU's kernels."""
     from paceline.trainer.replica import replica
 
     with (
@@ -206,7 +206,7 @@ def _kernels_of_cuda() -> Iterator[None]:
 
 
 class _OffsetCausalAttention:
-    """Queries that are the end of a sequence, by the same kernel: (B, T, N, D)."""
+    """Fake attention of queries at the end of a sequence, (B, T, N, D), by the same kernel."""
 
     @staticmethod
     def apply(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -214,15 +214,15 @@ class _OffsetCausalAttention:
 
 
 ENOUGH = 2
-"""Micro-batches of a step outside pipelines: each more needs what the second did."""
+"""Traced micro-batches outside pipelines; each further one needs as much as the second."""
 ROUNDS = (2, 3)
-"""Followed micro-batches of longer steps per pipeline rank: from there on memory grows evenly."""
+"""Traced micro-batches per pipeline rank of long steps; beyond them memory grows linearly."""
 SYNTHETIC = {"source": "synthetic", "loss_mask": None, "document_mask": False}
 NO_CHECKPOINT = {"every": None, "resume": None, "asynchronous": False}
 
 
 def main(question: dict[str, Any]) -> None:
-    """Follow every rank that is asked for."""
+    """Trace every requested rank."""
     raw, size = question["trainer"], int(question["size"])
     problems = config_problems(settings(raw, raw["num_microbatches"]), size)
     if problems:
@@ -235,7 +235,7 @@ def main(question: dict[str, Any]) -> None:
 
 
 def traced_counts(pp: int, num_microbatches: int) -> list[int]:
-    """Numbers of micro-batches that tell what a step of so many needs."""
+    """Return the numbers of micro-batches to trace for a step of `num_microbatches`."""
     if pp == 1:
         return [min(num_microbatches, ENOUGH)]
     rounds = [count * pp for count in ROUNDS]
@@ -243,7 +243,7 @@ def traced_counts(pp: int, num_microbatches: int) -> list[int]:
 
 
 def grown(traces: list[dict[str, Any]], num_microbatches: int) -> dict[str, Any]:
-    """What a longer step needs, each figure on the line through those of two shorter ones."""
+    """Return the memory of a longer step, extrapolated linearly from two shorter ones."""
     first, last = traces
     counts = [trace["num_microbatches"] for trace in traces]
     more = (num_microbatches - counts[1]) / (counts[1] - counts[0])
@@ -259,9 +259,9 @@ def grown(traces: list[dict[str, Any]], num_microbatches: int) -> dict[str, Any]
 
 
 def settings(raw: dict[str, Any], count: int) -> TrainerConfig:
-    """The run's own settings on synthetic data, with `count` micro-batches a step.
+    """Return the run's settings with synthetic data and `count` micro-batches per step.
 
-    Compiled blocks are followed uncompiled: the tracker does not see into them.
+    Compiled blocks are traced uncompiled, because the tracker cannot see into them.
     """
     batch = count * raw["layout"]["micro_batch"] * raw["dp"]
     overrides = {
@@ -284,7 +284,7 @@ def settings(raw: dict[str, Any], count: int) -> TrainerConfig:
 
 
 def trace(config: TrainerConfig, rank: int, size: int) -> dict[str, Any]:
-    """What one rank's second step needs."""
+    """Return the memory of one rank's second step."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         world = World(rank, 0, size, torch.device("cpu"), "fake")
@@ -302,12 +302,12 @@ def trace(config: TrainerConfig, rank: int, size: int) -> dict[str, Any]:
 
 
 def memory_of_step(config: TrainerConfig, world: World, mesh: Mesh) -> dict[str, Any]:
-    """The memory record of the watched step, as far as it is of tensors."""
+    """Return the memory record of the traced step, as far as tensors determine it."""
     (batch, masked), steps = first_batch(config, mesh), StepClock(HostClock())
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         replica = make_replica(config, world, mesh, steps)
         memory = MemoryWatch(world.device)
-        # A trace writes nothing: no step of it is a step of a run.
+        # A trace writes no events: its steps are not steps of a run.
         trainer = Trainer(config, replica, world, steps, cast(EventLog, None), memory, masked)
         fake = LocalBatch(
             mode.from_tensor(batch.inputs),
@@ -316,7 +316,7 @@ def memory_of_step(config: TrainerConfig, world: World, mesh: Mesh) -> dict[str,
             tuple(mode.from_tensor(extra) for extra in batch.extras),
             batch.real_tokens,
         )
-        # The first step is there for the optimizer's state, for which one micro-batch is enough.
+        # The first step only creates the optimizer state, so one micro-batch is enough.
         for step in (fake if mesh.pp.size > 1 else first_of(fake), fake):
             with memory.step(replica.parts, [trainer.optimizer]):
                 trainer.step(step)
@@ -330,14 +330,14 @@ def memory_of_step(config: TrainerConfig, world: World, mesh: Mesh) -> dict[str,
 
 
 def first_of(batch: LocalBatch) -> LocalBatch:
-    """The first micro-batch alone."""
+    """Return a batch with only the first micro-batch."""
     extras = tuple(extra[:1] for extra in batch.extras)
     inputs, targets = batch.inputs[:1], batch.targets[:1]
     return replace(batch, inputs=inputs, targets=targets, counted=targets.numel(), extras=extras)
 
 
 def first_batch(config: TrainerConfig, mesh: Mesh) -> tuple[LocalBatch, bool]:
-    """A batch as the run's first steps have it, and whether it masks targets."""
+    """Return the first batch of the run, and whether it masks targets."""
     corpus = load_corpus(config)
     loader = Loader(corpus, sampler_of(config, corpus.num_windows), config, mesh, pin=False)
     try:
@@ -349,5 +349,5 @@ def first_batch(config: TrainerConfig, mesh: Mesh) -> tuple[LocalBatch, bool]:
 if __name__ == "__main__":
     try:
         main(json.loads(sys.argv[1]))
-    except (ConfigError, NotImplementedError) as error:  # PyTorch's, for what it cannot follow
+    except (ConfigError, NotImplementedError) as error:  # PyTorch's, for what it cannot trace
         sys.exit(f"memory_trace: {type(error).__name__}: {error}")

@@ -1,1 +1,1 @@
-"""Programs beside the training: probes, the check of nodes, calibration."""
+"""Programs in addition to training: benchmarks, node checks, calibration, export."""

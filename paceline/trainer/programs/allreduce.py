@@ -1,10 +1,10 @@
-"""Measures all-reduce among ranks.
+"""Measure all-reduce among ranks.
 
-Run as python -m paceline.trainer.programs.allreduce '{"device": "cpu", "seconds": 1}', once a rank.
-
-Rank 0 prints a JSON line per payload: {"event": "collective", ranks, bytes, bytes_per_s,
-bus_bytes_per_s, latency_s, n, spread, rates}. bytes_per_s is payload / time; bus_bytes_per_s is
-that times 2 (n - 1) / n, what each link carries, and so comparable between numbers of ranks.
+Run as python -m paceline.trainer.programs.allreduce '{"device": "cpu", "seconds": 1}', once per
+rank. Rank 0 prints a JSON line per payload: {"event": "collective", ranks, bytes, bytes_per_s,
+bus_bytes_per_s, latency_s, n, spread, rates}. bytes_per_s is payload / time. bus_bytes_per_s is
+bytes_per_s times 2 (n - 1) / n: the traffic of each link, which is comparable between numbers of
+ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.trainer.programs.gemm import relative_spread
 
 PAYLOADS_BYTES = {"cpu": (4096, 2**20, 16 * 2**20), "cuda": (4096, 16 * 2**20, 256 * 2**20)}
 FEWEST, MOST = 5, 200
-"""Repeats of a payload."""
+"""Minimum and maximum repeats of a payload."""
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -46,12 +46,12 @@ def main(settings: dict[str, Any]) -> None:
 def measure(
     device: torch.device, ranks: int, size_bytes: int, seconds: float, group: Any = None
 ) -> dict[str, Any]:
-    """The rates of one payload; every rank of the group must call it with the same arguments."""
+    """Return the rates of one payload; all ranks of the group must pass the same arguments."""
     payload = torch.ones(size_bytes // 4, dtype=torch.float32, device=device)
     once(payload, group)  # the first connects the ranks, which may take seconds
     one_s = max(once(payload, group) for _ in range(2))
     repeats = torch.tensor([min(MOST, max(FEWEST, int(seconds / max(one_s, 1e-6))))], device=device)
-    if ranks > 1:  # all must agree on how often
+    if ranks > 1:  # all ranks need the same number of repeats
         dist.all_reduce(repeats, op=dist.ReduceOp.MIN, group=group)
     times_s = [once(payload, group) for _ in range(int(repeats.item()))]
     times_s.sort()
@@ -69,7 +69,7 @@ def measure(
 
 
 def once(payload: torch.Tensor, group: Any) -> float:
-    """Seconds of one all-reduce, to the moment at which its result can be read."""
+    """Return the seconds of one all-reduce, until its result can be read."""
     payload.fill_(1.0)
     settle(payload)
     start = time.perf_counter()
@@ -80,7 +80,7 @@ def once(payload: torch.Tensor, group: Any) -> float:
 
 
 def settle(payload: torch.Tensor) -> None:
-    """Wait until the device has done what was asked of it."""
+    """Wait until the device has completed its work."""
     if payload.device.type == "cuda":
         torch.cuda.synchronize(payload.device)
 

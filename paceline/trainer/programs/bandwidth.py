@@ -1,9 +1,9 @@
-"""Measures the rate at which memory is copied.
+"""Measure the memory copy bandwidth.
 
 Run as python -m paceline.trainer.programs.bandwidth '{"device": "cpu", "seconds": 1}'.
 
 Prints a JSON line per size: {"event": "memory", bytes, bytes_per_s, n, spread, rates, ...}. A copy
-counts twice, once read and once written.
+counts twice, once as read and once as written.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from paceline.trainer.measure.machine import cpu_name
 from paceline.trainer.programs.gemm import elapsed, relative_spread
 
 SIZES_BYTES = {"cpu": (64 * 2**20, 512 * 2**20), "cuda": (256 * 2**20, 2**30)}
-"""The last one lies far beyond any cache."""
+"""Sizes of the copies; the last one is far larger than any cache."""
 BLOCKS = 10
-"""A rate is the median of so many blocks of copies."""
+"""Number of blocks of copies; a rate is the median of the blocks."""
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ def main(settings: dict[str, Any]) -> None:
 
 
 def measure_copy(device: torch.device, size_bytes: int, seconds: float) -> dict[str, Any]:
-    """The rate of one size in bytes/s, read and written together."""
+    """Return the rate of one size in bytes/s, read and written together."""
     source = torch.ones(size_bytes // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     rates = sustained(lambda: target.copy_(source), 2.0 * size_bytes, clock_of(device), seconds)
@@ -47,10 +47,10 @@ def measure_copy(device: torch.device, size_bytes: int, seconds: float) -> dict[
 
 
 def sustained(work: Any, amount: float, clock: Clock, seconds: float) -> list[float]:
-    """The rate of `amount` of work in each of BLOCKS blocks, all together about `seconds` long.
+    """Return the rate of `amount` of work in each of BLOCKS blocks, about `seconds` long in total.
 
-    Blocks are long beside what schedulers and power limits do, so that a throttled device cannot
-    look fast in the pauses between.
+    Blocks are longer than the time scales of schedulers and power limits, so that a throttled
+    device cannot look fast between pauses.
     """
     elapsed(work, clock, 1)
     one_s = max(elapsed(work, clock, 1), 1e-6)
@@ -59,19 +59,19 @@ def sustained(work: Any, amount: float, clock: Clock, seconds: float) -> list[fl
 
 
 def scatter(rates: list[float]) -> dict[str, Any]:
-    """How many blocks there are and how they differ."""
+    """Return the number of blocks, their spread and their rates."""
     return {"n": len(rates), "spread": relative_spread(rates), "rates": rates}
 
 
 def median(values: list[float]) -> float:
-    """The middle value."""
+    """Return the median."""
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def clock_of(device: torch.device) -> Clock:
-    """What tells the time on this device."""
+    """Return the clock of a device."""
     return DeviceClock(device) if device.type == "cuda" else HostClock()
 
 

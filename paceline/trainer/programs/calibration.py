@@ -1,12 +1,12 @@
-"""Measures everything that a calibration needs beside steps.
+"""Measure everything that a calibration needs apart from steps.
 
 Run as python -m paceline.trainer.programs.calibration SETTINGS, once per rank.
 
 SETTINGS is a JSON object {device, dtype, products, attention, payloads, threads, seconds,
-matmul_precision}. All ranks do the same at the same time, so that they share cores, memory and
-links as ranks of a training do. Rank 0 prints the JSON lines of kernels and latency, of copies
-{"event": "memory"}, of collectives by payload and of how much of one is left beside products
-{"event": "overlap", "exposed"}.
+matmul_precision}. All ranks measure the same at the same time, so that they share cores, memory and
+links like the ranks of a training run. Rank 0 prints the JSON lines of kernels and latency, of
+copies {"event": "memory"}, of collectives by payload, and of the exposed fraction of a collective
+during GEMMs {"event": "overlap", "exposed"}.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from paceline.trainer.programs.latency import launch_latency
 OVERLAPS = 9
 OVERLAP_BYTES = {"cpu": 8 * 2**20, "cuda": 128 * 2**20}
 LARGE = {"cpu": (1024, 1024, 1024), "cuda": (8192, 8192, 8192)}
-"""The product by which the device's rate is known."""
+"""GEMM shape for the device's rate."""
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Measure in all ranks, print on rank 0."""
+    """Measure in all ranks and print on rank 0."""
     if settings.get("threads"):
         torch.set_num_threads(settings["threads"])
     torch.set_float32_matmul_precision(settings.get("matmul_precision", "high"))
@@ -57,7 +57,7 @@ def main(settings: dict[str, Any]) -> None:
 
 
 def lines(settings: dict[str, Any], world: World) -> Iterator[dict[str, Any]]:
-    """What this rank measures, in about `seconds`; ranks begin each part together."""
+    """Yield this rank's measurements, in about `seconds`; ranks start each part together."""
     device, share_s = world.device, settings.get("seconds", 8.0) / 4
     _together(world)
     large = LARGE[device.type]
@@ -81,7 +81,7 @@ def lines(settings: dict[str, Any], world: World) -> Iterator[dict[str, Any]]:
 
 
 def overlap(world: World, dtype: str) -> dict[str, Any]:
-    """Which share of an all-reduce that runs beside products makes both take longer."""
+    """Return the fraction of an all-reduce that is exposed when it runs during GEMMs."""
     payload = torch.ones(OVERLAP_BYTES[world.device.type] // 4, device=world.device)
     m, n, k = LARGE[world.device.type]
     a, b = (torch.randn(size, device=world.device).to(DTYPES[dtype]) for size in ((m, k), (k, n)))

@@ -1,11 +1,11 @@
-"""Measures what is lost before any model.
+"""Measure the memory in use before any model is created.
 
 Run as python -m paceline.trainer.programs.context_memory '{"device": "cpu", "size": 1024}'.
 
 Prints a JSON line per stage and rank: {"event": "context", stage, rank, bytes, pool_bytes,
-device_name, torch}. On a CPU `bytes` is the resident set; on CUDA it is what the device has in use
-beyond what it had before, and `pool_bytes` the part that PyTorch's own pool holds. Started alone,
-or by `python -m torch.distributed.run`, one rank a device.
+device_name, torch}. On a CPU `bytes` is the resident memory. On CUDA it is the growth of the
+device's used memory, and `pool_bytes` the part in PyTorch's own pool. Start it alone, or by `python
+-m torch.distributed.run` with one rank per device.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MIB = 2**20
 SMI = ("nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits")
 SMI_LIMIT_S = 30
 Reading = tuple[int, int]
-"""Bytes in use, and those of them in PyTorch's pool."""
+"""Bytes in use, and the part of them in PyTorch's pool."""
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Go through the stages and print a line after each."""
+    """Run the stages and print a line after each."""
     if settings["device"] == "cuda":
         on_cuda(settings["size"])
     else:
@@ -34,7 +34,7 @@ def main(settings: dict[str, Any]) -> None:
 
 
 def on_cpu(size: int) -> None:
-    """Resident set after the interpreter's start, importing torch, a product, the process group."""
+    """Measure resident memory after the start, importing torch, a GEMM, and the process group."""
     lines = [("python", resident())]
     import torch
 
@@ -48,7 +48,7 @@ def on_cpu(size: int) -> None:
 
 
 def on_cuda(size: int) -> None:
-    """Used on the device after one tensor, a product, the communicator."""
+    """Measure used device memory after one tensor, a GEMM, and the communicator."""
     before = used_by_device()
     import torch
 
@@ -74,7 +74,7 @@ def on_cuda(size: int) -> None:
 
 
 def multiply(device: Any, size: int) -> None:
-    """One matrix product and its gradient, which make libraries load and take workspaces."""
+    """Run one GEMM and its gradient, so that libraries are loaded and allocate workspaces."""
     import torch
 
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -83,7 +83,7 @@ def multiply(device: Any, size: int) -> None:
 
 
 def join(backend: str, device: Any) -> bool:
-    """Join the other ranks and exchange a number: this makes the communicator; False if alone."""
+    """Join the other ranks and all-reduce a number to create the communicator; False if alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return False
     import torch
@@ -95,7 +95,7 @@ def join(backend: str, device: Any) -> bool:
 
 
 def used_by_device() -> dict[str, int]:
-    """Bytes in use on every GPU by its UUID, as nvidia-smi says: it needs no context of its own."""
+    """Return bytes in use on every GPU by UUID, from nvidia-smi, which needs no own context."""
     text = subprocess.run(
         SMI, capture_output=True, text=True, check=True, timeout=SMI_LIMIT_S
     ).stdout
@@ -104,7 +104,7 @@ def used_by_device() -> dict[str, int]:
 
 
 def resident() -> int:
-    """Resident set of this process, in bytes."""
+    """Return the resident memory of this process in bytes."""
     now = resident_now()
     if now is None:
         sys.exit("this system does not say how much memory a process holds")

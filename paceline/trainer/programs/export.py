@@ -1,9 +1,9 @@
-"""Writes a checkpoint in the hub's form.
+"""Export a checkpoint to a Hugging Face folder.
 
 Run as python -m paceline.trainer.programs.export '{"checkpoint": PATH, "to": FOLDER, ...}', an
 object of `ExportSettings`. Prints one JSON line: {"event": "exported", checkpoint, step, folder,
 form, dtypes, like, files: [{name, bytes}]}, or {"event": "refused" | "failed", reason} for what
-cannot be exported, or what the machine did not let be read or written.
+cannot be exported, and for failures to read or write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(settings: dict[str, Any]) -> None:
 
 
 def outcome(asked: ExportSettings) -> dict[str, Any]:
-    """The line's object."""
+    """Return the object of the JSON line."""
     try:
         return {"event": "exported", **export(asked)}
     except ConfigError as error:

@@ -1,11 +1,11 @@
-"""Measures the dense matrix rate that this machine reaches.
+"""Measure the GEMM throughput of this machine.
 
 Run as python -m paceline.trainer.programs.gemm '{"device": "cpu", ...}'.
 
-Takes one JSON object {device, dtypes, matmul_precision, threads, seconds} and prints a JSON line
-per shape and dtype: {"event": "gemm", dtype, shape [m, n, k], flops_per_s, statistic, n, spread,
-cpu_share, ...}, or {"event": "skipped", dtype, shape, reason}. A dtype takes about `seconds`, plus
-a few products of each shape.
+The argument is a JSON object {device, dtypes, matmul_precision, threads, seconds}. Prints a JSON
+line per shape and dtype: {"event": "gemm", dtype, shape [m, n, k], flops_per_s, statistic, n,
+spread, cpu_share, ...}, or {"event": "skipped", dtype, shape, reason}. A dtype takes about
+`seconds`, plus a few GEMMs of each shape.
 """
 
 from __future__ import annotations
@@ -41,17 +41,21 @@ SHAPES = {
     "cuda": ((2048,) * 3, (4096,) * 3, (8192,) * 3, (8192, 28672, 4096), (16384,) * 3),
 }
 ALWAYS = 3
-"""So many shapes, the smallest, are measured whatever it takes: a first one that other programs
-slow down must not decide about the rest. A later one is skipped when its fewest repeats do not fit
-into what is left at the best rate so far."""
+"""Number of shapes, the smallest ones, that are always measured.
+
+A first shape that other programs slow down must not decide about the rest. A later one is skipped
+if its minimum repeats do not fit into the remaining time at the best rate so far.
+"""
 FEWEST, MOST = 5, 50
-"""Repeats of a shape."""
+"""Minimum and maximum repeats of a shape."""
 WARMUP = 1
 STATISTIC = "best of n"
-"""Other programs only ever slow a repeat down, so the fastest is what the machine reaches; a repeat
-is long enough for the clock not to matter."""
+"""Statistic of the repeats: other programs only slow a repeat down, so the fastest one counts.
+
+A repeat is long enough to make the clock's resolution irrelevant.
+"""
 REPEAT_S = 2e-3
-"""Shorter products are timed several in a row, so that starting them does not count."""
+"""Minimum time of a repeat; shorter GEMMs are timed in groups, so that launches do not count."""
 FP8_CAPABILITY = (8, 9)
 """First CUDA compute capability with fp8 matrix units."""
 
@@ -76,7 +80,7 @@ def main(settings: dict[str, Any]) -> None:
 def measure_dtype(
     dtype: str, device: torch.device, clock: Clock, seconds: float
 ) -> Iterator[dict[str, Any]]:
-    """A line per shape, all together in about `seconds`."""
+    """Yield a line per shape, in about `seconds` in total."""
     reason = why_not(dtype, device)
     if reason is not None:
         yield {"event": "skipped", "dtype": dtype, "shape": None, "reason": reason}
@@ -100,11 +104,11 @@ def measure_dtype(
 def measure_shape(
     dtype: str, shape: tuple[int, ...], device: torch.device, clock: Clock, share_s: float
 ) -> dict[str, Any]:
-    """The rate of one shape from as many repeats as fit into `share_s`, at least FEWEST."""
+    """Return the rate of one shape from the repeats that fit into `share_s`, at least FEWEST."""
     times_s: list[float] = []
     try:
         multiply = product(dtype, shape, device)
-        elapsed(multiply, clock, WARMUP)  # first uses choose kernels and touch memory
+        elapsed(multiply, clock, WARMUP)  # first calls select kernels and touch memory
         inner = max(1, round(REPEAT_S / elapsed(multiply, clock, 1)))
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
         while len(times_s) < FEWEST or (
@@ -112,7 +116,7 @@ def measure_shape(
         ):
             times_s.append(elapsed(multiply, clock, inner) / inner)
         wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
-    except RuntimeError as error:  # out of memory, or a product that this build lacks
+    except RuntimeError as error:  # out of memory, or a GEMM that this build lacks
         return {"event": "skipped", "reason": " ".join(str(error).split())[:200]}
     return {
         "event": "gemm",
@@ -125,19 +129,19 @@ def measure_shape(
 
 
 def relative_spread(values: list[float]) -> float:
-    """1.4826 x MAD / median."""
+    """Return the relative spread, 1.4826 x MAD / median."""
     median = statistics.median(values)
     return 1.4826 * statistics.median(abs(v - median) for v in values) / median
 
 
 def flops(shape: tuple[int, ...]) -> float:
-    """FLOPs of one product: 2 m n k."""
+    """Return the FLOPs of one GEMM: 2 m n k."""
     m, n, k = shape
     return 2.0 * m * n * k
 
 
 def why_not(dtype: str, device: torch.device) -> str | None:
-    """Why this dtype is not measured on this device, or None."""
+    """Return why this dtype is not measured on this device, or None."""
     if dtype not in DTYPES:
         return f"only {', '.join(DTYPES)} are measured"
     if device.type == "cuda":
@@ -152,9 +156,9 @@ def why_not(dtype: str, device: torch.device) -> str | None:
 
 
 def product(dtype: str, shape: tuple[int, ...], device: torch.device) -> Callable[[], object]:
-    """Multiplies random (m, k) by the transpose of random (n, k), as a linear layer does.
+    """Return a GEMM of random (m, k) and the transpose of random (n, k), as in a linear layer.
 
-    Random, because a GPU draws less power on zeros and clocks higher.
+    The values are random because a GPU draws less power on zeros and clocks higher.
     """
     m, n, k = shape
     a = torch.randn(m, k, device=device, dtype=torch.float32).to(DTYPES[dtype])
@@ -169,7 +173,7 @@ def product(dtype: str, shape: tuple[int, ...], device: torch.device) -> Callabl
 
 
 def elapsed(multiply: Callable[[], object], clock: Clock, times: int) -> float:
-    """Seconds that some products take one after the other."""
+    """Return the seconds that `times` consecutive calls take."""
     start = clock.mark()
     for _ in range(times):
         multiply()

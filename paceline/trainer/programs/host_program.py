@@ -1,4 +1,4 @@
-"""A rank of a short program on hosts: its place, its lines, and the other ranks."""
+"""Base class of short programs on hosts: a rank, its output, and the other ranks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from paceline.trainer.measure.event_log import EventLog
 
 
 class HostProgram:
-    """One rank, its place, and where it writes; torch is loaded when a device is opened."""
+    """One rank of a program; torch is imported when a device is opened."""
 
     def __init__(self, settings: dict[str, Any], rank: int, events: EventLog) -> None:
-        """`settings` has `device`, cpu or cuda; the launcher's variables say the place."""
+        """Set up the rank.
+
+        `settings` has `device`, cpu or cuda. The place among the other ranks comes from the
+        launcher's environment variables.
+        """
         self.settings, self.rank, self.events = settings, rank, events
         self.local = int(os.environ.get("LOCAL_RANK", "0"))
         self.ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -22,37 +26,37 @@ class HostProgram:
         self.joined = False
 
     def write(self, event: str, **values: Any) -> None:
-        """One line, with this rank's place."""
+        """Write one event line with this rank, its node and its local rank."""
         self.events.write(event, rank=self.rank, node=self.node, local_rank=self.local, **values)
 
     def part(self, name: str, work: Callable[[], None]) -> None:
-        """Do one part; a failure becomes a line."""
+        """Run one part; a failure becomes a `fault` line."""
         try:
             work()
-        except Exception as error:  # the program's edge: one part must not end the others
+        except Exception as error:  # one failed part must not end the others
             self.write("fault", part=name, reason=" ".join(str(error).split())[:300])
 
     def open_device(self) -> None:
-        """What is measured on."""
+        """Open the device to measure."""
         import torch
 
         self.device = torch.device(self.settings["device"], *([self.local] * (self.kind == "cuda")))
 
     def join(self) -> None:
-        """Meet the other ranks."""
+        """Join the other ranks."""
         self.open_device()
         if self.size > 1:
             from paceline.trainer.parallel.mesh import join_world
 
-            # Bound to its device, NCCL would make every group by splitting the world's
-            # communicator: a node that falls silent would hold up the pairs of all others.
+            # Bound to its device, NCCL would create every group by splitting the world's
+            # communicator, and a node that hangs would block the pairs of all others.
             join_world(self.kind, bind=False)
             self.barrier()
         self.joined = self.size > 1
 
     @property
     def kind(self) -> str:
-        """cpu or cuda."""
+        """Device type, cpu or cuda."""
         return self.settings["device"]
 
     def barrier(self) -> None:
@@ -62,9 +66,9 @@ class HostProgram:
         dist.barrier(device_ids=[self.local] if self.kind == "cuda" else None)
 
     def pairs(self, rounds: list[list[list[int]]], measure: Callable[[int], None]) -> None:
-        """Measure with another node, round by round; a pair that fails stops no other.
+        """Measure with another node, round by round; a failed pair does not stop the others.
 
-        All devices of a node do so at once, each with the one of its number.
+        All devices of a node measure at once, each with the device of the same local rank.
         """
         for pairs in rounds:
             partner = self.partner(pairs)
@@ -75,14 +79,14 @@ class HostProgram:
             self.barrier()
 
     def partner(self, pairs: list[list[int]]) -> int | None:
-        """The other node of this one's pair, None where it has none."""
+        """Return the other node of this node's pair, None if it has none."""
         return next((b if a == self.node else a for a, b in pairs if self.node in (a, b)), None)
 
     def group(self, ranks: list[int]) -> Any:
-        """A group of some ranks, which nobody else waits for.
+        """Create a group of some ranks without waiting for the other ranks.
 
-        PyTorch names it after how many groups a rank has had, and ranks find each other by the
-        name. So a rank that sits out a round makes one of its own.
+        PyTorch names a group after the number of groups that a rank has created, and ranks find
+        each other by this name. A rank that skips a round must therefore create a group of its own.
         """
         from torch import distributed as dist
 

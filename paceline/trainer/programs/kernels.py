@@ -1,11 +1,11 @@
-"""Times a model's own products and attention, forward and backward.
+"""Time a model's GEMMs and attention, forward and backward.
 
 Run as python -m paceline.trainer.programs.kernels SETTINGS.
 
 SETTINGS is a JSON object {device, dtype, products: [[m, n, k], ...], attention: [[batch, seq_len,
 heads, kv_heads, head_dim], ...], threads, seconds}. Prints a JSON line each: {"event": "product" or
-"attention", "shape", "forward_s", "backward_s", "n", "spread", ...}. A product's backward pass are
-two, for the gradients of the input and of the weight.
+"attention", "shape", "forward_s", "backward_s", "n", "spread", ...}. The backward pass of a GEMM is
+two GEMMs, for the gradients of the input and of the weight.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from paceline.trainer.programs.bandwidth import clock_of, median
 from paceline.trainer.programs.gemm import DTYPES, elapsed, relative_spread
 
 FEWEST, MOST = 3, 30
-"""Repeats of a shape."""
+"""Minimum and maximum repeats of a shape."""
 REPEAT_S = 2e-3
-"""Shorter passes are timed several in a row."""
+"""Minimum time of a repeat; shorter passes are timed in groups."""
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -42,7 +42,7 @@ def main(settings: dict[str, Any]) -> None:
 
 
 def passes(settings: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
-    """A line for every product and every attention, all together in about `seconds`."""
+    """Yield a line for every GEMM and every attention, in about `seconds` in total."""
     dtype = DTYPES[settings["dtype"]]
     shapes = [("product", shape) for shape in settings.get("products", [])]
     shapes += [("attention", shape) for shape in settings.get("attention", [])]
@@ -63,7 +63,7 @@ def passes(settings: dict[str, Any], device: torch.device) -> Iterator[dict[str,
 
 
 def repeats(work: Callable[[], object], device: torch.device, share_s: float) -> list[float]:
-    """Seconds of each repeat of some work, as many as fit into `share_s`."""
+    """Return the seconds of each repeat, for as many repeats as fit into `share_s`."""
     clock = clock_of(device)
     elapsed(work, clock, 1)
     inner = max(1, round(REPEAT_S / max(elapsed(work, clock, 1), 1e-7)))
@@ -77,7 +77,7 @@ def repeats(work: Callable[[], object], device: torch.device, share_s: float) ->
 def _product(
     shape: list[int], dtype: torch.dtype, device: torch.device
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A linear layer from k to n over m tokens, and its two gradients."""
+    """Return a linear layer from k to n over m tokens, and its two gradients."""
     m, n, k = shape
     x, weight, grad = (_random(size, dtype, device) for size in ((m, k), (n, k), (m, n)))
     return lambda: x @ weight.t(), lambda: (grad @ weight, grad.t() @ x)
@@ -86,7 +86,7 @@ def _product(
 def _attention(
     shape: list[int], dtype: torch.dtype, device: torch.device
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """The trainer's own attention, and its gradients."""
+    """Return the trainer's own attention, and its gradients."""
     batch, seq_len, heads, kv_heads, width = shape
     sizes = ((batch, seq_len, count, width) for count in (heads, kv_heads, kv_heads))
     q, k, v = (_random(size, dtype, device).requires_grad_() for size in sizes)

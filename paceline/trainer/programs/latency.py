@@ -1,10 +1,10 @@
-"""Times what starting one small operation takes.
+"""Measure the launch latency of one small operation.
 
 Run as python -m paceline.trainer.programs.latency '{"device": "cpu", "seconds": 1}'.
 
-Prints one JSON line: {"event": "latency", "seconds", "n", "spread", ...}: the median time of one of
-many additions that follow each other, each too small for its work to count. A model's block has
-dozens of them.
+Prints one JSON line: {"event": "latency", "seconds", "n", "spread", ...}. It is the median time per
+operation in a series of additions, each too small for its work to matter. A model's block has
+dozens of such operations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.trainer.programs.gemm import elapsed, relative_spread
 
 IN_A_ROW = 200
 FEWEST, MOST = 10, 100
-"""Repeats of such a row."""
+"""Minimum and maximum repeats of a series."""
 NUMBERS = 16
 
 
@@ -36,7 +36,7 @@ def main(settings: dict[str, Any]) -> None:
 
 
 def launch_latency(device: torch.device, seconds: float) -> dict[str, Any]:
-    """Seconds from one small operation to the next."""
+    """Return the seconds from one small operation to the next."""
     numbers, clock = torch.ones(NUMBERS, device=device), clock_of(device)
     elapsed(lambda: numbers.add_(1.0), clock, IN_A_ROW)
     times_s: list[float] = []

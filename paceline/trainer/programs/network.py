@@ -1,10 +1,10 @@
-"""One rank's part in the measurement of what joins many devices.
+"""Measure the network between many devices, as one rank of the measurement.
 
 Run as python -m paceline.trainer.programs.network question.json, once per device.
 
 Writes JSON lines to network/rank-NNNNN.jsonl: `facts`, `collective` (operation, bytes, seconds of
 one among all ranks, wrong elements), `pair` (this node with another: seconds of a small message one
-way, bytes/s of large ones from here to there), `fault` for a part that failed, and `end`.
+way, bytes/s of large ones from this node to the other), `fault` for a part that failed, and `end`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 BLOCKS = 7
-"""A time is the median of so many blocks of calls in a row."""
+"""Number of blocks of consecutive calls; a time is the median of the blocks."""
 MOST_IN_A_ROW = 200
 SMALL_BYTES = 8
 PINGS = 50
-"""Messages there and back, of which the median counts."""
+"""Number of round trips, of which the median counts."""
 MESSAGES = 8
-"""Large messages in a row, after one that is not timed."""
+"""Number of consecutive large messages, after one that is not timed."""
 
 
 def main(path: str) -> int:
-    """Do every part; what fails is told, and the next part begins."""
+    """Run every part; a failed part is reported, and the next one starts."""
     rank = int(os.environ.get("RANK", "0"))
     settings = read_json(path)
     redirect_output("logs", rank)
@@ -44,14 +44,14 @@ def main(path: str) -> int:
 
 
 class NetworkMeasurement(HostProgram):
-    """One rank's measurements.
+    """Network measurements of one rank.
 
-    Settings are {device, seconds, operations, sizes, rounds, message_bytes}: `sizes` in bytes,
-    `rounds` of pairs of nodes that measure at the same time.
+    Settings are {device, seconds, operations, sizes, rounds, message_bytes}. `sizes` are in bytes.
+    `rounds` list pairs of nodes that measure at the same time.
     """
 
     def run(self) -> None:
-        """Join, collectives, pairs, end."""
+        """Join, and measure collectives and pairs."""
         self.write("facts", schema=SCHEMA, host=platform.node())
         self.part("join", self.join)
         if self.joined:
@@ -60,7 +60,7 @@ class NetworkMeasurement(HostProgram):
         self.write("end")
 
     def collectives(self) -> None:
-        """Every operation with every size; all ranks do the same in the same order."""
+        """Measure every operation with every size, in the same order on all ranks."""
         operations, sizes = self.settings["operations"], self.settings["sizes"]
         seconds = self.settings["seconds"] / max(1, len(operations) * len(sizes))
         for operation in operations:
@@ -78,14 +78,14 @@ class NetworkMeasurement(HostProgram):
                 )
 
     def timed(self, work: Callable[[], None], seconds: float) -> list[float]:
-        """Seconds of one call in each of BLOCKS blocks of calls in a row."""
+        """Return the seconds per call in each of BLOCKS blocks of consecutive calls."""
         import torch
         from torch import distributed as dist
 
         self.block(work, 1)  # the first connects the ranks, which may take seconds
         one_s = max(self.block(work, 1), 1e-6)
         count = torch.tensor([seconds / BLOCKS / one_s], device=self.device)
-        dist.all_reduce(count, op=dist.ReduceOp.MIN)  # all must agree on how often
+        dist.all_reduce(count, op=dist.ReduceOp.MIN)  # all ranks need the same number of calls
         times = min(MOST_IN_A_ROW, max(1, int(count.item())))
         blocks: list[float] = []
         for _ in range(BLOCKS):
@@ -94,7 +94,7 @@ class NetworkMeasurement(HostProgram):
         return blocks
 
     def block(self, work: Callable[[], None], times: int) -> float:
-        """Seconds of `times` calls, to the moment at which the last one's result is there."""
+        """Return the seconds of `times` calls, until the result of the last is available."""
         self.settle()
         start = time.perf_counter()
         for _ in range(times):
@@ -103,14 +103,14 @@ class NetworkMeasurement(HostProgram):
         return time.perf_counter() - start
 
     def settle(self) -> None:
-        """Wait until the device has done what was asked of it."""
+        """Wait until the device has completed its work."""
         if self.kind == "cuda":
             import torch
 
             torch.cuda.synchronize(self.device)
 
     def pair(self, partner: int) -> None:
-        """A small message there and back, then large ones from the lower node and to it."""
+        """Send a small message and back, then large ones in both directions."""
         import torch
 
         other = partner * self.ranks_per_node + self.local
@@ -130,7 +130,7 @@ class NetworkMeasurement(HostProgram):
         )
 
     def ping(self, small: Tensor, other: int, group: Any, first: bool) -> float:
-        """Seconds until a message has come back; the other rank sends what it has received."""
+        """Return the seconds of a round trip; the other rank returns the message."""
         from torch import distributed as dist
 
         steps = (dist.send, dist.recv) if first else (dist.recv, dist.send)
@@ -141,7 +141,7 @@ class NetworkMeasurement(HostProgram):
         return time.perf_counter() - start
 
     def stream(self, large: Tensor, small: Tensor, other: int, group: Any, sends: bool) -> float:
-        """Bytes/s that were sent from here until the last was confirmed, 0 for the receiver."""
+        """Return the bytes/s sent until the last message was confirmed, 0 for the receiver."""
         from torch import distributed as dist
 
         start = 0.0
@@ -157,10 +157,10 @@ class NetworkMeasurement(HostProgram):
 
 
 class Payload:
-    """What one operation works on: `bytes` as nccl-tests counts them, the larger of both sides."""
+    """Data of one operation; `bytes` is the larger of both sides, as in nccl-tests."""
 
     def __init__(self, rank: HostProgram, operation: str, size_bytes: int) -> None:
-        """Rounded up to an equal part for each rank; every rank gives ones."""
+        """Allocate the data, rounded up to equal parts for all ranks; every rank sends ones."""
         import torch
 
         self.rank, self.operation = rank, operation
@@ -173,7 +173,7 @@ class Payload:
         )
 
     def run(self) -> None:
-        """Do it once; sums grow without end, which costs no time and is put right for `wrong`."""
+        """Run the operation once; sums grow without bound, which `wrong` resets."""
         from torch import distributed as dist
 
         from paceline.trainer.parallel import collectives
@@ -200,7 +200,7 @@ class Payload:
                 raise ValueError(f"unknown operation {self.operation}")
 
     def wrong(self) -> int:
-        """Elements that are not what they should be after one more call; every rank gives ones."""
+        """Return the number of wrong elements after one more call; every rank sends ones."""
         self.given.fill_(1.0)
         self.taken.zero_()
         self.run()

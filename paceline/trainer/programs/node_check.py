@@ -1,12 +1,12 @@
-"""One rank's part in the check of many nodes.
+"""Check many nodes, as one rank of the check.
 
 Run as python -m paceline.trainer.programs.node_check check.json, once per device.
 
-Writes JSON lines to check/rank-NNNNN.jsonl: `facts`, `rate` (matrix products, memory), `collective`
-(inside the node), `pair` (between two nodes), `fault` for a part that failed, and `end`. The exit
-code is 0 whatever is found: a node's fault must not end the others.
+Writes JSON lines to check/rank-NNNNN.jsonl: `facts`, `rate` (GEMM, memory), `collective` (inside
+the node), `pair` (between two nodes), `fault` for a part that failed, and `end`. The exit code is 0
+for any finding, because a node's fault must not end the others.
 
-`facts` are versions, cores, memory, disk and GPUs, by the standard library alone.
+`facts` are versions, cores, memory, disk and GPUs, found with the standard library only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ASK_LIMIT_S = 15.0
 MOST_XIDS = 20
 GPU_FIELDS = ("name", "uuid", "driver_version", "memory.total", "pci.bus_id")
 REMAPPED_ROWS = {"remapped_rows.pending": "rows_pending", "remapped_rows.failure": "rows_failed"}
-"""Drivers differ in which of two questions they answer this to."""
+"""Fields on remapped rows, which drivers report in either of two queries."""
 HEALTH_FIELDS = (
     {"ecc.errors.uncorrected.volatile.total": "ecc_uncorrected"},
     REMAPPED_ROWS,
@@ -48,12 +48,12 @@ HEALTH_FIELDS = (
         for group in ("clocks_throttle_reasons", "clocks_event_reasons")
     ),
 )
-"""Asked in turn: a driver that lacks one field answers nothing to a question with it."""
+"""Field queries, sent separately: a driver that lacks one field rejects the whole query."""
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
 def node_facts(folder: str = ".") -> dict[str, Any]:
-    """Everything that decides speed or health, None for what is unknown; takes below a second."""
+    """Return the facts that affect speed or health, None if unknown, in less than a second."""
     cores = usable_cores()
     return {
         "host": platform.node(),
@@ -77,7 +77,10 @@ def node_facts(folder: str = ".") -> dict[str, Any]:
 
 
 def usable_cores() -> str:
-    """Hardware threads that a rank may use here, `0-3,8`, whatever this one was bound to."""
+    """Return the hardware threads that ranks may use on this host, such as `0-3,8`.
+
+    The binding of this rank has no effect on the result.
+    """
     cores = json.loads(os.environ.get("PACELINE_BOUND", "{}")).get("host_cores")
     if cores is not None:
         return cores
@@ -87,13 +90,13 @@ def usable_cores() -> str:
 
 
 def num_cores(text: str) -> int:
-    """How many numbers a list such as `0-3,8` has."""
+    """Return the count of numbers in a list such as `0-3,8`."""
     ends = [part.partition("-") for part in text.split(",")]
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
 def gpus() -> list[dict[str, Any]]:
-    """The GPUs with what their driver says of their health; empty without a driver."""
+    """Return the GPUs with their health as the driver reports it; empty without a driver."""
     named = _smi(GPU_FIELDS)
     devices: list[dict[str, Any]] = [
         dict(zip(("name", "uuid", "driver", "memory", "address"), row, strict=True))
@@ -111,7 +114,7 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def xids() -> list[dict[str, Any]] | None:
-    """The driver's last error reports in the kernel's log; None where it cannot be read."""
+    """Return the driver's last errors in the kernel log; None if it cannot be read."""
     text = _output(["dmesg"])
     if text is None:
         return None
@@ -126,7 +129,7 @@ def _smi(fields: tuple[str, ...], about: str = "gpu") -> list[list[str]]:
 
 
 def _known(text: str) -> str | None:
-    """What nvidia-smi told, None for N/A, [N/A], [Not Supported] and [Unknown Error]."""
+    """Return nvidia-smi's value, None for N/A, [N/A], [Not Supported] and [Unknown Error]."""
     said = text.strip()
     return None if said.startswith("[") or said == "N/A" else said
 
@@ -177,7 +180,7 @@ LOOK_S = 0.05
 
 
 def main(path: str) -> int:
-    """Do every part; what fails is told, and the next part begins."""
+    """Run every part; a failed part is reported, and the next one starts."""
     settings = read_json(path)
     rank = int(os.environ.get("RANK", "0"))
     redirect_output("logs", rank)
@@ -187,15 +190,15 @@ def main(path: str) -> int:
 
 
 class NodeCheck(HostProgram):
-    """One rank's measurements.
+    """Measurements and facts of one rank.
 
-    Settings are {device, dtype, seconds, at_once, rounds, alone_s}. `rounds` are of pairs of nodes;
-    with `alone_s` no rank meets another, and what a device has not done after so many seconds is
-    killed.
+    Settings are {device, dtype, seconds, at_once, rounds, alone_s}. `rounds` list pairs of nodes.
+    With `alone_s` no rank communicates with another, and a device that is not done after `alone_s`
+    seconds is killed.
     """
 
     def run(self) -> None:
-        """Facts, join, rates, collectives, health, end."""
+        """Write facts, join, and measure rates, collectives and health."""
         if self.local == 0:
             self.part("facts", lambda: self.write("facts", schema=SCHEMA, **node_facts()))
         if alone_s := self.settings.get("alone_s"):
@@ -207,14 +210,14 @@ class NodeCheck(HostProgram):
             self.part("collective", self.inside)
             self.part("pairs", lambda: self.pairs(self.settings.get("rounds", []), self.pair))
         if self.local == 0:
-            # After the load, because a throttled clock shows only then.
+            # After the load: only then does a throttled clock show.
             self.part("health", lambda: self.write("health", gpus=gpus()))
         self.write("end")
 
     def guarded(self, limit_s: float) -> None:
-        """The rates in a process of its own, so that a device that hangs it stops nobody.
+        """Measure the rates in a child process, so that a device that hangs blocks nothing else.
 
-        A fork, because nothing of torch is loaded yet; what it writes goes to the same file.
+        A fork is safe because torch is not imported yet; the child writes to the same file.
         """
         child = os.fork()
         if child == 0:
@@ -222,20 +225,20 @@ class NodeCheck(HostProgram):
                 self.open_device()
                 self.part("gemm", self.gemm)
                 self.part("memory", self.memory)
-            except BaseException as error:  # nothing may leave a fork but by _exit
+            except BaseException as error:  # a fork may only end by _exit
                 self.write("fault", part="gemm", reason=" ".join(str(error).split())[:300])
             os._exit(0)
         deadline = time.monotonic() + limit_s
         while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
             if time.monotonic() > deadline:
-                os.kill(child, signal.SIGKILL)  # a driver may hold it even then: nobody waits
+                os.kill(child, signal.SIGKILL)  # a driver may still hold it, so do not wait
                 raise TimeoutError(f"the device did not answer within {limit_s:.0f} s")
             time.sleep(LOOK_S)
         if code := os.waitstatus_to_exitcode(ended[1]):
             raise ChildProcessError(f"the process of the device was ended by signal {-code}")
 
     def rates(self) -> None:
-        """Matrix products and memory, so many nodes at once as asked."""
+        """Measure GEMMs and memory, on `at_once` nodes at the same time."""
         at_once = self.settings.get("at_once") or self.size
         num_nodes = self.size // self.ranks_per_node
         for first in range(0, num_nodes, at_once):
@@ -246,7 +249,7 @@ class NodeCheck(HostProgram):
                 self.barrier()
 
     def gemm(self) -> None:
-        """The sustained rate of one square product."""
+        """Measure the sustained rate of one square GEMM."""
         from paceline.trainer.programs.bandwidth import clock_of, median, scatter, sustained
         from paceline.trainer.programs.gemm import flops, product
 
@@ -256,7 +259,7 @@ class NodeCheck(HostProgram):
         self.write("rate", what="gemm", value=median(rates), **scatter(rates))
 
     def memory(self) -> None:
-        """The copy rate beyond the caches."""
+        """Measure the copy rate with data larger than the caches."""
         from paceline.trainer.programs.bandwidth import SIZES_BYTES, measure_copy
 
         short = self.kind == "cpu" and self.settings["seconds"] < 1
@@ -265,7 +268,7 @@ class NodeCheck(HostProgram):
         self.write("rate", what="memory", value=result.pop("bytes_per_s"), **result)
 
     def inside(self) -> None:
-        """All-reduce among the ranks of this node."""
+        """Measure all-reduce among the ranks of this node."""
         if self.ranks_per_node > 1:
             first = self.node * self.ranks_per_node
             result = self.measure(list(range(first, first + self.ranks_per_node)))
@@ -273,12 +276,12 @@ class NodeCheck(HostProgram):
         self.barrier()
 
     def pair(self, partner: int) -> None:
-        """All-reduce with the same rank of another node."""
+        """Measure all-reduce with the same rank of another node."""
         ranks = sorted(node * self.ranks_per_node + self.local for node in (self.node, partner))
         self.write("pair", partner=partner, **self.measure(ranks))
 
     def measure(self, ranks: list[int]) -> dict[str, Any]:
-        """All-reduce of the largest payload and of a small one, in a group of its own."""
+        """Return the all-reduce rates of the largest and of a small payload, in a new group."""
         from paceline.trainer.programs.allreduce import PAYLOADS_BYTES, measure
 
         small, _, large = PAYLOADS_BYTES[self.kind]

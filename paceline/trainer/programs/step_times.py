@@ -1,12 +1,12 @@
-"""Times a few training steps of each of many layouts.
+"""Time a few training steps of each of many layouts.
 
 Run as python -m paceline.trainer.programs.step_times '{"file": CASES.json}', once per rank.
 
-The file holds {"cases": [{"name", "settings", "steps"}]} with a trainer's settings each, all of one
-number of ranks. They follow each other in the same processes, by the trainer's own loop. Rank 0
-prints a JSON line a case: {"event": "steps", "name", "times_s": [...]}, a step's time being that of
-its slowest rank; the first steps, in which memory is touched and kernels are chosen, are among
-them.
+The file holds {"cases": [{"name", "settings", "steps"}]} with the trainer's settings of each case,
+all for one number of ranks. The cases run one after the other in the same processes, in the
+trainer's own loop. Rank 0 prints a JSON line per case: {"event": "steps", "name", "times_s":
+[...]}. A step's time is that of its slowest rank. The first steps, in which memory is touched and
+kernels are selected, are included.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from paceline.trainer.trainer import Trainer
 
 
 class StepTimer:
-    """Takes the trainer's events, and keeps how long its steps took."""
+    """Event log that keeps only the step times."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -48,7 +48,7 @@ class StepTimer:
 
 
 def main(settings: dict[str, str]) -> None:
-    """Train every case for its steps."""
+    """Train every case for its number of steps."""
     cases = json.loads(Path(settings["file"]).read_text(encoding="utf-8"))["cases"]
     first = parse_config(cases[0]["settings"])
     check_device(first.device)
@@ -63,7 +63,10 @@ def main(settings: dict[str, str]) -> None:
 
 
 def train_case(case: dict[str, Any], world: World) -> list[float]:
-    """Seconds of every step of one case on this rank; raises ConfigError for what cannot run."""
+    """Return the seconds of each step of a case on this rank.
+
+    Raises ConfigError if the case cannot run.
+    """
     config = parse_config(case["settings"])
     config = replace(config, training=replace(config.training, steps=case["steps"]))
     problems = config_problems(config, world.size)
@@ -96,7 +99,7 @@ def train_case(case: dict[str, Any], world: World) -> list[float]:
 
 
 def slowest(times_s: list[float], world: World) -> list[float]:
-    """Of every step, the time of the rank that took longest."""
+    """Return the time of the slowest rank for every step."""
     if world.size == 1:
         return times_s
     longest_s = torch.tensor(times_s, dtype=torch.float64, device=world.device)
@@ -105,7 +108,7 @@ def slowest(times_s: list[float], world: World) -> list[float]:
 
 
 def mesh_of(config: TrainerConfig, world: World) -> Mesh:
-    """The layout's mesh; layouts of the same sizes share one, because groups are never freed."""
+    """Return the layout's mesh; equal sizes share one mesh, because groups are never freed."""
     sizes = replace(
         config.layout,
         vp=1,
