@@ -61,10 +61,13 @@ class Prices(Value):
     """Prices of a device-hour and properties of its electricity."""
 
     per_device_hour: NonNegativeFloat | None = None
+    """Price of a device-hour, in any currency."""
     spot_per_device_hour: NonNegativeFloat | None = None
+    """Spot price of a device-hour, in the same currency."""
     pue: PositiveFloat = 1.0
     """Power usage effectiveness: energy of the site divided by that of the machines."""
     carbon_g_per_kwh: NonNegativeFloat | None = None
+    """Carbon intensity of the electricity in g CO2 per kWh."""
 
 
 class CheckpointPlan(Value):
@@ -73,9 +76,11 @@ class CheckpointPlan(Value):
     interval_s: float
     """The interval in seconds for which `goodput` and the cost are computed."""
     goodput: float
+    """Productive share of the time at that interval, 0-1."""
     young_interval_s: float
     """The interval with the highest goodput, to first order."""
     young_goodput: float
+    """Goodput at Young's interval, 0-1."""
 
 
 class TrainingCost(Value):
@@ -83,15 +88,21 @@ class TrainingCost(Value):
 
     total_tokens: float
     days: float
+    """Duration in days, including time lost to failures."""
     device_hours: float
+    """Devices times duration in hours."""
     goodput: float | None = None
+    """Productive share of the time, 0-1; None if no failures are assumed."""
     checkpoints: CheckpointPlan | None = None
     """None if no failures are assumed."""
     cost: float | None = None
+    """Price per device-hour times device-hours."""
     spot_cost: float | None = None
+    """Spot price per device-hour times device-hours."""
     energy_kwh: float | None = None
     """Upper bound: data-sheet power of all devices times duration times PUE."""
     carbon_kg: float | None = None
+    """Emissions in kg CO2, from the upper bound of the energy."""
 
 
 def training_cost(

@@ -32,11 +32,15 @@ class Provenance(Value):
     title: str
     """Description of the measurements to which the coefficients are fitted."""
     coefficients: Kind
+    """Coefficients of the time model."""
     peak: Kind
+    """Peak FLOP/s of the device."""
     memory_rate: Kind
+    """Memory bandwidth of the device."""
     links: Kind
     """Bandwidth inside a node."""
     network: Kind
+    """Bandwidth between nodes."""
     memory: Kind
     """Constants of the framework's memory use."""
 
@@ -75,8 +79,11 @@ class MemoryBytes(Value):
     """Memory of the most loaded device, in bytes."""
 
     allocated: float
+    """Peak of live tensors."""
     reserved: float
+    """Memory that the allocator took from the device."""
     device_used: float
+    """Memory in use on the device, including the driver context and collective buffers."""
     parts: dict[str, float]
     """Bytes by category; their sum is `device_used`."""
 
@@ -128,8 +135,11 @@ class Estimate(Value):
     to_target: bool = Field(False, exclude=True)
     """True if training ends at a quality target instead of a number of tokens."""
     flops_per_s_per_device: float
+    """Model FLOP/s per device by the FLOPs convention."""
     mfu: float | None
+    """Model FLOPs utilization; None without a data-sheet peak."""
     convention: str
+    """FLOPs convention of the recipe."""
     gemm_efficiency: float
     """Share of the dense peak that large GEMMs reach on this device."""
     memory_bytes: MemoryBytes

@@ -25,7 +25,9 @@ class Placement(Value):
     """Rates of one process while `ranks` processes run, each with its threads."""
 
     ranks: int
+    """Number of processes that run at the same time."""
     threads: int
+    """Threads per process."""
     flops_per_s: float
     """FLOP/s of large GEMMs."""
     memory_bytes_per_s: float
@@ -38,13 +40,19 @@ class CalibratedStep(Value):
     """Timed short training run."""
 
     recipe: str
+    """Name of the recipe."""
     layers: int
+    """Layers of the shortened model."""
     layout: str
+    """Description of the layout."""
     ranks: int
+    """Number of processes."""
     threads: int
+    """Threads per process."""
     measured_s: float
     """Median step time in seconds without the first steps, each step on its slowest rank."""
     n: int
+    """Number of measured steps."""
     spread: float
     """1.4826 x MAD / median."""
     predicted_s: float
@@ -59,27 +67,36 @@ class About(Value):
     """Name of the device as the machine reports it."""
     kind: Literal["cpu", "cuda"]
     catalog_device: str
+    """Name of the device in the catalog."""
     dtype: Dtype
+    """Compute dtype of probes and steps."""
     host: str
+    """Host name of the machine."""
     date: str
     """Date and time in UTC, ISO 8601."""
     torch: str
+    """PyTorch version."""
     cores: int
+    """Usable CPU cores."""
     memory_bytes: float
+    """Memory of the machine in bytes."""
 
 
 class Calibration(About):
     """Calibration of one device of one machine in one dtype."""
 
     placements: tuple[Placement, ...]
+    """Rates for each measured number of processes."""
     probes: int
     """Number of probe observations in addition to the steps."""
     steps: tuple[CalibratedStep, ...]
+    """Timed short training runs."""
     undetermined: tuple[str, ...]
     """Coefficients that this calibration did not determine."""
     alike: tuple[tuple[str, str], ...]
     """Pairs of coefficients of which only the combined effect is determined."""
     evidence: Evidence
+    """Coefficients fitted to the probes and steps."""
 
     def labelled_evidence(self) -> Evidence:
         """Return the coefficients with a title that states where they were measured."""

@@ -28,8 +28,11 @@ class Evidence(Value):
     title: str
     """Description of the measurements."""
     rows: int
+    """Number of measured steps in the fit."""
     sources: int
+    """Number of sources of these steps."""
     medians: dict[str, PositiveFloat]
+    """Posterior median of each coefficient by name (model/coefficients.py)."""
     covariance: dict[str, dict[str, float]]
     """Covariance of the coefficients' logarithms; missing pairs are 0."""
     residual_sd: Annotated[dict[str, NonNegativeFloat], Field(min_length=1)]
@@ -44,6 +47,7 @@ class Evidence(Value):
     own_rows: int = 0
     """Number of rows measured on the calibrated machine."""
     provenance: EvidenceKind = "public prior"
+    """Origin of the coefficients."""
 
     @field_validator("covariance")
     @classmethod

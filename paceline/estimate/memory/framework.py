@@ -36,6 +36,7 @@ class Framework:
     weight: float
     """Bytes of a trained parameter: 2 for 16-bit weights with fp32 masters, else 4."""
     gradient: float
+    """Bytes of a gradient per trained parameter."""
     master: float
     """Bytes of a parameter's fp32 master copy in the optimizer, 0 if the weights are fp32."""
     shards_weights_at: float = 3

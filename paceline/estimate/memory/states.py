@@ -130,6 +130,7 @@ class _Counts:
     blocks: Floats
     """Parameters of blocks without experts."""
     experts: Floats
+    """Parameters of experts."""
     ends: Floats
     """Parameters of embedding, last norm and head."""
     trained: Floats
