@@ -26,8 +26,7 @@ manifest.
 AssetName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,59}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 HexDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-"""SHA-256 in hexadecimal digits only, because scripts that verify copies on nodes contain digests.
-"""
+"""Hexadecimal digits of a SHA-256. Scripts that verify copies on nodes contain such digests."""
 Md5 = Annotated[str, StringConstraints(pattern=r"^md5:[0-9a-f]{32}$")]
 UNSTAGED_FOLDERS = frozenset({".git", "__pycache__"})
 """Folders that programs change as they run. They are never part of an asset."""

@@ -16,8 +16,7 @@ from paceline.core.value import BlockCount, PositiveInt, Value
 TIME_WIDTH = 256
 """Number of sines and cosines that encode the time before its first layer."""
 DOUBLE_CHUNKS, SINGLE_CHUNKS, FINAL_CHUNKS = 6, 3, 2
-"""Number of vectors that modulate one stream of a double block, a single block, and the last layer.
-"""
+"""Vectors that modulate one stream of a double block, a single block, and the last layer."""
 
 
 class MMDiTShape(Value):

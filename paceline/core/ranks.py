@@ -26,8 +26,7 @@ NAMED_CHANCE = 0.01
 """Probability below which a rank is not the busiest this often by chance among equal ranks."""
 
 BLOCK_STEPS = 5
-"""Steps per block. Neighboring steps are correlated, so blocks are counted instead of single steps.
-"""
+"""Steps per block. Neighboring steps are correlated, so blocks are counted, not single steps."""
 
 ONE_STAGE: Mapping[int, int] = {}
 """Default stages: all ranks are on the first pipeline stage."""

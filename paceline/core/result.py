@@ -25,7 +25,7 @@ way."""
 
 LONG_WARMUP_STEPS = 10
 LONG_WARMUP_SHARE = 0.25
-"""Minimum length of a long warm-up, as a share of the steps. A long warm-up leads to a warning."""
+"""Minimum length of a long warm-up, in steps and as a share of all. It leads to a warning."""
 
 
 class LevelShift(Value):
@@ -225,8 +225,7 @@ class Straggler(Value):
     share_of_steps: float
     """Share of steps in the window in which the rank was the busiest of its stage."""
     named: bool
-    """True if the excess is above 1% and not explained by chance. Only then is the rank reported.
-    """
+    """True if the excess is above 1% and beyond chance. Only then is the rank reported."""
 
 
 class ReferenceComparison(Value):

@@ -21,8 +21,7 @@ LONG_WORD = 12
 _OPENS = re.compile(
     r"(?<!PER_)(?:TOKEN|KEY|SECRET|PASS(?:W(?:OR)?D|PHRASE)?|JWT|COOKIE|_PWD|_PAT)$", re.IGNORECASE
 )
-"""Names of variables whose secret may be a number. MAX_TOKENS, for example, holds an ordinary one.
-"""
+"""Names of variables whose secret may be a number. The number in MAX_TOKENS is ordinary."""
 _PLAIN_VALUE = re.compile(r"true|false|none|yes|no|on|off|default|auto|[/~.].*", re.IGNORECASE)
 """Harmless values of variables such as TOKENIZERS_PARALLELISM and SSH_AUTH_SOCK."""
 
@@ -149,9 +148,8 @@ def _values(environment: frozenset[tuple[str, str]]) -> tuple[tuple[str, re.Patt
 
 def _without_forms(text: str) -> str:
     lower = text.lower()
-    if len(lower) != len(
-        text
-    ):  # Lower case of a few letters is two characters, which would shift all later positions.
+    # A few letters have a lower case of two characters, which would shift all later positions.
+    if len(lower) != len(text):
         lower = "".join(letter if len(letter.lower()) != 1 else letter.lower() for letter in text)
     spans: list[tuple[int, int]] = []
     # A format does not match again inside its own match, but another one may:

@@ -16,8 +16,7 @@ SHORTEST_BLOCK = 5
 instead of single steps."""
 
 FEWEST_BLOCKS = 4
-"""Minimum number of blocks per series. A series with shorter blocks than allowed has no interval.
-"""
+"""Minimum number of blocks per series. If they become too short, there is no interval."""
 BOOTSTRAP_RESAMPLES = 1000
 MAX_RESAMPLED = 5000
 """Maximum number of resampled steps. Longer series use order statistics, which cost one sort."""

@@ -252,8 +252,7 @@ class Data(Value):
     """File of `text`, `jsonl` and `tokens`; prefix of the .bin and .idx of `indexed`; index of
     `latents`; folder of the shards of `webdataset`."""
     blend: tuple[tuple[str, PositiveFloat], ...] = ()
-    """Several indexed data sets with weights, instead of `path`: `[[pile-0, 0.7], [pile-1, 0.3]]`.
-    """
+    """Indexed data sets with weights, instead of `path`: `[[pile-0, 0.7], [pile-1, 0.3]]`."""
     tokenizer: str | None = None
     """A tokenizer.json, or its folder, for `text` and `jsonl`. Unset reads bytes."""
     token_dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"

@@ -22,7 +22,7 @@ class FieldMark(Enum):
     """Purpose of a field, declared with its type: `Annotated[str, FieldMark.LABEL]`."""
 
     LABEL = "label"
-    """The field states how a run is called, where it runs or how it is monitored, not what runs."""
+    """The field states a run's name, where it runs or how it is monitored, not what runs."""
     TRAINED = "trained"
     """The field states what is trained, which is unknown for a command without a recipe."""
 

@@ -24,13 +24,11 @@ from paceline.core.steps import FloatColumn, IntColumn, Steps
 
 RUN_LENGTH = 5
 RUN_WITHIN = 4
-"""Number of steps out of RUN_LENGTH that must be inside the band at the start of the steady window.
-"""
+"""Steps out of RUN_LENGTH that must be inside the band at the start of the steady window."""
 MIN_STEADY = 5
 """Minimum number of steps. A window with fewer is called short."""
 MIN_RELATIVE_HALF_WIDTH = 0.001
-"""Minimum half-width of the band, relative to its center. Clocks and printed times are not finer.
-"""
+"""Minimum half-width of the band relative to its center. Clocks and logs are not finer."""
 FASTER_STEPS = 3
 """Number of excluded steps below the band from which on they count as another level, not as
 warm-up."""

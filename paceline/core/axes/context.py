@@ -1,5 +1,4 @@
-"""Context parallelism: each rank holds a part of every sequence, and attention exchanges keys and
-values.
+"""Context parallelism: a rank holds a part of every sequence; attention exchanges keys and values.
 
 Exchange methods: all-gather (Grattafiori et al., arXiv:2407.21783), all-to-all (Jacobs et al.,
 arXiv:2309.14509) and ring (Liu et al., arXiv:2310.01889).

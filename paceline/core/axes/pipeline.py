@@ -79,7 +79,7 @@ VIRTUAL_RULES: tuple[Rule, ...] = (
 
 
 def whole_stages(x: ParallelRun) -> str | None:
-    """pp x vp divides a decoder's layers, or these + 2, or these + 2 + those for further tokens."""
+    """pp x vp divides a decoder's layers, layers + 2, or layers + 2 + `mtp_layers`."""
     if x.shape.kind != "decoder":
         return None
     try:
@@ -103,7 +103,7 @@ def whole_stages(x: ParallelRun) -> str | None:
 
 
 def whole_rounds(x: ParallelRun) -> str | None:
-    """interleaved and zero-bubble: the rounds, micro-batches // pp, divide the micro-batches."""
+    """With interleaved or zero-bubble, rounds (micro-batches // pp) divide the micro-batches."""
     schedule, num = x.layout.effective_schedule, x.num_microbatches
     rounds = max(1, num // x.layout.pp)
     if x.layout.pp == 1 or schedule not in ("interleaved", "zero-bubble") or num % rounds == 0:

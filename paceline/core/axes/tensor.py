@@ -89,12 +89,12 @@ def whole_vocabulary(x: ParallelRun) -> str | None:
 
 
 def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
-    """Yield the traffic of both parallel regions of a block, forward and backward: 4 b T h per
-    block.
+    """Yield the traffic of both parallel regions of a block: 4 b T h per block.
 
-    The collectives are all-reduces, or all-gathers and reduce-scatters around a sequence-parallel
-    part. A recomputed block enters its regions again. It also leaves them again if a later
-    operation of the block needs the output.
+    Each region is entered and left once in the forward and once in the backward pass. The
+    collectives are all-reduces, or all-gathers and reduce-scatters around a sequence-parallel part.
+    A recomputed block enters its regions again. It also leaves them again if a later operation of
+    the block needs the output.
     """
     layout, shape, e, w = x.layout, decoder(x), x.compute_bytes, x.wide_bytes
     if layout.tp == 1:
