@@ -21,7 +21,7 @@ from paceline.trainer.side_outputs import MlperfConfig, ProfileConfig
 
 SCHEMA = 2
 MESH_AXES = ("pp", "dp", "cp", "tp")
-"""Axes that ranks are spread over, the outermost first: ranks of the last one are neighbours."""
+"""Axes that ranks are spread over, the outermost first: ranks of the last one are neighbors."""
 NARROW = ("fp8", "mxfp8", "nvfp4")
 """Formats of GEMMs only."""
 LATENT_FILES = ("latents", "webdataset")
@@ -134,7 +134,7 @@ class DataConfig:
     document_mask: bool = False
     """Restrict attention in packed windows to the token's own document."""
     blend: tuple[tuple[str, float], ...] = ()
-    """(path, weight) of indexed data sets to mix, in place of `path`."""
+    """(path, weight) of indexed datasets to mix, in place of `path`."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class ModelConfig:
     norm_zero_centered: bool = False
     """True if norms multiply by 1 + weight."""
     qk_norm: bool = False
-    """True if every query and key head is normalised."""
+    """True if every query and key head is normalized."""
     rope_local_theta: float | None = None
     """RoPE base in layers with a window, with unscaled positions; None for `rope_theta`."""
     rope_scaling_factor: float = 1.0

@@ -64,7 +64,7 @@ def clip_factor(norm: Tensor, max_norm: float) -> Tensor | float:
         return 1.0
     if not norm.is_cuda:
         return min(1.0, max_norm / (norm.item() + 1e-6))
-    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # on the device, without synchronising
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # on the device, without synchronizing
 
 
 def scale_gradients(gradients: list[Tensor], factor: Tensor | float) -> None:

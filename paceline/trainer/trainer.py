@@ -208,14 +208,14 @@ class Trainer:
             assert batch.counted == batch.targets.numel(), "the corpus must set `masked`"
             return batch.counted
         if mesh.data.size == 1:
-            return max(float(batch.counted), 1.0)  # avoids synchronising with the device
+            return max(float(batch.counted), 1.0)  # avoids synchronizing with the device
         count = torch.tensor(batch.counted, dtype=torch.float64, device=self.world.device)
         total = all_reduce(all_reduce(count, mesh.shard), mesh.replicate)
         return max(total.item(), 1.0) / mesh.data.size
 
     def _update(self, norm: Tensor, loss_scale: float) -> tuple[Tensor, bool]:
         """Clip and apply the gradients; return (their norm, whether fp16 overflow skipped them)."""
-        # Only fp16 synchronises with the device here, to decide whether to skip the step.
+        # Only fp16 synchronizes with the device here, to decide whether to skip the step.
         accepted = self.scaler is None or self.scaler.accept(norm.item())
         norm = norm / loss_scale
         if accepted:

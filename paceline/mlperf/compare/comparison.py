@@ -175,7 +175,7 @@ class ComparedScore(Value):
     global_batch: int | None
     mean_samples_to_target: float | None
     samples_per_s: float | None
-    """Samples/s over the whole run, defined as for published results in `beside`."""
+    """Samples/s over the whole run, defined as for a `PublishedPeer`."""
     model_flops_per_s_per_device: float | None
     convention: str | None
     beside: tuple[PublishedPeer, ...] = ()

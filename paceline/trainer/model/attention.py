@@ -257,7 +257,7 @@ def partial_attention_backward(
 
 def merge_partial_attention(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """Add another part to `out` (B, Tq, N, D) and `lse` (B, N, Tq), in place."""
-    # Each part's output is normalised by its own sum, so both are rescaled to the common one.
+    # Each part's output is normalized by its own sum, so both are rescaled to the common one.
     total = torch.logaddexp(lse, part_lse)  # (B, N, Tq)
     weight, part_weight = (  # (B, Tq, N, 1) each
         torch.exp(x - total).transpose(1, 2).unsqueeze(-1).to(out.dtype) for x in (lse, part_lse)

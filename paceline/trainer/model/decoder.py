@@ -150,7 +150,7 @@ class FeedForward(nn.Module):
 class DecoderBlock(nn.Module):
     """Attention and MLP with their residual connections.
 
-    `norm_position`: `pre` normalises the inputs of attention and MLP, `post` the residual sums,
+    `norm_position`: `pre` normalizes the inputs of attention and MLP, `post` the residual sums,
     and `both` the inputs and the outputs.
     """
 
@@ -312,7 +312,7 @@ class Decoder(Network):
         return table
 
     def init_parameter(self, name: str, whole: Tensor, generator: torch.Generator) -> None:
-        """Initialise a whole parameter; the weight of a zero-centered norm is 0."""
+        """Initialize a whole parameter; the weight of a zero-centered norm is 0."""
         super().init_parameter(name, whole, generator)
         if self.model.norm_zero_centered and name.endswith("norm.weight"):
             whole.zero_()

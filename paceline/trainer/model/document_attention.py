@@ -2,7 +2,7 @@
 
 Shapes: B sequences of T tokens, N query heads in groups over K key/value heads of width D.
 `documents` holds (B, n + 1) integers: the bounds of each sequence's documents from 0 to T. Equal
-neighbours mark empty documents (see data/document_bounds.py).
+neighbors mark empty documents (see data/document_bounds.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def document_attention(
     """Attend within documents from (B, T, N, D) queries to (B, T, K, D) keys.
 
     `dropout` and `window` are those of `causal_attention`. Document lengths are never read back
-    from a GPU, because that would synchronise it with the CPU. Where the variable-length kernel is
+    from a GPU, because that would synchronize it with the CPU. Where the variable-length kernel is
     unavailable (fp32, dropout, an old PyTorch), a GPU computes all T x T pairs with a mask.
     """
     return COMPILABLE["attention"](q, k, v, documents, dropout, window)

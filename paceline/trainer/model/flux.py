@@ -58,7 +58,7 @@ class HeadNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise (B, t, N, D)."""
+        """Normalize (B, t, N, D)."""
         weight = local(self.weight).to(x.dtype)
         return functional.rms_norm(x, weight.shape, weight, EPS)
 
@@ -238,7 +238,7 @@ class MMDiT(Network):
         self.frequencies = torch.exp(-math.log(TIME_PERIOD) * exponents).to(device, self.acc_dtype)
 
     def init_parameter(self, name: str, whole: Tensor, generator: torch.Generator) -> None:
-        """Initialise a whole parameter.
+        """Initialize a whole parameter.
 
         Modulation and the last layer are 0, so that every block starts as the identity. Embedders
         are N(0, 0.02^2), other matrices uniform in +-sqrt(6 / (in + out)) (Glorot and Bengio).

@@ -221,7 +221,7 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.empty(width)) if model.norm == "layernorm" else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise (..., H)."""
+        """Normalize (..., H)."""
         weight = local(self.weight)
         weight = (1 + weight if self.zero_centered else weight).to(x.dtype)
         if self.bias is None:

@@ -1,4 +1,4 @@
-"""Cross-entropy of a language model's head without materialising all logits."""
+"""Cross-entropy of a language model's head without materializing all logits."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         grad_hidden, grad_weight = ctx.saved_tensors
-        # Reading the factor costs nothing on a CPU but would synchronise a GPU.
+        # Reading the factor costs nothing on a CPU but would synchronize a GPU.
         if grad_output.device.type != "cpu" or grad_output.item() != 1:
             grad_hidden = grad_hidden * grad_output.to(grad_hidden.dtype)
             if grad_weight is not None:

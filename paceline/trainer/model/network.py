@@ -48,7 +48,7 @@ class Network(nn.Module):
         """Compute the tables of this rank's positions, if any, once before training."""
 
     def init_parameter(self, name: str, whole: Tensor, generator: torch.Generator) -> None:
-        """Initialise a whole parameter: matrices from N(0, 0.02^2), norm weights 1, biases 0.
+        """Initialize a whole parameter: matrices from N(0, 0.02^2), norm weights 1, biases 0.
 
         A LoRA adapter starts without effect: A is uniform in +-1/sqrt(in), B is 0.
         """
@@ -86,7 +86,7 @@ def derive_seed(seed: int, part: int) -> int:
 
 @torch.no_grad()
 def init_weights(model: Network, shapes: dict[str, torch.Size], seed: int, mesh: Mesh) -> None:
-    """Initialise all parameters with the model's `init_parameter`, and compute its tables.
+    """Initialize all parameters with the model's `init_parameter`, and compute its tables.
 
     `shapes` are those of the whole parameters. Each parameter is created whole for a moment, so
     that a rank's shard equals the same part of a single process's matrix.

@@ -1,4 +1,4 @@
-"""Build the part of the model that a rank holds, parallelised by the layout."""
+"""Build the part of the model that a rank holds, parallelized by the layout."""
 
 from __future__ import annotations
 
