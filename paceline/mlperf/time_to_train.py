@@ -44,8 +44,10 @@ class TimeToTrain(Value):
     samples_stdev: float
     """Standard deviation of the samples over the reference's runs."""
     reference_batches: tuple[int, ...]
+    """Batch sizes of the references used."""
     num_evaluations: int
     evaluation_s: float
+    """Estimated time of one evaluation in seconds."""
     label: str = LABEL
 
 

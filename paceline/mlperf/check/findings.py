@@ -17,6 +17,7 @@ class CheckFinding(Value):
     """One violation of the rules."""
 
     key: str | None = None
+    """Key of the result line, if the finding is about one."""
     line: int | None = None
     """Line in the unpacked log, counted from 1; None if no line is at fault."""
     message: str
@@ -30,6 +31,7 @@ class CheckedFile(Value):
     status: FileStatus
     """Outcome for this file; `broken` means that the checker gave no complete answer."""
     reason: str | None = None
+    """Reason if the file could not be read or fully checked."""
     findings: tuple[CheckFinding, ...] = ()
     warnings: tuple[CheckFinding, ...] = ()
 
@@ -42,6 +44,7 @@ class Check(Value):
     ruleset: str
     ruleset_from: RulesetOrigin
     checker: str
+    """Name and version of the official checker."""
     official: Literal[False] = False
     label: str = UNOFFICIAL
     status: CheckStatus

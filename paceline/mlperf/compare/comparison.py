@@ -62,7 +62,9 @@ class ScalingStep(Value):
     samples: float
     """Mean samples to the target, over the runs that converged."""
     speedup: float
+    """Run time of the base / run time of this set."""
     efficiency: float
+    """Speedup x accelerators of the base / accelerators of this set."""
     samples_factor: float
     """Samples to the target at the base / in this set; below 1 if the larger batch needs more."""
     throughput_factor: float
@@ -177,8 +179,11 @@ class ComparedScore(Value):
     samples_per_s: float | None
     """Samples/s over the whole run, defined as for a `PublishedPeer`."""
     model_flops_per_s_per_device: float | None
+    """Model FLOP/s per accelerator, evaluations included."""
     convention: str | None
+    """Convention by which the model FLOPs are counted."""
     beside: tuple[PublishedPeer, ...] = ()
+    """Published results on the same number and kind of accelerators."""
 
 
 class PublishedScaling(Value):
@@ -200,12 +205,15 @@ class ScoreComparison(Value):
     official: Literal[False] = False
     label: str = UNOFFICIAL
     own: tuple[ComparedScore, ...]
+    """The user's scores."""
     published: tuple[PublishedScore, ...]
     """All known results of the benchmark in the round and division."""
     scaling: tuple[ScalingStep, ...]
     """Scores compared with the one on the fewest accelerators; empty below two sizes."""
     published_scaling: tuple[PublishedScaling, ...]
+    """Strong scaling of published results on the accelerators of the scores."""
     notes: tuple[str, ...] = ()
+    """Scores that could not be compared, and why."""
 
 
 def compare(

@@ -47,6 +47,7 @@ class PublishedScore(Value):
     max_minutes: PositiveFloat | None = None
     olympic_mean_minutes: PositiveFloat | None = None
     rcp_scaling_factor: PositiveFloat | None = None
+    """Factor of the convergence test that is included in the score."""
     score_minutes: PositiveFloat
     global_batch_size: PositiveInt | None = None
     mean_samples_to_target: PositiveFloat | None = None

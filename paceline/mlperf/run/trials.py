@@ -53,10 +53,13 @@ class TrialState(Value):
     file: str | None = None
     """Name of its log in the series folder."""
     minutes: float | None = None
+    """Run time, run_stop - run_start; None if the run has no such result."""
     samples_to_target: int | None = None
+    """Samples at the evaluation that reached the target."""
     last_loss: float | None = None
     """Loss at the last evaluation."""
     samples_per_s: float | None = None
+    """Measured samples/s of steady steps."""
 
 
 class TrialSeries(Value):
@@ -73,12 +76,16 @@ class TrialSeries(Value):
     key: str
     """Key of the configuration, independent of the seed."""
     synthetic: bool = False
+    """True for random samples, which measure speed only."""
     data_digest: str | None = None
     """Digest of a tiny variant's data; None for official benchmarks."""
     first_seed: NonNegativeInt
     wanted: PositiveInt
+    """Number of requested trials."""
     trial_limit_s: PositiveFloat | None = None
+    """Maximum time of a trial in seconds; None for no limit."""
     drop_caches: bool = False
+    """True if the kernel's file caches are dropped before every trial."""
     controller: Controller | None = None
     """Process that is running the series now."""
     trials: tuple[TrialState, ...] = ()

@@ -37,11 +37,15 @@ class Convergence(Value):
     reference_batches: tuple[int, ...]
     """Batch sizes of the references used for the comparison."""
     reference_samples: float | None = None
+    """Samples that the reference needs at this batch."""
     reference_stdev: float | None = None
+    """Standard deviation of the samples over the reference's runs."""
     least_samples: float | None = None
     """Smallest mean that chance explains at the 5% level."""
     samples: float | None = None
+    """Samples that the runs needed."""
     scaling_factor: float | None = None
+    """Factor of the score, max(1, reference samples / samples); None unless the test passed."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +232,7 @@ class MeasuredSpeed(Value):
     relative_spread: float
     """Relative spread of the step times: 1.4826 x MAD / median."""
     num_steps: int
+    """Number of measured steps."""
     evaluation_s: float
     """Time of one evaluation over all of its samples, in seconds."""
 
@@ -238,12 +243,14 @@ class ExpectedTime(Value):
     minutes: float
     low_minutes: float
     high_minutes: float
-    """Upper bound: 90% of single runs are between low and high if the reference's samples hold."""
     coverage: float = COVERAGE
+    """Fraction of single runs between low and high, if the reference's samples hold."""
     samples: float
     """Samples to the target, from the reference at this batch."""
     samples_stdev: float
+    """Standard deviation of the samples over the reference's runs."""
     reference_batches: tuple[int, ...]
+    """Batch sizes of the references used."""
     num_evaluations: int
     speed: MeasuredSpeed
 
@@ -251,7 +258,7 @@ class ExpectedTime(Value):
 def num_evaluations(
     reference: ConvergenceReference, every_samples: int, skip_first: int = 0
 ) -> int:
-    """Return the number of evaluations up to the reference's samples.
+    """Return the number of evaluations up to the reference's samples, at least 1.
 
     There is one after every `every_samples` samples, rounded up to whole steps, except the first
     `skip_first`.

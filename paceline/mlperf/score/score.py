@@ -29,12 +29,16 @@ class ScoredRun(Value):
     part: Literal["counted", "fastest", "slowest", "outside"] = "outside"
     """Use of the run in the score; the fastest and the slowest of its window are dropped."""
     minutes: float | None = None
+    """Run time, run_stop - run_start."""
     samples_to_target: int | None = None
     initialisation_minutes: float | None = None
+    """Initialization time before run_start, which is not timed."""
     median_samples_per_s: float | None = None
+    """Median samples/s during training, evaluations excluded."""
     global_batch: int | None = None
     seeds: tuple[int, ...] = ()
     started_ms: float | None = None
+    """Time of run_start, else of init_start, in ms since 1970."""
     energy: Energy | None = None
     """Energy from run_start to run_stop, if telemetry is next to the log."""
 
@@ -44,9 +48,11 @@ class ScoreWindow(Value):
 
     files: tuple[str, ...]
     failed: int
+    """Number of runs that did not converge."""
     olympic_mean_minutes: float | None
     """Olympic mean of the run times; None (infinite) if more runs failed than may be dropped."""
     chosen: bool = False
+    """True for the window that is scored."""
 
 
 class Score(Value):
@@ -65,11 +71,16 @@ class Score(Value):
     reason: str | None = None
     runs: tuple[ScoredRun, ...]
     runs_required: int
+    """Number of runs that the rules require for this benchmark."""
     windows: tuple[ScoreWindow, ...] = ()
     olympic_mean_minutes: float | None = None
+    """Mean run time without the fastest and the slowest run."""
     rcp: Convergence | None = None
+    """Result of the test against reference convergence points."""
     scaling_factor: float | None = None
+    """Factor of the convergence test, 1 or larger."""
     score_minutes: float | None = None
+    """Score: olympic mean of the run times x scaling factor."""
     mean_samples_to_target: float | None = None
     """Mean over all runs that converged; the convergence test uses its own olympic mean."""
     median_samples_per_s: float | None = None
@@ -79,10 +90,12 @@ class Score(Value):
     num_devices: int | None = None
     device: str | None = None
     model_flops_per_s_per_device: float | None = None
+    """Model FLOP/s per device, evaluations included."""
     model_flops_reason: str | None = None
     """Reason why the model FLOP/s are unknown."""
     flops_per_sample: float | None = None
     convention: str | None = None
+    """Convention by which the model FLOPs are counted."""
     mean_energy_j: float | None = None
     """Mean energy to the target of the counted runs; each run's `energy` lists its parts."""
     warnings: tuple[str, ...] = ()
