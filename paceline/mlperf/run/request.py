@@ -273,7 +273,7 @@ def _never_again(plan: Plan) -> Plan:
 def _variant(request: SeriesRequest, benchmark: Benchmark) -> TrialVariant:
     """Return the variant that trials run with the user's settings.
 
-    Raises UserError if the machine has too little memory, before data is checked.
+    Raises UserError if no variant fits the machine, before data is checked.
     """
     # Random samples have no mask.
     overrides = [text for text in request.run.overrides if MASK not in text]
