@@ -107,10 +107,10 @@ def test_steps_of_a_page_are_found_with_their_output():
 FOREIGN_OPTIONS = frozenset(
     """
     --data_split --embed-layernorm --exclude --gres --help --install-completion --profiling
-    --rampup-batch-size
+    --rampup-batch-size --version
     """.split()  # noqa: SIM905
 )
-"""Options of other programs, and those that every command has."""
+"""Options of other programs, of `paceline` itself, and those that every command has."""
 
 
 def test_every_option_in_the_text_exists():
