@@ -27,7 +27,7 @@ SLOW = Fault("node-003", 0.5)
 GOOD = Trial(SLOW, {"node-003": 2.0}, {}, ("node-003",), ("node-003",), (), 1.0)
 
 
-FOUND = re.compile(r"in 9 of 10 cases: a node ([\d.]+) % slower")
+FOUND = re.compile(r"in 9 of 10 cases: a node ([\d.]+)% slower")
 
 
 def is_hidden(trial: Trial) -> bool:
