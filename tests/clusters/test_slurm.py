@@ -364,8 +364,9 @@ def test_a_job_outlives_its_killed_controller_and_is_found_again(bed: Bed, tmp_p
     controller.wait()
     folder = next(tmp_path.glob("*/run.json")).parent
     alone = outcome.evaluate(folder).result
-    assert alone.status == "incomplete" and f"Slurm job {job_number(bed)} may go on" in str(
-        alone.reason
+    assert (
+        alone.status == "incomplete"
+        and f"Slurm job {job_number(bed)} may still be running" in str(alone.reason)
     )
     wait_until(lambda: outcome.evaluate(folder).result.status == "ok", "the end of the job", 120)
     assert outcome.evaluate(folder).result.steps_done == 150
