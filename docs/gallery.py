@@ -66,10 +66,10 @@ PICTURES = (
         "Two sides compared",
         "Three repeats of a real training, and three with full activation checkpointing: slower.",
         (
-            f"run tiny-gpt {BATCHES} --devices 1 --set steps=30 --repeat 3 --tag before",
+            f"run tiny-gpt {BATCHES} --devices 1 --set steps=30 --repeat 3 --tag plain",
             f"run tiny-gpt {BATCHES} --devices 1 --set steps=30 --repeat 3 "
-            "--set layout.recompute=full --tag after",
-            "compare before after --allow recompute --html compare.html",
+            "--set layout.recompute=full --tag checkpointed",
+            "compare plain checkpointed --allow recompute --html compare.html",
         ),
         "compare.html",
     ),
