@@ -15,7 +15,7 @@ from paceline.staging.credentials import shown
 
 _WHOLE = re.compile(r"[0-9a-f]{40}")
 _ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "LC_ALL": "C"}
-"""Environment without password prompts, which would wait forever."""
+"""Environment in which git fails instead of waiting for a log-in."""
 _REFUSED = re.compile(
     r"Authentication failed|could not read Username|HTTP 40[13]|error: 40[13]|Permission denied"
 )
