@@ -60,7 +60,7 @@ IRREGULAR = frozenset(
     written
     """.split()  # noqa: SIM905
 )
-"""Words that do not say what a variable holds, beside regular participles in -ed."""
+"""Words that do not say what a variable holds, in addition to regular participles in -ed."""
 
 STANDARD = frozenset(
     """

@@ -275,7 +275,7 @@ def test_runs_that_are_too_short_for_a_figure_say_so_and_still_do_when_read_agai
 ):
     monkeypatch.setattr("tests.scaling.fleet.NUM_STEPS", 3)
     going = run(tmp_path, made(tmp_path, campaign_request("node-[1-2]", "1")))
-    assert going.halted and "are needed" in going.halted
+    assert going.halted and "3 steady steps; at least 5 are needed" in going.halted
     again = known_trials(tmp_path, going.campaign)
     assert again == going.trials
     assert {trial.status for trial in again.values()} == {"incomplete"}
