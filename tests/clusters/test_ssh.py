@@ -189,7 +189,7 @@ def test_a_time_limit_ends_ranks_that_hang_and_nothing_that_is_not_the_jobs(
         run = start(make_job(ssh_hosts, ssh_hosts.names[:2], timeout_s=0.1), tmp_path)
         follow_until(run, running(run, tmp_path))
         ssh_hosts.hosts["node-002"].call("pkill", "-STOP", "-f", "rank.py")
-        assert run.timed_out
+        wait_until(lambda: run.timed_out, "the time limit")
         run.stop()
         assert len(ranks_on(ssh_hosts, "node-001")) == 1
         assert other.poll() is None

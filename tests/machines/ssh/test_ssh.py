@@ -187,7 +187,7 @@ def test_time_in_which_the_controller_stood_still_is_nobodys_silence(
 def test_stop_ends_everything_and_may_be_called_again(tmp_path: Path):
     run = start(tmp_path / "run", "a", "b", seconds=100, timeout_s=0.01)
     wait_for_ranks(run, tmp_path / "run")
-    assert run.timed_out
+    wait_until(lambda: run.timed_out, "the time limit")
     assert run.stop() == 143
     assert (run.stop(), run.poll()) == (143, 143)
     run.sweep()

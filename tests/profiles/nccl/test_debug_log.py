@@ -164,7 +164,7 @@ def test_a_compressed_log_that_was_cut_short_says_so(tmp_path: Path) -> None:
 def test_a_log_without_calls_names_no_rank(tmp_path: Path) -> None:
     (path := tmp_path / "nccl.log").write_bytes(b"a:1:1 [0] NCCL INFO Using network Socket\n")
     document = profile_document(read_file(path), "nccl.log")
-    assert document.setup[0] == "no rank is known"
+    assert document.setup[0] == "no rank known"
     assert any("NCCL_DEBUG_SUBSYS must include COLL" in note for note in document.notes)
 
 

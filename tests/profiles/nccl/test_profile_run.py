@@ -16,7 +16,7 @@ def test_bytes_of_a_step_stand_beside_what_the_layout_asks_for(tmp_path: Path) -
     tool = ["--tool", "nccl"]
     answer = paceline("profile", "tiny-llama", *tool, *changes, *asked, runs=tmp_path)
     assert answer.returncode == 0, answer.stderr
-    assert "Exchanged by a rank per step (trainer counters, 1 rank)" in answer.stdout
+    assert "Communication per rank per step (trainer counters, 1 rank)" in answer.stdout
 
     (file,) = tmp_path.glob("*/profile.json")
     profile = json.loads(file.read_text())
