@@ -85,11 +85,11 @@ class Cell:
 
     def rounding_interval(self) -> Interval:
         """Return the values in base units that round to the printed figure."""
-        return self.printed.rounded().times(self.unit)
+        return self.printed.rounding_interval().times(self.unit)
 
     def truncation_interval(self) -> Interval:
         """Return the values in base units that truncate to the printed figure."""
-        return self.printed.cut().times(self.unit)
+        return self.printed.truncation_interval().times(self.unit)
 
 
 @dataclass(frozen=True)

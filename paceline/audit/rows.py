@@ -30,7 +30,7 @@ from paceline.core.shape import (
     matrices_per_token,
     num_parameters,
 )
-from paceline.core.units import count, counted
+from paceline.core.units import count, pluralize
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
 from paceline.files.references import UNIT_SIZES, Row
@@ -202,7 +202,7 @@ def _other_bases(row: Row, rows: Sequence[Row], inputs: Inputs) -> Iterator[tupl
         if base and num not in (row.base_num_devices, row.num_devices):
             words = (
                 f"is true against {base.id}, "
-                f"{counted(num, 'device')}, not against {row.base_num_devices}"
+                f"{pluralize(num, 'device')}, not against {row.base_num_devices}"
             )
             yield words, _with_base(replace(inputs, settings=settings), base)
 
@@ -269,7 +269,7 @@ class Assumption:
     def __str__(self) -> str:
         return (
             f"{self.table}: {self.model} is assumed to use {self.words}, which explains "
-            f"{self.num_given:,} of {counted(self.num_rows, 'row')}"
+            f"{self.num_given:,} of {pluralize(self.num_rows, 'row')}"
         )
 
 

@@ -16,7 +16,7 @@ from paceline.audit.rows import assume, audit_lines
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.layout import MODEL_AXES
 from paceline.core.printed import like
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files import references
 from paceline.files.csv_table import TableDefaults, read_csv
 from paceline.files.recipe import load_recipe, recipe_names
@@ -147,10 +147,10 @@ def _layouts(rows: Sequence[Row]) -> Iterator[AuditFinding]:
     for (table, layout_text), members in rows_by_layout.items():
         row, devices = members[0], members[0].layout.model_devices
         counts = sorted({row.num_devices or 0 for row in members})
-        cause = f"a replica of {counted(devices, 'device')} does not fit {_device_counts(counts)}"
+        cause = f"a replica of {pluralize(devices, 'device')} does not fit {_device_counts(counts)}"
         if row.shape and row.layout.pp > row.shape.num_layers:
-            layers = counted(row.shape.num_layers, "layer", "have")
-            cause += f", and {layers} no {counted(row.layout.pp, 'stage')}"
+            layers = pluralize(row.shape.num_layers, "layer", "have")
+            cause += f", and {layers} no {pluralize(row.layout.pp, 'stage')}"
         replicas = counts[0] / devices
         replicas_text = f"{replicas:.3g} replicas"
         yield AuditFinding(
@@ -160,7 +160,7 @@ def _layouts(rows: Sequence[Row]) -> Iterator[AuditFinding]:
 
 def _device_counts(counts: Sequence[int]) -> str:
     words = [f"{count:,}" for count in counts[:-1]]
-    return " or ".join(filter(None, (", ".join(words), counted(counts[-1], "device"))))
+    return " or ".join(filter(None, (", ".join(words), pluralize(counts[-1], "device"))))
 
 
 def _rank_lists(rows: Sequence[Row]) -> Iterator[AuditFinding | None]:
@@ -189,7 +189,7 @@ def _nodes(row: Row, num_ranks: int) -> str:
     per_node = row.devices_per_node
     if per_node is None or num_ranks % per_node:
         return ""
-    return f", the ranks of {counted(num_ranks // per_node, 'whole node')}"
+    return f", the ranks of {pluralize(num_ranks // per_node, 'whole node')}"
 
 
 def read_ranks(text: str) -> list[int] | None:

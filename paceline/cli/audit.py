@@ -20,7 +20,7 @@ from paceline.cli.output import (
 )
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files.csv_table import TableDefaults
 from paceline.report.document import Column
 
@@ -157,15 +157,15 @@ def _closing(audit: Audit) -> list[str]:
     failing = states.get("fails", 0)
     minor = f" ({num_minor} of them only cut, or only alone: --all)" if num_minor else ""
     layouts = len(audit.findings) - failing
-    more = f"; {counted(layouts, 'layout')} cannot be" if layouts > 0 else ""
+    more = f"; {pluralize(layouts, 'layout')} cannot be" if layouts > 0 else ""
     lines = [
-        f"{counted(audit.num_rows, 'row')}, {counted(audit.num_checked, 'cell')} checked: "
+        f"{pluralize(audit.num_rows, 'row')}, {pluralize(audit.num_checked, 'cell')} checked: "
         f"{audit.num_following:,} follow{minor}, {failing:,} do not{more}.",
-        f"They follow from {counted(states.get('speed', 0), 'printed speed')}.",
+        f"They follow from {pluralize(states.get('speed', 0), 'printed speed')}.",
     ]
     if audit.unchecked_reasons:
         total = sum(audit.unchecked_reasons.values())
         reasons = sorted(audit.unchecked_reasons.items(), key=lambda item: -item[1])
         reasons_text = "; ".join(f"{reason} ({count:,})" for reason, count in reasons)
-        lines.append(f"{counted(total, 'cell')} could not be checked: {reasons_text}.")
+        lines.append(f"{pluralize(total, 'cell')} could not be checked: {reasons_text}.")
     return lines

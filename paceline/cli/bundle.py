@@ -11,7 +11,7 @@ from paceline.cli.options import Json, RunName, RunsDir
 from paceline.cli.output import TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED
-from paceline.core.units import counted, si
+from paceline.core.units import pluralize, si
 from paceline.files.run_folder import find_run, runs_root
 from paceline.report.document import Column
 from paceline.runs.bundles.verification import BundleCheck, check_bundle
@@ -52,7 +52,7 @@ def bundle(
         return
     size = si(sum(file.bytes for file in content.files), "B")
     echo(str(path))
-    echo(f"{counted(len(content.files), 'file')}, {size}, sha256 {content.sha256}", err=True)
+    echo(f"{pluralize(len(content.files), 'file')}, {size}, sha256 {content.sha256}", err=True)
 
 
 def verify(
@@ -90,14 +90,14 @@ def verify(
 
 def _sentence(check: BundleCheck) -> str:
     size = si(check.bytes, "B")
-    files = f"{check.run}: {counted(check.n_files, 'file')}, {size}, sha256 {check.sha256}"
+    files = f"{check.run}: {pluralize(check.n_files, 'file')}, {size}, sha256 {check.sha256}"
     if check.faults:
-        others = counted(len(check.faults), "file")
+        others = pluralize(len(check.faults), "file")
         return f"{files}; {others} not as the bundle says, so no figure counts"
     if not check.n_figures:
         return f"{files}; all whole; the run left no figures"
     if not check.figures:
-        return f"{files}; all whole, and {counted(check.n_figures, 'figure')} confirmed from them"
+        return f"{files}; all whole, and {pluralize(check.n_figures, 'figure')} confirmed from them"
     versions = (
         ""
         if check.measured_by == check.checked_by
@@ -105,5 +105,5 @@ def _sentence(check: BundleCheck) -> str:
     )
     return (
         f"{files}; {len(check.figures):,} of "
-        f"{counted(check.n_figures, 'figure')} not as recomputed{versions}"
+        f"{pluralize(check.n_figures, 'figure')} not as recomputed{versions}"
     )

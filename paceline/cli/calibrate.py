@@ -12,7 +12,7 @@ from paceline.cli.options import Device, DeviceKind
 from paceline.cli.output import TableOptions, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.units import counted, percent, si, step_seconds
+from paceline.core.units import percent, pluralize, si, step_seconds
 from paceline.estimate.calibrate.calibration import Calibration, file_of
 from paceline.estimate.calibrate.measurement import calibrate as measure
 from paceline.files.documents import write_value
@@ -118,7 +118,7 @@ def _counts(text: str | None) -> tuple[int, ...]:
 
 def _sentences(calibration: Calibration) -> list[str]:
     lines = [
-        f"{placement.ranks} x {counted(placement.threads, 'thread')}: "
+        f"{placement.ranks} x {pluralize(placement.threads, 'thread')}: "
         f"GEMM {si(placement.flops_per_s, 'FLOP/s')}, "
         f"memory copy {si(placement.memory_bytes_per_s, 'B/s')}"
         + (
@@ -130,8 +130,8 @@ def _sentences(calibration: Calibration) -> list[str]:
         for placement in calibration.placements
     ]
     lines.append(
-        f"{counted(len(calibration.steps), 'short training')} and "
-        f"{counted(calibration.probes, 'probe')} of "
+        f"{pluralize(len(calibration.steps), 'short training')} and "
+        f"{pluralize(calibration.probes, 'probe')} of "
         f"{calibration.device} in {calibration.dtype}"
     )
     if calibration.alike:

@@ -24,7 +24,7 @@ from paceline.cli.progress import run_headline
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK, SystemFaultError
 from paceline.core.hosts import compress
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
 from paceline.machines import slurm
@@ -186,7 +186,7 @@ def _write_result(runner: CampaignRunner, how: CampaignOptions) -> CampaignResul
     write_text(folder / "report.html", render(document, ReportFormat.html))
     emit(document, how.form, page=how.html, charts=how.charts)
     if how.form in (TableFormat.text, TableFormat.md) and result.resume:
-        echo(f"missing: {counted(result.missing, 'sub-cluster')}; {result.resume}", err=True)
+        echo(f"missing: {pluralize(result.missing, 'sub-cluster')}; {result.resume}", err=True)
     echo(f"{folder}: report.html, scale.json, results.csv, trials.csv", err=True)
     return result
 
@@ -203,8 +203,8 @@ def _announce(campaign: Campaign) -> None:
     sizes = ", ".join(map(str, campaign.sizes))
     echo(
         f"{campaign.scaling} scaling · hosts {compress(campaign.hosts)} · "
-        f"sizes {sizes} · {counted(trials, 'sub-cluster')} in "
-        f"{counted(len(campaign.plan), 'round')}",
+        f"sizes {sizes} · {pluralize(trials, 'sub-cluster')} in "
+        f"{pluralize(len(campaign.plan), 'round')}",
         err=True,
     )
     for notice in campaign.notices:

@@ -10,7 +10,7 @@ from threading import Lock
 
 from paceline.cli.terminal import echo
 from paceline.core.hosts import compress
-from paceline.core.units import counted, percent, significant
+from paceline.core.units import percent, pluralize, significant
 from paceline.runs.flow import Progress, Watcher
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import JobSlot
@@ -45,7 +45,7 @@ class CampaignDisplay:
         why = "" if round.purpose == "plan" else f" ({round.purpose})"
         with self._lock:
             self._steps = dict.fromkeys(groups, (0, 0))
-            size = f"{len(groups)} x {counted(round.nodes, 'node')} x {round.devices_per_node}"
+            size = f"{len(groups)} x {pluralize(round.nodes, 'node')} x {round.devices_per_node}"
             head = f"round {round.number} of {self.rounds}{why}: {size}"
             echo(f"{head} · {remaining_text(remaining)}", err=True)
             echo(f"  on {'  '.join([*names, *more])}", err=True)
@@ -92,7 +92,7 @@ class CampaignDisplay:
 
 def remaining_text(remaining: Remaining) -> str:
     """Return e.g. `12 left in 5 rounds, about 3 min`."""
-    rounds = counted(remaining.rounds, "round")
+    rounds = pluralize(remaining.rounds, "round")
     if not remaining.trials:
         return "none left"
     return f"{remaining.trials} left in {rounds}{_about(remaining.seconds)}"

@@ -12,7 +12,7 @@ from paceline.cli.options import Device, DeviceKind, Json, Panel, RunsDir
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
-from paceline.core.units import counted, si
+from paceline.core.units import pluralize, si
 from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
 from paceline.report.document import Column, Document, Notes, Table, Verdict
@@ -148,7 +148,7 @@ def _document(outcome: FinishedCheck) -> Document:
     )
     return Document(
         kind=f"check of hosts, {report.created}",
-        title=counted(len(report.hosts), "host"),
+        title=pluralize(len(report.hosts), "host"),
         verdict=Verdict(words if report.drain or hosts_to_look_at else "all fit", tone),
         answer=report.sentences,
         sections=(

@@ -15,7 +15,7 @@ from paceline.cli.output import TableOptions, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.site import Site
-from paceline.core.units import LARGEST_INT, counted
+from paceline.core.units import LARGEST_INT, pluralize
 from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.estimate.costs import CHECKPOINT_S, RESTART_S, Failures, Prices
 from paceline.estimate.elasticity import elasticities
@@ -431,7 +431,8 @@ def _time_sentence(time: TimeToTrain) -> str:
         f"{time.benchmark} of round {time.ruleset} to its target: {time.minutes:.3g} minutes "
         f"({time.low_minutes:.3g} to {time.high_minutes:.3g}, 80% of single runs), "
         f"{time.samples:,.0f} samples (reference runs vary by {time.samples_stdev:,.0f}), "
-        f"{counted(time.num_evaluations, 'evaluation')} of {time.evaluation_s:.3g} s; {time.label}"
+        f"{pluralize(time.num_evaluations, 'evaluation')} of {time.evaluation_s:.3g} s; "
+        f"{time.label}"
     )
 
 

@@ -13,7 +13,7 @@ from paceline.cli.output import TableOptions, WhereOption, emit, select_rows
 from paceline.cli.runs import computed_result
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files.index import COLUMNS, listing
 from paceline.files.run_folder import runs_root
 from paceline.runs.comparison import parse_margin
@@ -87,7 +87,7 @@ def _folders(
     if not rows:
         raise UserError(
             f"recipe {name!r}",
-            f"none of its {counted(len(of_recipe), 'run')} is selected",
+            f"none of its {pluralize(len(of_recipe), 'run')} is selected",
             remedy="widen --where or --since",
         )
     return name, [root / row["run"] for row in rows]

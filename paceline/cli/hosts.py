@@ -17,7 +17,7 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.hardware import SshSettings
 from paceline.core.hosts import Host, hostfile_text
-from paceline.core.units import counted, there_are
+from paceline.core.units import pluralize, there_are
 from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
 from paceline.machines.slurm.client import from_allocation, from_partition
@@ -142,7 +142,7 @@ def _show(hosts: Sequence[Host], output: Path | None, form: TableFormat) -> None
         if output.exists():
             raise UserError(str(output), "exists already", remedy="name a new file")
         write_text(output, text)
-        echo(f"{counted(len(hosts), 'host')} in {output}", err=True)
+        echo(f"{pluralize(len(hosts), 'host')} in {output}", err=True)
     elif form is TableFormat.text:
         echo(text, nl=False)
     if form is not TableFormat.text:
@@ -171,6 +171,6 @@ def _show_check(
     ]
     emit_table(rows, columns, form)
     faulty = sum(check.fault is not None for check in checks)
-    echo(f"{len(checks) - faulty:,} of {counted(len(checks), 'host')} can be used", err=True)
+    echo(f"{len(checks) - faulty:,} of {pluralize(len(checks), 'host')} can be used", err=True)
     if fail and faulty:
         raise typer.Exit(3)

@@ -12,7 +12,7 @@ from paceline.cli import options
 from paceline.cli.output import TableFormat, emit, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files.archive import is_archive
 from paceline.files.run_folder import runs_root
 from paceline.logs.facts import UserSettings
@@ -93,7 +93,7 @@ def _print_archive(archive: ImportedArchive, form: options.ReportFormat) -> None
     for reason in archive.left_out:
         echo(f"left out: {reason}", err=True)
     if archive.passed_over:
-        echo(f"not a training log: {counted(archive.passed_over, 'file')}", err=True)
+        echo(f"not a training log: {pluralize(archive.passed_over, 'file')}", err=True)
     results = [report.result for report in archive.reports]
     document = {
         "runs": [result.model_dump(mode="json") for result in results],

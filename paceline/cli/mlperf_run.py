@@ -18,7 +18,7 @@ from paceline.cli.progress import progress_display
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
 from paceline.core.text import one_line
-from paceline.core.units import counted, significant
+from paceline.core.units import pluralize, significant
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request
 from paceline.mlperf.rules import TRIAL_VARIANT
@@ -216,7 +216,7 @@ def _announce(series: TrialSeries) -> None:
     already = f", of which {num_finished} are finished" if num_finished else ""
     other = f" · variant {series.variant}" if series.variant != TRIAL_VARIANT else ""
     echo(
-        f"{series.benchmark}{other}: {counted(len(series.trials), 'trial')}{already} · "
+        f"{series.benchmark}{other}: {pluralize(len(series.trials), 'trial')}{already} · "
         f"{series.label}",
         err=True,
     )

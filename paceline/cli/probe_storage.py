@@ -18,7 +18,7 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_INCOMPLETE, UserError
 from paceline.core.hardware import Cluster
 from paceline.core.result import finite_value
-from paceline.core.units import binary, counted, percent, si
+from paceline.core.units import binary, percent, pluralize, si
 from paceline.estimate.calibrate.lookup import evidence_for, is_cpu
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import estimate
@@ -208,7 +208,7 @@ def _run_demand(folder: Path) -> StorageDemand:
     metric = report.result.metrics.get("samples_per_s")
     rate = finite_value(metric)
     notes = () if rate else ((metric.note if metric else None) or "it has no samples/s",)
-    of = f", median of {counted(metric.n, 'step')}" if metric and metric.n else ""
+    of = f", median of {pluralize(metric.n, 'step')}" if metric and metric.n else ""
     return demand_of(spec, f"run {folder.name}{of}", rate, notes=notes)
 
 
@@ -241,7 +241,7 @@ def _devices_per_node(what: str, total: int, cluster: Cluster) -> int:
     if cluster.nodes == 1:
         whole, hosts = min(total, DEVICES_PER_NODE), f"{DEVICES_PER_NODE} devices per host"
     else:
-        whole, hosts = cluster.nodes, f"the {counted(cluster.nodes, 'host')}"
+        whole, hosts = cluster.nodes, f"the {pluralize(cluster.nodes, 'host')}"
     if total % whole:
         raise UserError(what, f"is not a multiple of {hosts}", allowed=f"{total + -total % whole}")
     return whole if cluster.nodes == 1 else total // cluster.nodes
@@ -265,7 +265,7 @@ def _document(outcome: MeasuredStorage) -> Document:
     problems = len(report.slow) + len(report.faults)
     return Document(
         kind=f"storage, {report.created}",
-        title=counted(len(report.places), "folder"),
+        title=pluralize(len(report.places), "folder"),
         setup=(f"measured in {report.elapsed_s:.0f} s",),
         verdict=Verdict(
             "parts failed" if report.faults else f"{len(report.slow) or 'nothing'} slow",

@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 
 from paceline.cli.terminal import echo
 from paceline.core.run import RunSettings, RunSpec
-from paceline.core.units import counted, seconds, significant, trimmed
+from paceline.core.units import compact, pluralize, seconds, significant
 from paceline.runs.flow import Progress, Watcher
 
 LINE_EVERY_S = 5.0
@@ -50,7 +50,7 @@ def run_headline(spec: RunSpec) -> str:
         f"{place} · "
         f"{spec.training.dtype} · {spec.layout.full_label(spec.world_size)} · "
         f"seq {spec.training.seq_len:,} · global batch "
-        f"{counted(spec.training.global_batch, RunSettings.of(spec).batch_unit)}"
+        f"{pluralize(spec.training.global_batch, RunSettings.of(spec).batch_unit)}"
     )
 
 
@@ -109,7 +109,7 @@ def _step_text(progress: Progress, recent: list[float], in_samples: bool) -> str
     total = progress.total_steps
     parts = [f"{step.index:,}/{total:,}" if total else f"step {step.index:,}"]
     if typical:
-        parts.append(f"{trimmed(typical)} s")
+        parts.append(f"{compact(typical)} s")
     if typical and in_samples and step.global_batch:
         parts.append(f"{significant(step.global_batch / typical, 4)} samples/s")
     elif typical and progress.tokens_per_step:

@@ -12,7 +12,7 @@ from paceline.cli.options import EngineName, Overrides, Panel, Variant, with_eng
 from paceline.cli.output import TableOptions, emit
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
-from paceline.core.units import GIB, day_count, days, step_seconds, trimmed
+from paceline.core.units import GIB, compact, day_count, days, step_seconds
 from paceline.files import catalog
 from paceline.layouts.rampup.check import CheckedSchedule, check_schedule, read_schedule
 from paceline.layouts.rampup.plan import RampOptions, RampPlan, plan_ramp_up
@@ -246,7 +246,7 @@ def _checked_row(stage: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hours(value: float) -> str:
-    return trimmed(value, 3)
+    return compact(value, 3)
 
 
 def _share(value: float) -> str:

@@ -19,7 +19,7 @@ from paceline.cli.terminal import echo
 from paceline.compare.over_time.repeats import SeriesResult
 from paceline.core.errors import UserError
 from paceline.core.result import Result
-from paceline.core.units import counted, significant
+from paceline.core.units import pluralize, significant
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request, Where
 from paceline.report.document import Column
@@ -189,7 +189,7 @@ def announce(series: Series) -> None:
         echo(f"{letter}{run_headline(side.plan.spec)}{differences}", err=True)
         have = series.num_repeats - len(side.missing)
         already = f", of which {have} exist" if have else ""
-        repeats = counted(series.num_repeats, "repeat")
+        repeats = pluralize(series.num_repeats, "repeat")
         echo(f"{letter}group {side.group}: {repeats}{already}", err=True)
     for notice in series.notices:
         echo(f"note: {notice}", err=True)

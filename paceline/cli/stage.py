@@ -22,7 +22,7 @@ from paceline.cli.stage_progress import stage_display
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_SYSTEM_FAULT, SystemFaultError, UserError
 from paceline.core.hardware import Cluster
-from paceline.core.units import counted, seconds, si
+from paceline.core.units import pluralize, seconds, si
 from paceline.engines import engine_names
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
@@ -245,7 +245,7 @@ def _sentence(plan: StagingPlan, space: DiskSpace, rate: float | None) -> str:
     parts = [f"{si(need, 'B')} to fetch"] if need else []
     if unknown:
         hint = "" if need else " (--query-sizes queries the sources)"
-        assets = counted(len(plan.assets), "asset")
+        assets = pluralize(len(plan.assets), "asset")
         parts.append(f"{unknown:,} of {assets} without a stated size{hint}")
     if rate and (fetched_bytes := plan.bytes_fetched):
         least = "at least " if unknown else ""
@@ -332,7 +332,7 @@ class NodeTarget:
     local: str
 
     def __str__(self) -> str:
-        return f"{self.local} on {counted(len(self.shells), 'node')}"
+        return f"{self.local} on {pluralize(len(self.shells), 'node')}"
 
 
 def node_target(local: str | None, cluster: str | None, where: Where) -> NodeTarget | None:
@@ -416,7 +416,7 @@ def print_nodes(rows: Sequence[dict[str, Any]], target: NodeTarget, form: TableF
         for fault in row["faults"]:
             echo(f"{row['host']}: {fault['asset']}: {fault['path']} is {fault['fault']}")
     whole = sum(row["state"] == "staged" for row in rows)
-    echo(f"in {target.local}: everything is staged on {whole:,} of {counted(len(rows), 'node')}")
+    echo(f"in {target.local}: everything is staged on {whole:,} of {pluralize(len(rows), 'node')}")
 
 
 def nodes_exit(outcomes: Sequence[NodeOutcome]) -> int:

@@ -25,7 +25,7 @@ from paceline.core.errors import (
     UserError,
 )
 from paceline.core.layout import AXIS_FIELDS
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.estimate.estimates import MAX_P_OOM_TO_RUN
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
@@ -247,7 +247,7 @@ def _announce(sweep_plan: Sweep, trials: list[SweepTrial]) -> None:
     todo = sum(trial.missing(sweep_plan.repeats) for trial in trials)
     have = sum(bool(trial.results) for trial in trials)
     num_refused = sum(not choice.runs for choice in sweep_plan.choices)
-    parts = [counted(len(trials), "combination"), f"{counted(todo, 'run')} pending"]
+    parts = [pluralize(len(trials), "combination"), f"{pluralize(todo, 'run')} pending"]
     parts += [f"{have} already measured"] if have else []
     parts += [f"{num_refused} refused or pruned"] if num_refused else []
     echo(f"sweep {sweep_plan.name}: {', '.join(parts)}", err=True)

@@ -23,7 +23,7 @@ from paceline.core.errors import (
     EXIT_SYSTEM_FAULT,
     UserError,
 )
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
@@ -246,7 +246,7 @@ def _check_cluster_size(name: str, gpus: int | None, where: Where) -> None:
     if gpus not in (None, has):
         raise UserError(
             f"--gpus {gpus}",
-            f"{name} has {counted(has, 'device')} here",
+            f"{name} has {pluralize(has, 'device')} here",
             remedy="leave --gpus out, or set --nodes",
         )
 
@@ -255,7 +255,7 @@ def _per_host(gpus: int, where: Where) -> int:
     """Return the devices per host."""
     nodes = where.nodes or len(where.hosts) or 1
     if gpus % nodes:
-        raise UserError(f"--gpus {gpus}", f"is not a multiple of the {counted(nodes, 'host')}")
+        raise UserError(f"--gpus {gpus}", f"is not a multiple of the {pluralize(nodes, 'host')}")
     return gpus // nodes
 
 

@@ -11,7 +11,7 @@ import typer
 
 from paceline.cli import model_options as model
 from paceline.cli.output import TableOptions, WhereOption, emit, select_rows
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.validation import StepAccuracy, Validation, read_table, validate_rows
 from paceline.report.document import Column, Document, Table
@@ -84,7 +84,7 @@ def _notes(validation: Validation) -> Iterator[str]:
     memory = validation.memory
     if memory.mape is not None and memory.median is not None and memory.within_10 is not None:
         yield (
-            f"memory stated by {counted(memory.n, 'row')}: MAPE {_share(memory.mape)}, "
+            f"memory stated by {pluralize(memory.n, 'row')}: MAPE {_share(memory.mape)}, "
             f"median {_share(memory.median)}, within 5% {_share(memory.within_5 or 0)}, "
             f"within 10% {_share(memory.within_10)}"
         )
@@ -97,7 +97,7 @@ def _notes(validation: Validation) -> Iterator[str]:
             else ""
         )
         which = f"{', '.join(row_ids[:MAX_ROWS_LISTED])}{more}"
-        yield f"not modelled: {counted(count, 'row')}: {reason}: {which}"
+        yield f"not modelled: {pluralize(count, 'row')}: {reason}: {which}"
 
 
 def _share(value: float) -> str:

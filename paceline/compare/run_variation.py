@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.core.value import NonNegativeInt, Value
 
 MIN_OCCASIONS = 5
@@ -35,8 +35,8 @@ class RunVariation(Value):
     def words(self) -> str:
         """The variation and its source, for people."""
         return (
-            f"{100 * self.single:.2g}% from run to run, by {counted(self.n_runs, 'run')} of "
-            f"{counted(self.n_occasions, 'day')} in this machine's history"
+            f"{100 * self.single:.2g}% from run to run, by {pluralize(self.n_runs, 'run')} of "
+            f"{pluralize(self.n_occasions, 'day')} in this machine's history"
         )
 
 

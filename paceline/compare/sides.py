@@ -19,7 +19,7 @@ from paceline.core.result import (
     impossible_figure,
 )
 from paceline.core.run import RunSettings
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 
 LAST_STEPS = (LAST_STEP, "last step")
 """Window rules by which a run, or a published table, reports the last step alone."""
@@ -120,7 +120,7 @@ class ComparisonSide:
         if left_out and len(valid_runs) < MIN_REPEATS:
             return (
                 f"{self.name} has no valid figure from {len(left_out):,} of "
-                f"{counted(len(self.members), 'run')} ({'; '.join(left_out[:3])}); "
+                f"{pluralize(len(self.members), 'run')} ({'; '.join(left_out[:3])}); "
                 f"{MIN_REPEATS} good ones would be enough"
             )
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.core.errors import UserError
 from paceline.core.hosts import compress
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 
 CORE_RANGE = re.compile(r"\d{1,5}(-\d{1,5})?")
 DEVICE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,31}")
@@ -104,7 +104,7 @@ def binding_warnings(places: Sequence[Place]) -> list[str]:
     return warnings
 
 
-def overcommitted(places: Sequence[Place]) -> str | None:
+def oversubscription(places: Sequence[Place]) -> str | None:
     """Return how ranks of a host share cores or lack cores for their threads, else None."""
     hosts: dict[str, list[Place]] = {}
     for place in places:
@@ -135,7 +135,7 @@ def _crowded(ranks: Iterable[Place]) -> str | None:
     cores = set[int]().union(*(core_numbers(place.cores or "") for place in placed))
     if threads <= len(cores):
         return None
-    return f"{counted(threads, 'thread')} on {counted(len(cores), 'core')}"
+    return f"{pluralize(threads, 'thread')} on {pluralize(len(cores), 'core')}"
 
 
 def _loose(ranks: Iterable[Place]) -> str | None:

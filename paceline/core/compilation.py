@@ -8,7 +8,7 @@ from typing import Literal
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.hardware import Dtype
 from paceline.core.shape import LoraSpec, Shape
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 
 Compile = Literal["none", "blocks"]
 CompileOption = Literal["auto", "none", "blocks"]
@@ -65,7 +65,7 @@ class CompileSaving:
 
     def __str__(self) -> str:
         return (
-            f"{counted(self.steps, 'step', 'save')} about {self.saved_s:,.0f} s, "
+            f"{pluralize(self.steps, 'step', 'save')} about {self.saved_s:,.0f} s, "
             f"compiling takes about {self.compile_s:.0f} s"
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from paceline.core.errors import UserError
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 
 Split = Literal["contiguous", "pairs", "random", "topology"]
 Group = tuple[str, ...]
@@ -65,7 +65,7 @@ def _check(
         raise UserError(f"split {how}", "is unknown", allowed=", ".join(get_args(Split)))
     if not 1 <= size <= len(hosts):
         raise UserError(
-            f"size {size}", "is no sub-cluster", allowed=f"1 to {counted(len(hosts), 'node')}"
+            f"size {size}", "is no sub-cluster", allowed=f"1 to {pluralize(len(hosts), 'node')}"
         )
     if num_rounds < 1:
         raise UserError(f"{num_rounds} rounds", "is too few", allowed="1 and more")

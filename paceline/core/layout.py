@@ -114,7 +114,7 @@ class Layout(Value):
 
         Example: `dp 4 tp 2 micro-batch 2 recompute full`.
         """
-        return beside_axes(self.label(world_size), self.micro_batch, self.recomputation)
+        return layout_label(self.label(world_size), self.micro_batch, self.recomputation)
 
 
 def _sizes() -> dict[str, AxisSize]:
@@ -132,7 +132,7 @@ MODEL_AXES: tuple[str, ...] = tuple(name for name, mark in _sizes().items() if m
 """Axes whose sizes multiply to the number of devices of one replica."""
 
 
-def beside_axes(axes: str, micro_batch: int, recomputation: str) -> str:
+def layout_label(axes: str, micro_batch: int, recomputation: str) -> str:
     """Return the axes of a layout with its micro-batch and its recomputation, if any."""
     recomputed = "" if recomputation == "none" else f" recompute {recomputation}"
     return f"{axes} micro-batch {micro_batch}{recomputed}"

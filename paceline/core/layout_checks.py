@@ -15,7 +15,7 @@ from paceline.core.axes.axis import Rule, SizeRule, refuse
 from paceline.core.hardware import NATIVE_NARROW
 from paceline.core.layout import MODEL_AXES
 from paceline.core.parallel_run import ParallelRun
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 
 RULES: tuple[Rule, ...] = (
     *(rule for axis in AXES for rule in axis.rules),
@@ -175,7 +175,7 @@ def layout_problems(x: ParallelRun) -> list[str]:
         sizes = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in MODEL_AXES)
         return [
             f"{sizes} = {layout.model_devices} does not divide "
-            f"{counted(x.world_size, 'device')}: use a multiple of {layout.model_devices}"
+            f"{pluralize(x.world_size, 'device')}: use a multiple of {layout.model_devices}"
         ]
     return _problems(x, SIZE_RULES, native=False)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.steps import FloatColumn
-from paceline.core.units import trimmed
+from paceline.core.units import compact
 
 FEWEST_STEPS = 20
 """Minimum number of steps. With fewer, one level often looks like two by chance."""
@@ -58,11 +58,11 @@ def two_levels(times: FloatColumn, resolution_s: float = 0.0) -> TwoLevels | Non
 
 def uneven_warning(times: FloatColumn) -> str:
     """Return the warning for figures from an uneven window with these step times (seconds)."""
-    mean = f"the figures are those of the mean step, {trimmed(float(np.mean(times)))} s"
+    mean = f"the figures are those of the mean step, {compact(float(np.mean(times)))} s"
     levels = two_levels(times)
     if levels is None:
         return f"uneven-steps: no five steps in a row keep to one level; {mean}"
-    low, high = (f"about {trimmed(level_s)} s" for level_s in (levels.low_s, levels.high_s))
+    low, high = (f"about {compact(level_s)} s" for level_s in (levels.low_s, levels.high_s))
     return (
         f"bimodal-steps: {1 - levels.high_share:.0%} of the steps take {low} "
         f"and {levels.high_share:.0%} {high}; {mean}"

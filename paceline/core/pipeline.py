@@ -14,7 +14,7 @@ from typing import Literal
 
 from paceline.core.layout import Layout, Schedule
 from paceline.core.shape import Shape
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 
 PASSES = 3
 """Number of passes per micro-batch (F, B and W), which take equal time."""
@@ -54,7 +54,7 @@ def stage_sizes(num_layers: int, pp: int, vp: int, mtp_layers: int = 0) -> list[
         size, rest = divmod(num_layers + further + 2, stages)
         if rest == 0 and size > further:
             return [size - 1, *[size] * (stages - 2), size - 1 - further]
-    raise ValueError(f"{counted(num_layers, 'layer')} cannot be split into {stages} stages")
+    raise ValueError(f"{pluralize(num_layers, 'layer')} cannot be split into {stages} stages")
 
 
 def layers_in_flight(

@@ -77,7 +77,7 @@ class Printed:
     bound: str = ""
     """`at least` or `at most` if the cell says `over 98%` or the like; otherwise empty."""
 
-    def rounded(self) -> Interval:
+    def rounding_interval(self) -> Interval:
         """Return the values that round to these digits."""
         if self.bound:
             return (
@@ -85,9 +85,11 @@ class Printed:
             )
         return Interval(self.value - self.step / 2, self.value + self.step / 2)
 
-    def cut(self) -> Interval:
+    def truncation_interval(self) -> Interval:
         """Return the values that truncate to these digits."""
-        return self.rounded() if self.bound else Interval(self.value, self.value + self.step)
+        return (
+            self.rounding_interval() if self.bound else Interval(self.value, self.value + self.step)
+        )
 
     @property
     def resolution(self) -> float:

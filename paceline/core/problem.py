@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from paceline.core.errors import UserError
 from paceline.core.secrets import redact
-from paceline.core.units import LARGEST_INT, counted
+from paceline.core.units import LARGEST_INT, pluralize
 
 LONGEST_SHOWN = 60
 """Maximum number of characters of a value in a message."""
@@ -88,7 +88,7 @@ def problem_of_union(errors: Sequence[ErrorDetails], hidden: bool = False) -> Pr
     return Problem(what, ", or ".join(dict.fromkeys(allowed)) or None)
 
 
-def refusal(where: str, error: ValidationError) -> UserError:
+def invalid_input(where: str, error: ValidationError) -> UserError:
     """Return the error for a document or row, based on its first invalid field.
 
     Values under `env` are not shown, because any of them may be a secret.
@@ -122,10 +122,10 @@ def _size_problem(error: ErrorDetails, hidden: bool) -> Problem | None:
         return Problem(_of(value, "has another form", hidden), form)
     thing = "character" if kind.startswith("string") else "value"
     if kind.endswith("too_short"):
-        least = counted(facts["min_length"], thing)
+        least = pluralize(facts["min_length"], thing)
         return Problem(_of(value, "is too short", hidden), f"{least} or more")
     if kind.endswith("too_long"):
-        most = counted(facts["max_length"], thing)
+        most = pluralize(facts["max_length"], thing)
         return Problem(_of(value, "is too long", hidden), f"{most} or fewer")
     return None
 

@@ -18,7 +18,7 @@ from paceline.core.axes import AXES
 from paceline.core.axes.axis import AxisTraffic, Collective
 from paceline.core.parallel_run import ParallelRun
 
-__all__ = ["LINK_SHARE", "AxisTraffic", "Collective", "step_traffic", "unpredicted"]
+__all__ = ["LINK_SHARE", "AxisTraffic", "Collective", "step_traffic", "unsupported_reason"]
 
 LINK_SHARE: dict[Collective, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -34,7 +34,7 @@ LINK_SHARE: dict[Collective, Callable[[int], float]] = {
 those of nccl-tests."""
 
 
-def unpredicted(x: ParallelRun) -> str | None:
+def unsupported_reason(x: ParallelRun) -> str | None:
     """Return why no formula covers the run, in one sentence; None if one does."""
     layout, shape = x.layout, x.shape
     sharded = layout.zero_stage >= 2 and x.data_ranks > 1
@@ -57,7 +57,7 @@ def step_traffic(x: ParallelRun) -> list[AxisTraffic]:
     """Return the traffic of one rank in one step, in bytes. Axes with one rank have no traffic.
 
     The formula assumes that every target counts in the loss; masked targets add a sum of 8 bytes.
-    Check `unpredicted` first.
+    Check `unsupported_reason` first.
     """
     terms = (term for axis in AXES if axis.traffic for term in axis.traffic(x))
     return [term for term in terms if term.num_bytes]

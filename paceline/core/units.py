@@ -35,28 +35,28 @@ def count(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}"
 
 
-def counted(number: int, thing: str, verb: str = "") -> str:
+def pluralize(number: int, thing: str, verb: str = "") -> str:
     """Format a number with its noun, and with a verb if given.
 
     Examples: `1 node`, `2,048 nodes`; with the verb `are`, `1 node is`.
     """
     if number == 1:
-        return f"1 {thing} {agreeing(1, verb)}" if verb else f"1 {thing}"
+        return f"1 {thing} {verb_form(1, verb)}" if verb else f"1 {thing}"
     ending = "es" if thing.endswith(("ss", "ch")) else "s"
     return f"{number:,} {thing}{ending} {verb}".rstrip()
 
 
-def agreeing(number: int, verb: str) -> str:
+def verb_form(number: int, verb: str) -> str:
     """Return the verb form for a number: `is` and `takes` for one, `are` and `take` for others."""
     return _OF_ONE.get(verb, f"{verb}s") if number == 1 else verb
 
 
 def there_are(number: int, thing: str) -> str:
     """Return a clause such as `there is 1 host` or `there are 2 hosts`."""
-    return f"there {agreeing(number, 'are')} {counted(number, thing)}"
+    return f"there {verb_form(number, 'are')} {pluralize(number, thing)}"
 
 
-def all_done(number: int) -> str:
+def all_steps_done(number: int) -> str:
     """Return a clause such as `all 60 steps are done` or `the only step is done`."""
     return "the only step is done" if number == 1 else f"all {number:,} steps are done"
 
@@ -75,7 +75,7 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def trimmed(value: float, digits: int = 4) -> str:
+def compact(value: float, digits: int = 4) -> str:
     """Format `value` with up to `digits` significant digits, as `.4g` but without exponent."""
     text = significant(value, digits)
     return text.rstrip("0").rstrip(".") if "." in text else text

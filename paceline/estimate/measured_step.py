@@ -9,7 +9,7 @@ from typing import Any, cast
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
-from paceline.core.units import counted, percent, step_seconds
+from paceline.core.units import percent, pluralize, step_seconds
 from paceline.estimate.calibrate.lookup import evidence_for, machine_for
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.model.waterfall import extend_to_measured
@@ -200,7 +200,7 @@ def measured_sentence(estimate: Estimate) -> str:
         raise ValueError("nothing was measured")
     low, high = step_seconds(estimate.low_s), step_seconds(estimate.high_s)
     source = measured.source
-    source += "" if measured.n is None else f", median of {counted(measured.n, 'step')}"
+    source += "" if measured.n is None else f", median of {pluralize(measured.n, 'step')}"
     source += "" if measured.spread is None else f", spread {percent(measured.spread, 1)}"
     where = "inside" if measured.in_interval else "outside"
     return (

@@ -7,18 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.layout import beside_axes
+from paceline.core.layout import layout_label
 from paceline.core.text import one_line
 from paceline.core.units import (
+    compact,
     count,
-    counted,
     day_count,
     days,
     gib,
     percent,
+    pluralize,
     si,
     step_seconds,
-    trimmed,
 )
 from paceline.core.value import Value
 from paceline.core.waterfall import WaterfallLevel
@@ -130,9 +130,9 @@ def setup(estimate: Estimate) -> tuple[str, ...]:
     thing = "sample" if estimate.headline == "samples_per_s" else "sequence"
     return (
         estimate.dtype,
-        beside_axes(estimate.layout, estimate.micro_batch, estimate.recompute),
+        layout_label(estimate.layout, estimate.micro_batch, estimate.recompute),
         f"seq {estimate.seq_len:,}",
-        f"global batch {counted(estimate.global_batch, thing)}",
+        f"global batch {pluralize(estimate.global_batch, thing)}",
         f"software {software}",
     )
 
@@ -151,7 +151,7 @@ def speed_unit(estimate: Estimate) -> str:
 
 def rates(estimate: Estimate) -> tuple[str, str]:
     """Return tokens and samples per second, the recipe's throughput metric first."""
-    samples = f"{trimmed(estimate.samples_per_s)} samples/s"
+    samples = f"{compact(estimate.samples_per_s)} samples/s"
     both = f"{estimate.tokens_per_s:,.0f} tokens/s", samples
     return both if estimate.headline == "tokens_per_s" else (both[1], both[0])
 
@@ -216,7 +216,7 @@ def _throughput_figure(estimate: Estimate) -> Figure:
 def _speed(estimate: Estimate, step_time_s: float) -> str:
     """Return the recipe's throughput metric at another step time, without its unit."""
     rate: float = getattr(estimate, estimate.headline) * estimate.step_time_s / step_time_s
-    return f"{rate:,.0f}" if estimate.headline == "tokens_per_s" else trimmed(rate)
+    return f"{rate:,.0f}" if estimate.headline == "tokens_per_s" else compact(rate)
 
 
 def _training_figure(estimate: Estimate, has_time_to_train: bool) -> Figure:

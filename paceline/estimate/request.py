@@ -12,7 +12,7 @@ from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
 from paceline.core.site import Site
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.estimate.calibrate.calibration import Calibration
 from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, machine_for
 from paceline.estimate.costs import Failures, Prices
@@ -160,7 +160,7 @@ def _sub_cluster(site: Site, devices: int) -> Cluster:
     if devices > site.world_size:
         raise UserError(
             f"--gpus {devices}",
-            f"{site.name} has {counted(site.world_size, 'device')}",
+            f"{site.name} has {pluralize(site.world_size, 'device')}",
             allowed=f"up to {site.world_size:,}",
         )
     return site.as_cluster.model_copy(update={"nodes": nodes, "launcher": "local", "hosts": ()})

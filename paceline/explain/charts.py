@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from paceline.core.text import one_line
-from paceline.core.units import counted, percent, significant
+from paceline.core.units import percent, pluralize, significant
 from paceline.explain.explanation import Explanation
 from paceline.report.step_charts import finish_chart
 from paceline.report.theme import ChartTheme
@@ -101,7 +101,7 @@ def parts_chart(answer: Explanation, look: ChartTheme) -> alt.LayerChart:
             ],
         )
     )
-    note = f"Mean of {counted(answer.n, 'step')}. The parts add up to the step."
+    note = f"Mean of {pluralize(answer.n, 'step')}. The parts add up to the step."
     title = "Mean step by part"
     return finish_chart([bars], look, title, [note], 60 + BAR_HEIGHT * len(sides), answer.run)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from paceline.compare.over_time.environment import environment_items
-from paceline.core.binding import Place, overcommitted
+from paceline.core.binding import Place, oversubscription
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.result import Result
@@ -63,7 +63,7 @@ class ObservedRun:
     @property
     def overcommitment(self) -> str | None:
         """A description of ranks bound to too few cores; None if there are enough."""
-        return overcommitted(self.places)
+        return oversubscription(self.places)
 
     @property
     def source(self) -> str:

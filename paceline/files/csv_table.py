@@ -16,9 +16,9 @@ from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import CONVENTIONS, RECOMPUTE_SUFFIX, without_recompute
 from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.printed import read_printed
-from paceline.core.problem import refusal
+from paceline.core.problem import invalid_input
 from paceline.core.shape import DecoderShape
-from paceline.core.units import LARGEST_INT, counted
+from paceline.core.units import LARGEST_INT, pluralize
 from paceline.files import catalog
 from paceline.files.recipe import recipe_names
 from paceline.files.references import Row
@@ -164,7 +164,7 @@ def _header(path: Path, lines: Sequence[tuple[int, list[str]]]) -> list[str]:
     for number, values in lines[1:]:
         if len(values) != len(names):
             raise UserError(
-                f"{path}:{number}", f"has {counted(len(values), 'cell')}, the header {len(names)}"
+                f"{path}:{number}", f"has {pluralize(len(values), 'cell')}, the header {len(names)}"
             )
     if len(lines) == 1:
         raise UserError(str(path), "has a header and no rows")
@@ -279,7 +279,7 @@ def _shape(where: str, counts: Mapping[str, int], gated_ffn: str) -> DecoderShap
     try:
         return DecoderShape(**fields, gated_ffn=flag)
     except ValidationError as error:
-        raise refusal(where, error) from error
+        raise invalid_input(where, error) from error
 
 
 def _layout(counts: Mapping[str, int], recompute: str) -> Layout:

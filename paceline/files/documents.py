@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NoReturn, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.problem import refusal
+from paceline.core.problem import invalid_input
 from paceline.core.secrets import redact
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -92,7 +92,7 @@ def read_value(path: Path, model: type[ModelT]) -> ModelT:
     except FileNotFoundError as error:
         raise UserError(str(path), "is missing") from error
     except ValidationError as error:
-        raise refusal(str(path), error) from error
+        raise invalid_input(str(path), error) from error
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise SystemFaultError(str(path), f"cannot be read: {why}") from error

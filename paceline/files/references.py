@@ -24,7 +24,7 @@ from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.printed import read_printed
 from paceline.core.shape import DecoderShape
-from paceline.core.units import GIB, TERA, counted
+from paceline.core.units import GIB, TERA, pluralize
 from paceline.core.value import PositiveInt, Value
 from paceline.files.yaml_file import read_model, read_shipped
 
@@ -326,8 +326,8 @@ def _rows_from_csv(text: str, table: str) -> Iterator[dict[str, Any]]:
     for number, cells in enumerate(lines, start=2):
         if len(cells) != len(names):
             raise ValueError(
-                f"rows_csv of {table}, line {number}: {counted(len(cells), 'cell')}, "
-                f"{counted(len(names), 'column')}"
+                f"rows_csv of {table}, line {number}: {pluralize(len(cells), 'cell')}, "
+                f"{pluralize(len(names), 'column')}"
             )
         row: dict[str, Any] = {}
         for name, cell in zip(names, cells, strict=True):

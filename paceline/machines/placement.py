@@ -13,7 +13,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster, Device
 from paceline.core.hosts import Host
 from paceline.core.launchers import LauncherName, capabilities
-from paceline.core.units import counted, there_are
+from paceline.core.units import pluralize, there_are
 from paceline.files import catalog
 from paceline.files.recipe import Recipe
 from paceline.machines.probe.inventory import local_cluster
@@ -125,8 +125,8 @@ def choose_cluster(
         if slots and slots[0] < cluster.devices_per_node:
             raise UserError(
                 "hosts",
-                f"have {counted(slots[0], 'slot')}, and a node of cluster {cluster.name} "
-                f"{counted(cluster.devices_per_node, 'device')}",
+                f"have {pluralize(slots[0], 'slot')}, and a node of cluster {cluster.name} "
+                f"{pluralize(cluster.devices_per_node, 'device')}",
                 remedy="correct the slots; a part of each node is measured by "
                 f"`paceline scale --gpus-per-node {slots[0]}`",
             )
@@ -179,7 +179,7 @@ def placed(cluster: Cluster, where: Where) -> Cluster:
         )
     if can.runs_here and nodes > 1:
         raise UserError(
-            counted(nodes, "node"),
+            pluralize(nodes, "node"),
             f"launcher {kind} runs on this machine alone",
             allowed="launcher ssh with --hosts, launcher slurm",
         )
@@ -255,7 +255,7 @@ def _part_of_nodes(cluster: Cluster, count: int) -> Cluster:
     if count > cluster.devices_per_node:
         raise UserError(
             f"--gpus-per-node {count}",
-            f"a node of cluster {cluster.name} has {counted(cluster.devices_per_node, 'device')}",
+            f"a node of cluster {cluster.name} has {pluralize(cluster.devices_per_node, 'device')}",
         )
     return cluster.model_copy(update={"devices_per_node": count})
 
@@ -271,7 +271,7 @@ def _this_machine(
             min(recipe.devices or 2, 2, cores), recipe.layout.smallest_world
         )
         if count > cores:
-            notices.append(f"{counted(count, 'process')} share {counted(cores, 'core')}")
+            notices.append(f"{pluralize(count, 'process')} share {pluralize(cores, 'core')}")
         return local_cluster(inventory, "cpu", None, count), notices
     return _gpus(request, recipe, inventory, notices)
 
@@ -293,12 +293,13 @@ def _gpus(
     count = request.devices or count - count % needed
     if count > available:
         where = (
-            f"--devices {count}" if request.devices else f"a layout of {counted(count, 'device')}"
+            f"--devices {count}" if request.devices else f"a layout of {pluralize(count, 'device')}"
         )
-        raise UserError(where, f"this machine has {counted(available, 'GPU')}")
+        raise UserError(where, f"this machine has {pluralize(available, 'GPU')}")
     if request.devices is None and recipe.devices and recipe.devices > count:
         notices.append(
-            f"the recipe names {counted(recipe.devices, 'device')}; this run takes the {count} here"
+            f"the recipe names {pluralize(recipe.devices, 'device')}; "
+            f"this run takes the {count} here"
         )
     first = inventory["gpus"][0]
     name = first["name"]

@@ -9,7 +9,7 @@ from paceline.core.errors import UserError
 from paceline.core.job import Job
 from paceline.core.profiling import PROFILES_FOLDER
 from paceline.core.run import RunSpec
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files.log_file import LogFile
 from paceline.files.run_folder import read_record
 from paceline.profiles.nccl import inspector
@@ -166,6 +166,6 @@ def _damage(table: Communication) -> Iterator[str]:
     if not table.rows:
         yield "no call was logged; NCCL_DEBUG_SUBSYS must include COLL"
     if table.torn_lines:
-        yield f"missing: {counted(table.torn_lines, 'call')} on incomplete or unknown lines"
+        yield f"missing: {pluralize(table.torn_lines, 'call')} on incomplete or unknown lines"
     if table.broken_off:
         yield f"a file could not be read to its end: {table.broken_off}"

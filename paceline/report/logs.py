@@ -12,7 +12,7 @@ from paceline.core.result import Metric, WindowRecord
 from paceline.core.run import RunSettings
 from paceline.core.steps import FLOATS, Steps
 from paceline.core.text import one_line
-from paceline.core.units import TERA, count, counted, gib, percent, significant
+from paceline.core.units import TERA, count, gib, percent, pluralize, significant
 from paceline.logs.parsed_log import Disagreement, ParsedLog
 from paceline.report.csv_table import csv_cell
 from paceline.report.figures import format_value, interval_name, plus_minus, value_text
@@ -144,7 +144,7 @@ def _setup(facts: RunSettings, window: WindowRecord | None) -> Iterator[str]:
     if facts.device:
         yield f"{n or 'unknown number of'} x {facts.device}"
     elif n:
-        yield counted(n, "device")
+        yield pluralize(n, "device")
     if facts.dtype:
         yield facts.dtype
     if facts.layout and n:
@@ -153,7 +153,7 @@ def _setup(facts: RunSettings, window: WindowRecord | None) -> Iterator[str]:
         yield f"seq {facts.seq_len:,}"
     batch = facts.global_batch or (window.global_batch if window else None)
     if batch:
-        yield f"global batch {counted(batch, 'sequence')}"
+        yield f"global batch {pluralize(batch, 'sequence')}"
 
 
 def _from_path(log: ParsedLog) -> Iterator[str]:

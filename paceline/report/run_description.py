@@ -11,7 +11,7 @@ from paceline.core.result import Result, WindowRecord
 from paceline.core.run import RunSettings
 from paceline.core.run_report import RunReport
 from paceline.core.shape import trainable_parameters
-from paceline.core.units import count, counted
+from paceline.core.units import count, pluralize
 
 STATUS_ADVICE: dict[str, str] = {
     "oom": "Use a smaller layout.micro_batch or training.seq_len, a higher layout.zero_stage, "
@@ -67,11 +67,11 @@ def describe_setup(report: RunReport) -> list[str]:
         f"{facts.engine} log" if facts.origin == "imported" else facts.engine,
         f"{n or 'unknown number'} x {facts.device}{label}"
         if facts.device
-        else n and counted(n, "device"),
+        else n and pluralize(n, "device"),
         facts.dtype,
         _layout(facts),
         f"seq {facts.seq_len:,} tokens" if facts.seq_len else None,
-        f"global batch {counted(facts.global_batch, facts.batch_unit)}"
+        f"global batch {pluralize(facts.global_batch, facts.batch_unit)}"
         if facts.global_batch
         else None,
         _parameters(result, facts),
@@ -127,9 +127,9 @@ def describe_rule(report: RunReport) -> str:
     window = report.result.window
     if window is None:
         return "no window"
-    parts = [f"rule {window.rule}", f"{counted(window.n_warmup, 'warm-up step')} left out"]
+    parts = [f"rule {window.rule}", f"{pluralize(window.n_warmup, 'warm-up step')} left out"]
     if num_untimed := num_untimed_steps(report, window):
-        parts.append(f"{counted(num_untimed, 'step')} without a time (used to measure memory)")
+        parts.append(f"{pluralize(num_untimed, 'step')} without a time (used to measure memory)")
     if window.global_batch is not None and window.seq_len is not None:
         parts.append(f"global batch {window.global_batch:,} x {window.seq_len:,} tokens throughout")
     if window.drift is not None:
@@ -162,5 +162,5 @@ def progress(result: Result) -> str:
         f", the first {result.resumed_after:,} by an earlier run" if result.resumed_after else ""
     )
     if result.steps_requested:
-        return f"{num_steps:,} of {counted(result.steps_requested, 'step')} done{resumed_text}"
-    return f"{counted(num_steps, 'step')} done{resumed_text}"
+        return f"{num_steps:,} of {pluralize(result.steps_requested, 'step')} done{resumed_text}"
+    return f"{pluralize(num_steps, 'step')} done{resumed_text}"

@@ -20,7 +20,7 @@ from paceline.core.result import (
 )
 from paceline.core.run_report import RunReport
 from paceline.core.text import printable
-from paceline.core.units import counted, percent, si
+from paceline.core.units import percent, pluralize, si
 from paceline.report.document import (
     Column,
     Document,
@@ -299,7 +299,7 @@ def _interval(metric: Metric | None) -> str:
     interval = plus_minus(metric)
     if interval:
         return f"{interval} {interval_name(metric)}"
-    over = f" over {counted(metric.n, 'step')}" if metric.n else ""
+    over = f" over {pluralize(metric.n, 'step')}" if metric.n else ""
     return f"spread {percent(metric.spread)}{over}" if metric.spread else ""
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from paceline.core.run_report import RunReport
 from paceline.core.steps import FloatColumn, IntColumn
 from paceline.core.text import one_line
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.core.window import MIN_STEADY
 from paceline.report.chart_steps import (
     MIN_RANGE,
@@ -231,7 +231,7 @@ def _ground(report: RunReport, steps: ChartSteps, theme: ChartTheme) -> list[alt
     if start < first:
         low, high = _domain(steps)
         area = {"step": start, "step2": first, "y": low, "y2": high}
-        description = f"Warm-up: {counted(round(first - start), 'step')} before the window"
+        description = f"Warm-up: {pluralize(round(first - start), 'step')} before the window"
         layers.append(_rectangle("warmup", area, steps, theme.palette.shade, description))
     band = band_half_width(report)
     if band:
@@ -297,7 +297,7 @@ def _window_name(report: RunReport) -> str:
 def _window_sentence(report: RunReport, steps: ChartSteps) -> str:
     band = band_half_width(report)
     if not steps.in_window.any():
-        return f"{counted(steps.num_steps, 'step')}, {describe_window(report.result)}"
+        return f"{pluralize(steps.num_steps, 'step')}, {describe_window(report.result)}"
     width = f", band ± {100 * band / steps.centre_s:.1f}%" if band else ""
     median = format_value(steps.centre_s, "s")
     return f"Dashed: median {median} of {describe_window(report.result)}{width}"

@@ -21,7 +21,7 @@ from paceline.compare.sides import ComparedRun, ComparisonSide, Pair
 from paceline.compare.significance import MARGIN, MIN_REPEATS
 from paceline.core.errors import PacelineError, UserError, did_you_mean
 from paceline.core.metrics import METRICS
-from paceline.core.problem import refusal
+from paceline.core.problem import invalid_input
 from paceline.core.result import Result
 from paceline.core.run import RunSettings
 from paceline.core.run_report import RunReport
@@ -183,7 +183,7 @@ def _members_in(path: Path) -> list[ComparedRun]:
     except ValidationError as error:
         raise UserError(
             str(path),
-            f"is not a run's result: {refusal(str(path), error).what}",
+            f"is not a run's result: {invalid_input(str(path), error).what}",
             allowed="result.json, or the output of `paceline parse --json`",
         ) from error
 

@@ -14,7 +14,7 @@ from paceline.compare.judgement import (
     lead_metric,
 )
 from paceline.compare.verdicts import percent_change, verdict_label, verdict_tone
-from paceline.core.units import counted, percent
+from paceline.core.units import percent, pluralize
 from paceline.report.document import (
     Column,
     Document,
@@ -146,7 +146,7 @@ def _change_figure(comparison: Comparison, lead: MetricComparison | None) -> Fig
 def _side_figure(
     label: str, side: SideSummary, figure: SideFigure | None, lead: MetricComparison | None
 ) -> Figure:
-    runs = counted(len(side.runs), "run")
+    runs = pluralize(len(side.runs), "run")
     who = f"published: {side.source}" if side.kind == "reference" else runs
     left_out = [f"{len(side.left_out)} left out"] if side.left_out else []
     if figure is None or lead is None or figure.value is None:
@@ -159,14 +159,14 @@ def _side_figure(
 
 
 def _confidence_figure(comparison: Comparison) -> Figure:
-    details = [f"{comparison.n_a} and {counted(comparison.n_b, 'run')}", *comparison.why_low]
+    details = [f"{comparison.n_a} and {pluralize(comparison.n_b, 'run')}", *comparison.why_low]
     if comparison.repeats_needed:
         noun = "repeat" if comparison.repeats_needed == 1 else "repeats"
         whose = "" if comparison.baseline.kind == "reference" else " per side"
         more = f"{comparison.repeats_needed} more {noun}{whose}"
         details.append(f"{more} ({comparison.repeats_note})")
     if comparison.differences:
-        details.append(counted(len(comparison.differences), "setting", "differ"))
+        details.append(pluralize(len(comparison.differences), "setting", "differ"))
     return Figure("Confidence", comparison.confidence, "", tuple(details))
 
 
@@ -179,7 +179,7 @@ def _margin(comparison: Comparison) -> str:
 def _causes(comparison: Comparison) -> Iterator[str]:
     yield from comparison.causes[:MAX_CAUSES]
     if len(comparison.causes) > MAX_CAUSES:
-        yield f"{counted(len(comparison.causes) - MAX_CAUSES, 'further change')} in the JSON"
+        yield f"{pluralize(len(comparison.causes) - MAX_CAUSES, 'further change')} in the JSON"
 
 
 def _metric_row(metric: MetricComparison) -> dict[str, Any]:

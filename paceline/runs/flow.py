@@ -23,7 +23,7 @@ from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.secrets import redacted_words
 from paceline.core.steps import FLOATS, Step, Steps
-from paceline.core.units import counted, si
+from paceline.core.units import pluralize, si
 from paceline.engines import engine, last_step
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import (
@@ -215,7 +215,7 @@ def _with_gemm_rate(record: RunRecord, plan: Plan) -> RunRecord:
     on_cpu = plan.spec.cluster.device == "cpu"
     devices = 1 if on_cpu else plan.spec.world_size
     threads = probe.threads if on_cpu else None
-    where = counted(threads, "thread") if threads else "one device"
+    where = pluralize(threads, "thread") if threads else "one device"
     source = (
         f"best of {sum(r.dtype == best.dtype for r in probe.rows)} GEMMs on {where}: "
         f"{best.m}x{best.n}x{best.k} {best.dtype} {si(best.flops_per_s, 'FLOP/s')}, "

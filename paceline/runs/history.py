@@ -31,7 +31,7 @@ from paceline.core.metrics import METRICS, metric_class
 from paceline.core.result import Result, finite_value
 from paceline.core.run import RunSettings
 from paceline.core.stats import printed_step_s
-from paceline.core.units import counted, percent
+from paceline.core.units import percent, pluralize
 from paceline.files.documents import read_value
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import RESULT_FILE, RunRecord, read_record
@@ -299,7 +299,7 @@ def _values_by_day(runs: Sequence[_SeriesRun]) -> tuple[list[list[_SeriesRun]], 
     if len(by_day) >= MIN_OCCASIONS:
         note = f"{len(by_day)} values: the median of each day's runs is one value"
         return list(by_day.values()), [note]
-    days = counted(len(by_day), "day")
+    days = pluralize(len(by_day), "day")
     why = f"the {len(runs)} runs come from {days}, too few to know the variation between days: "
     return each, [why + "a step change may be that variation"]
 

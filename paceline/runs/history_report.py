@@ -12,7 +12,7 @@ from paceline.compare.over_time.timeline import (
     SlowDrift,
     change_text,
 )
-from paceline.core.units import counted, percent
+from paceline.core.units import percent, pluralize
 from paceline.report.document import (
     Column,
     Document,
@@ -65,7 +65,7 @@ CHANGE_COLUMNS = (
 def history_document(history: History) -> Document:
     """Return the history as a document; a terminal shows sparklines, a page shows charts."""
     count = len(history.series)
-    runs = counted(sum(series.n_runs for series in history.series), "run")
+    runs = pluralize(sum(series.n_runs for series in history.series), "run")
     left_out = max(0, count - MAX_CHARTS)
     verdict = history_verdict(history) if count else "no run has a value"
     return Document(
@@ -170,7 +170,7 @@ def _change_figure(series: RunSeries, history: History) -> Figure:
             f"{interval_text(change)} (95%)",
             (
                 f"on {change.date[:10]}",
-                f"{counted(change.n_before, 'run')} before, {change.n_after} after",
+                f"{pluralize(change.n_before, 'run')} before, {change.n_after} after",
                 cause or change.environment_note or "",
             ),
         )
@@ -258,7 +258,7 @@ def _drift(drift: SlowDrift, history: History) -> str:
 
 
 def _left_out(history: History) -> tuple[str, ...]:
-    return tuple(f"{counted(len(runs), 'run')} {why}" for why, runs in history.left_out.items())
+    return tuple(f"{pluralize(len(runs), 'run')} {why}" for why, runs in history.left_out.items())
 
 
 def _csv_table(history: History) -> Table:
@@ -329,8 +329,8 @@ def history_verdict(history: History) -> str:
     """Return the number of changes and drifts: `2 changes, 1 slow drift`."""
     changes = sum(len(series.changes) for series in history.series)
     drifts = sum(series.drift is not None for series in history.series)
-    drifting = f", {counted(drifts, 'slow drift')}" if drifts else ""
-    return f"{counted(changes, 'change') if changes else 'no change'}{drifting}"
+    drifting = f", {pluralize(drifts, 'slow drift')}" if drifts else ""
+    return f"{pluralize(changes, 'change') if changes else 'no change'}{drifting}"
 
 
 def interval_text(change: LevelChange) -> str:

@@ -20,7 +20,7 @@ from paceline.core.result import Result, Status
 from paceline.core.run import RunSettings, RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
-from paceline.core.units import all_done, counted
+from paceline.core.units import all_steps_done, pluralize
 from paceline.core.window import stretch_around
 from paceline.engines import ends_at_target, last_step, log_formats
 from paceline.engines.log_reading.records import out_of_memory_line
@@ -259,7 +259,7 @@ def find_run_ending(
         and log_end.status not in FAILED_STATUSES
         and not (log_end.early_end and ended_badly)
     ):
-        late = f"{all_done(log_end.num_steps)}, yet the program ended with code {code}"
+        late = f"{all_steps_done(log_end.num_steps)}, yet the program ended with code {code}"
         warning = log_end.early_end or (late if code else "")
         return Ending("ok", None, (warning,) if warning else ())
     if log_end.status == "oom" or log_end.status == "nan":
@@ -317,7 +317,7 @@ def _ending_of_ranks(evidence: EndEvidence, spec: RunSpec) -> Ending:
 def _early_ending(folder: Path, log_end: _LogEnd, requested_steps: int) -> Ending:
     """Return the ending of a program that exited with 0 before all its steps were done."""
     error = last_error(log_tail(folder))
-    what = f"the program ended after {log_end.num_steps:,} of {counted(requested_steps, 'step')}"
+    what = f"the program ended after {log_end.num_steps:,} of {pluralize(requested_steps, 'step')}"
     return Ending("failed", f"{what}: {error}" if error else what)
 
 
@@ -340,7 +340,7 @@ def _find_log_end(parsing: Parsing | None, spec: RunSpec) -> _LogEnd:
         and len(steps) > 1
         and not ends_at_target(spec)
     ):
-        early = f"the program finished after {last:,} of {counted(requested_steps, 'step')}"
+        early = f"the program finished after {last:,} of {pluralize(requested_steps, 'step')}"
     return _LogEnd(document.status, last, whole, document.reason, early)
 
 

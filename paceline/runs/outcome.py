@@ -31,7 +31,7 @@ from paceline.core.run import RunSettings
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.core.timed_run import TimedRun, timed_run
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.core.window import MIN_STEADY, Window, steady_window
 from paceline.files.documents import read_json
 from paceline.files.events import RankLog, StartEvent
@@ -140,7 +140,7 @@ def _checked_status(
 ) -> tuple[Status, str | None]:
     if status == "ok" and (window is None or window.record.n < MIN_STEADY):
         num_steady = window.record.n if window else 0
-        steady = counted(num_steady, "steady step")
+        steady = pluralize(num_steady, "steady step")
         return "incomplete", f"{steady}; at least {MIN_STEADY} are needed"
     return status, reason
 
@@ -383,7 +383,7 @@ def _warnings(
     padded = record.spec is not None and record.spec.data.packing == "padded"
     if padded and window and window.n < MIN_TIMED_STEPS:
         warnings.append(
-            f"{counted(window.n, 'timed step')}: published fine-tuning rates use at least "
+            f"{pluralize(window.n, 'timed step')}: published fine-tuning rates use at least "
             f"{MIN_TIMED_STEPS}; increase training.steps (the data is repeated)"
         )
     jitter, step = metrics.get("jitter_overhead"), metrics.get("step_time_s")

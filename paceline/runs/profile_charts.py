@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from paceline.core.units import MIB, counted, percent
+from paceline.core.units import MIB, percent, pluralize
 from paceline.profiles.breakdown import TITLES, MeanBreakdown
 from paceline.profiles.profile import Profile, RankCurve
 from paceline.report.step_charts import finish_chart
@@ -125,5 +125,5 @@ def memory_chart(curves: Sequence[RankCurve], name: str, theme: ChartTheme) -> a
     )
     notes = [f"{highest[0].kind.capitalize()} memory in the step with each rank's peak."]
     if len(curves) > len(highest):
-        notes.append(f"The {MAX_CURVES} highest of {counted(len(curves), 'rank')}.")
+        notes.append(f"The {MAX_CURVES} highest of {pluralize(len(curves), 'rank')}.")
     return finish_chart([lines], theme, "Memory over a step", notes, CURVE_HEIGHT, name)

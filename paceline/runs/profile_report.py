@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.text import printable
-from paceline.core.units import GIB, MIB, counted, gib, percent, seconds, si, trimmed
+from paceline.core.units import GIB, MIB, compact, gib, percent, pluralize, seconds, si
 from paceline.profiles.breakdown import CATEGORIES, TITLES
 from paceline.profiles.nccl.communication import Communication, SizeBin
 from paceline.profiles.profile import Hot, Overhead, Profile, RankCurve
@@ -134,8 +134,8 @@ def overhead_text(overhead: Overhead) -> str:
         return f"Overhead of profiling: unknown, {overhead.why}."
     profiled_time, plain = seconds(overhead.profiled_s or 0), seconds(overhead.plain_s or 0)
     medians = (
-        f"median of {counted(overhead.n_profiled, 'profiled step')}: {profiled_time}, of "
-        f"{counted(overhead.n_plain, 'other step')}: {plain}"
+        f"median of {pluralize(overhead.n_profiled, 'profiled step')}: {profiled_time}, of "
+        f"{pluralize(overhead.n_plain, 'other step')}: {plain}"
     )
     if overhead.fraction < 0:
         return (
@@ -233,7 +233,7 @@ def _sections(profile: Profile) -> Iterator[Section]:
             Column("name", "cause"),
             Column("share", "left of the peak", percent, "right"),
             Column("flops_per_s", "FLOP/s per device", lambda v: si(v, "FLOP/s"), "right"),
-            Column("lost_s", "lost per step (s)", trimmed, "right"),
+            Column("lost_s", "lost per step (s)", compact, "right"),
         ),
         rows=[
             {key: getattr(level, key) for key in ("name", "share", "flops_per_s", "lost_s")}
@@ -274,7 +274,7 @@ def _exchange_sections(profile: Profile, table: Communication) -> Iterator[Secti
     ]
     why = f" Not compared with the layout: {profile.traffic_why}." if profile.traffic_why else ""
     yield Table(
-        title=f"Communication per rank {per} ({table.source}, {counted(table.ranks, 'rank')})",
+        title=f"Communication per rank {per} ({table.source}, {pluralize(table.ranks, 'rank')})",
         columns=(
             Column("axis", "axis"),
             Column("ranks", "ranks", justify="right"),

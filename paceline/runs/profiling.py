@@ -15,7 +15,7 @@ from paceline.core.result import Metric, finite_value
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.engines import engine
 from paceline.files.documents import write_text, write_value
 from paceline.machines.node.binding import bound
@@ -68,7 +68,7 @@ def length_text(spec: RunSpec) -> str:
     """Return a notice of the number of steps of a profile run, which ignores `steps`."""
     assert spec.profile is not None, "it is a profile run"
     return (
-        f"the run has {counted(spec.training.steps, 'step')} (--set steps is ignored): up to the "
+        f"the run has {pluralize(spec.training.steps, 'step')} (--set steps is ignored): up to the "
         f"last profiled step, {spec.profile.last_step}, and {STEPS_AFTER} for comparison; choose "
         "the profiled steps with --steps A-B"
     )

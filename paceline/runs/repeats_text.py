@@ -9,7 +9,7 @@ from paceline.compare.over_time.repeats import GroupResult, SeriesResult, has_fi
 from paceline.compare.verdicts import verdict_label
 from paceline.core.result import Result, finite_value
 from paceline.core.text import printable
-from paceline.core.units import counted, percent
+from paceline.core.units import percent, pluralize
 from paceline.report.figures import format_value, plus_minus, split_unit, value_text
 
 HEADLINES = ("tokens_per_s", "padded_tokens_per_s", "samples_per_s")
@@ -37,7 +37,7 @@ def series_lines(series: SeriesResult) -> Iterator[str]:
 def group_lines(group: GroupResult) -> Iterator[str]:
     """Yield one group: its medians with run-to-run spread, and each run's value."""
     failed = f", {group.failed} failed" if group.failed else ""
-    yield f"{group.group}: {group.ok:,} of {counted(group.num_repeats, 'repeat')}{failed}"
+    yield f"{group.group}: {group.ok:,} of {pluralize(group.num_repeats, 'repeat')}{failed}"
     if group.changes:
         yield f"  {changes_text(group.changes)}"
     figures = group.figures
@@ -47,7 +47,8 @@ def group_lines(group: GroupResult) -> Iterator[str]:
         interval = plus_minus(lead)
         interval = f"  {interval}" if interval else ""
         kind = "run-to-run 95%" if interval else "no interval: 3 runs are needed"
-        yield f"  {value_text(lead)}{interval}      median of {counted(lead.n or 0, 'run')}; {kind}"
+        runs = pluralize(lead.n or 0, "run")
+        yield f"  {value_text(lead)}{interval}      median of {runs}; {kind}"
     step = figures.get("step_time_s")
     if step is not None and finite_value(step) is not None:
         spread = "" if step.spread is None else f"; run-to-run spread {percent(step.spread, 2)}"
@@ -59,7 +60,7 @@ def group_lines(group: GroupResult) -> Iterator[str]:
             yield f"  run {number} {run.status}: {reason} ({run.run})"
     runs_with_warnings = [run for run in group.runs if run.warnings]
     if runs_with_warnings:
-        count = f"{len(runs_with_warnings):,} of {counted(len(group.runs), 'run')} with warnings"
+        count = f"{len(runs_with_warnings):,} of {pluralize(len(group.runs), 'run')} with warnings"
         yield f"  {count}, the last: {printable(runs_with_warnings[-1].warnings[0])}"
     for fault in group.faults:
         yield f"  no run: {printable(fault)}"

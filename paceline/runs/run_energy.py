@@ -13,7 +13,7 @@ from paceline.core.metrics import ENERGY_PER_TOKEN
 from paceline.core.result import Metric, RunVerdict
 from paceline.core.steps import Steps
 from paceline.core.telemetry import GpuSample, Telemetry, energy_between, read_telemetry
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files.documents import read_lines
 from paceline.machines.probe.telemetry import FOLDER
 
@@ -73,7 +73,7 @@ def energy_metrics(
     window = (
         f"{1e6 * value / WH_J:,.3g} Wh per million tokens; {energy.energy_j:,.4g} J of {parts} in "
         f"{energy.window_s:,.1f} s, from the first start to the last end of a rank, "
-        f"{counted(energy.n, 'sample')}"
+        f"{pluralize(energy.n, 'sample')}"
     )
     return {
         ENERGY_PER_TOKEN: Metric(
@@ -116,7 +116,7 @@ def _throttle_warnings(samples: Sequence[tuple[str, GpuSample]]) -> Iterator[str
         if devices:
             yield (
                 f"{THROTTLED}: {reason} reduced the clocks of {devices:,} of "
-                f"{counted(len(num_samples), 'device')}, in {shares[longest]:.0%} of the samples "
+                f"{pluralize(len(num_samples), 'device')}, in {shares[longest]:.0%} of the samples "
                 f"on {longest}: the results were measured at lower clocks"
             )
 
@@ -129,5 +129,5 @@ def _memory_error_warnings(samples: Sequence[tuple[str, GpuSample]]) -> Iterator
             counts.setdefault(device, []).append(gpu.ecc_uncorrected)
     for device, row in counts.items():
         if row[-1] > row[0]:
-            errors = counted(round(row[-1] - row[0]), "memory error")
+            errors = pluralize(round(row[-1] - row[0]), "memory error")
             yield f"{device}: {errors} (uncorrectable)"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paceline.compare.sequential.judgement import SequentialComparison, SequentialLook
 from paceline.compare.verdicts import percent_change, verdict_label, verdict_tone
-from paceline.core.units import counted, percent
+from paceline.core.units import percent, pluralize
 from paceline.report.document import Column, Document, Notes, Table, Verdict
 
 WHY_ENDED = {
@@ -21,7 +21,7 @@ def sequential_document(comparison: SequentialComparison) -> Document:
         kind="sequential comparison",
         title=f"{comparison.candidate.short_name} against {comparison.baseline.short_name}",
         setup=(
-            f"{counted(comparison.pairs, 'pair')} of up to {comparison.most_pairs}",
+            f"{pluralize(comparison.pairs, 'pair')} of up to {comparison.most_pairs}",
             f"margin {percent(comparison.margin, 2)}",
             f"false-alarm rate over all analyses up to {percent(comparison.error, 0)}",
         ),
@@ -58,7 +58,7 @@ def sequential_document(comparison: SequentialComparison) -> Document:
 def look_text(look: SequentialLook) -> str:
     """Return `after 5 pairs +2.01% (+0.90% to +3.13%): slower`."""
     return (
-        f"after {counted(look.pairs, 'pair')} {percent_change(look.ratio)} "
+        f"after {pluralize(look.pairs, 'pair')} {percent_change(look.ratio)} "
         f"({percent_change(look.low)} to {percent_change(look.high)}): {look.verdict}"
     )
 

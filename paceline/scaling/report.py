@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.node_groups import GroupThroughput
-from paceline.core.units import counted, percent
+from paceline.core.units import percent, pluralize
 from paceline.report.document import (
     Column,
     Document,
@@ -48,7 +48,7 @@ def scaling_document(
         title=name,
         headline=answer[0] if answer else f"Scaling of {name}",
         verdict=_verdict(result, reference),
-        setup=(table_note(result), f"{counted(len(measured), 'sub-cluster')} measured"),
+        setup=(table_note(result), f"{pluralize(len(measured), 'sub-cluster')} measured"),
         answer=answer,
         figures=scaling_figures(result),
         sections=(
@@ -191,8 +191,8 @@ def scaling_figures(result: ScaleResult) -> tuple[Figure, ...]:
 
 
 def _efficiency_figure(result: ScaleResult, largest: SizeResult) -> Figure:
-    speed = f"{largest.value:.6g} samples/s, {counted(largest.n, 'sub-cluster')}"
-    label = f"Efficiency on {counted(largest.nodes, 'node')}"
+    speed = f"{largest.value:.6g} samples/s, {pluralize(largest.n, 'sub-cluster')}"
+    label = f"Efficiency on {pluralize(largest.nodes, 'node')}"
     if largest.nodes == result.base.nodes:
         return unknown_figure(label, "only one size was measured, it is its own base", [speed])
     base = f"100%: {largest.nodes / result.base.nodes:g} x the {result.base.statistic}"
@@ -223,7 +223,7 @@ def _node_figure(result: ScaleResult) -> Figure:
     return Figure(
         "Slowest node",
         share(slowest.loss),
-        f"below its measure, {z}, {counted(slowest.n, 'value')}",
+        f"below its measure, {z}, {pluralize(slowest.n, 'value')}",
         (slowest.host + (", flagged" if slowest.host in result.flagged else ""), least),
     )
 

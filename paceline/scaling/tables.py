@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.hosts import expand
 from paceline.core.node_groups import GroupThroughput, Purpose, ScalingKind
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files.csv_table import csv_lines
 
 LINE = "line"
@@ -89,7 +89,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     for line, cells in rest:
         if len(cells) != len(names):
             raise UserError(
-                f"{path}:{line}", f"has {counted(len(cells), 'cell')}, the header {len(names)}"
+                f"{path}:{line}", f"has {pluralize(len(cells), 'cell')}, the header {len(names)}"
             )
     if not rest:
         raise UserError(str(path), "has a header and no rows")
@@ -169,7 +169,7 @@ def _measured(row: Row, named: Mapping[str, str], where: str) -> GroupThroughput
     nodes = row.get(named.get("nodes", ""), "")
     if nodes and nodes != str(len(hosts)):
         raise UserError(
-            where, f"{named['nodes']} is {nodes}, but {counted(len(hosts), 'host', 'are')} named"
+            where, f"{named['nodes']} is {nodes}, but {pluralize(len(hosts), 'host', 'are')} named"
         )
     series = row.get(named.get("series", ""), "")
     return GroupThroughput(tuple(hosts), _samples_per_s(row, named, where), series, _purpose(row))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError
-from paceline.core.units import agreeing, counted, si
+from paceline.core.units import pluralize, si, verb_form
 from paceline.staging.plan import StagingPlan
 
 REMEDY = "make room, or give another place with --to"
@@ -40,8 +40,8 @@ def space_shortage(plan: StagingPlan, space: DiskSpace, largest_file: int = 0) -
     if plan.bytes_needed > space.bytes_free:
         return f"{si(plan.bytes_needed, 'B')} are to come and {si(space.bytes_free, 'B')} are free"
     if free is not None and files > free:
-        missing = f"{counted(files, 'file', 'are')} to come"
-        return f"{missing} and {free:,} {agreeing(free, 'are')} free (inodes)"
+        missing = f"{pluralize(files, 'file', 'are')} to come"
+        return f"{missing} and {free:,} {verb_form(free, 'are')} free (inodes)"
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and largest_file > limit:
         allowed = f"`ulimit -f` allows {si(limit, 'B')}"

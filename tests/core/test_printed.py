@@ -45,7 +45,7 @@ def test_a_cell_without_a_number_is_none(text: str):
 
 def test_a_figure_known_to_be_a_multiple_has_that_resolution():
     cell = printed("5248", step=128)
-    assert cell.rounded() == Interval(5248 - 64, 5248 + 64)
+    assert cell.rounding_interval() == Interval(5248 - 64, 5248 + 64)
     assert printed("5248", step=0.1).step == 1
 
 
@@ -61,22 +61,24 @@ def test_a_figure_known_to_be_a_multiple_has_that_resolution():
 def test_a_bound_leaves_one_side_open(text: str, bound: str, inside: float, outside: float):
     cell = printed(text)
     assert cell.bound == bound
-    assert cell.rounded().meets(exactly(inside)) and not cell.rounded().meets(exactly(outside))
-    assert cell.cut() == cell.rounded()
+    assert cell.rounding_interval().meets(exactly(inside)) and not cell.rounding_interval().meets(
+        exactly(outside)
+    )
+    assert cell.truncation_interval() == cell.rounding_interval()
 
 
 def test_cut_digits_leave_larger_values_than_rounded_ones():
-    assert printed("44.4").rounded().meets(exactly(44.4499))
-    assert not printed("44.4").rounded().meets(exactly(44.4505))
-    assert printed("44.4").cut().meets(exactly(44.4505))
-    assert not printed("44.4").cut().meets(exactly(44.39))
+    assert printed("44.4").rounding_interval().meets(exactly(44.4499))
+    assert not printed("44.4").rounding_interval().meets(exactly(44.4505))
+    assert printed("44.4").truncation_interval().meets(exactly(44.4505))
+    assert not printed("44.4").truncation_interval().meets(exactly(44.39))
 
 
 @given(st.floats(1e-3, 1e9), st.integers(0, 6))
 def test_a_value_lies_in_the_interval_of_its_own_print(value: float, decimals: int):
     text = f"{value:.{decimals}f}"
     cell = printed(text)
-    assert cell.rounded().meets(exactly(value))
+    assert cell.rounding_interval().meets(exactly(value))
     assert like(value, cell) == text
 
 

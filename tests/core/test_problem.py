@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field, StringConstraints, ValidationError, field_validator
 
-from paceline.core.problem import problem_of, problem_of_union, refusal
+from paceline.core.problem import invalid_input, problem_of, problem_of_union
 from paceline.core.value import PositiveInt, Value
 
 TEXT = "text, in quotes where it reads as something else"
@@ -144,11 +144,11 @@ def test_a_number_of_many_digits_is_shortened_however_many_they_are():
 
 
 def test_a_refusal_names_place_and_field():
-    error = refusal("file.json", found("inner", {"x": "y"}))
+    error = invalid_input("file.json", found("inner", {"x": "y"}))
     assert str(error) == "file.json: inner.x: 'y' is no whole number; allowed: a whole number"
     with pytest.raises(ValidationError) as caught:
         Example.model_validate_json("{")
-    assert str(refusal("file.json", caught.value)).startswith("file.json: is no JSON: EOF")
+    assert str(invalid_input("file.json", caught.value)).startswith("file.json: is no JSON: EOF")
 
 
 @pytest.mark.parametrize("secret", [SECRET, JWT])
@@ -162,7 +162,7 @@ def test_a_long_secret_is_taken_out_before_a_value_is_cut(
     with pytest.raises(ValidationError) as of_csv:
         Example.model_validate(row)
     for error in (of_json.value, of_csv.value, found("choice", secret), found("either", secret)):
-        assert ": '(redacted)' is no" in (told := str(refusal("file", error))), told
+        assert ": '(redacted)' is no" in (told := str(invalid_input("file", error))), told
 
 
 @pytest.mark.parametrize("secret", [SECRET, JWT])
@@ -170,7 +170,7 @@ def test_a_long_secret_in_what_a_check_says_is_taken_out(
     secret: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("MY_TOKEN", SECRET)
-    told = str(refusal("file", found("words", f"oh {secret}")))
+    told = str(invalid_input("file", found("words", f"oh {secret}")))
     assert "be calm oh (redacted)" in told and secret[:4] not in told
 
 
@@ -182,6 +182,6 @@ def test_what_stands_under_env_is_not_repeated():
 
     with pytest.raises(ValidationError) as caught:
         Place.model_validate({"env": {"MY_TOKEN": "hush"}})
-    assert str(refusal("file", caught.value)) == (
+    assert str(invalid_input("file", caught.value)) == (
         "file: env.MY_TOKEN: is no whole number; allowed: a whole number"
     )

@@ -11,7 +11,7 @@ from paceline.core.layout import Layout
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.run import RunSpec
 from paceline.core.shape import LoraSpec, num_parameters
-from paceline.core.traffic import LINK_SHARE, step_traffic, unpredicted
+from paceline.core.traffic import LINK_SHARE, step_traffic, unsupported_reason
 from paceline.core.training import Training
 from tests.example import SHAPE, make_spec
 
@@ -67,5 +67,5 @@ def test_the_tensor_axis_moves_what_the_step_model_counts() -> None:
 def test_what_has_no_formula_says_so(
     layout: Layout, lora: LoraSpec | None, says: str | None
 ) -> None:
-    reason = unpredicted(ParallelRun(layout, SHAPE, 2 * layout.model_devices, lora=lora))
+    reason = unsupported_reason(ParallelRun(layout, SHAPE, 2 * layout.model_devices, lora=lora))
     assert reason is None if says is None else says in (reason or "")

@@ -7,19 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.units import (
-    agreeing,
-    all_done,
+    all_steps_done,
+    compact,
     count,
-    counted,
     days,
     gib,
     percent,
+    pluralize,
     seconds,
     si,
     significant,
     step_seconds,
     there_are,
-    trimmed,
+    verb_form,
 )
 
 
@@ -47,16 +47,19 @@ def test_a_part_of_a_day_is_not_none(value: float, text: str):
 
 
 def test_a_noun_agrees_with_its_number():
-    counts = [counted(n, "node") for n in (0, 1, 2, 2048)]
+    counts = [pluralize(n, "node") for n in (0, 1, 2, 2048)]
     assert counts == ["0 nodes", "1 node", "2 nodes", "2,048 nodes"]
-    assert (counted(1, "process"), counted(2, "process")) == ("1 process", "2 processes")
-    assert [counted(n, "log", "are") for n in (1, 2)] == ["1 log is", "2 logs are"]
-    assert [counted(n, "step", "save") for n in (1, 2)] == ["1 step saves", "2 steps save"]
-    assert [counted(n, "layer", "have") for n in (1, 2)] == ["1 layer has", "2 layers have"]
-    assert [counted(n, "row", "do") for n in (1, 2)] == ["1 row does", "2 rows do"]
-    assert [agreeing(n, "were") for n in (0, 1, 2)] == ["were", "was", "were"]
-    assert counted(2, "micro-batch") == "2 micro-batches"
-    assert [all_done(n) for n in (1, 2000)] == ["the only step is done", "all 2,000 steps are done"]
+    assert (pluralize(1, "process"), pluralize(2, "process")) == ("1 process", "2 processes")
+    assert [pluralize(n, "log", "are") for n in (1, 2)] == ["1 log is", "2 logs are"]
+    assert [pluralize(n, "step", "save") for n in (1, 2)] == ["1 step saves", "2 steps save"]
+    assert [pluralize(n, "layer", "have") for n in (1, 2)] == ["1 layer has", "2 layers have"]
+    assert [pluralize(n, "row", "do") for n in (1, 2)] == ["1 row does", "2 rows do"]
+    assert [verb_form(n, "were") for n in (0, 1, 2)] == ["were", "was", "were"]
+    assert pluralize(2, "micro-batch") == "2 micro-batches"
+    assert [all_steps_done(n) for n in (1, 2000)] == [
+        "the only step is done",
+        "all 2,000 steps are done",
+    ]
     assert there_are(1, "host") == "there is 1 host" and there_are(2, "host").startswith(
         "there are"
     )
@@ -91,4 +94,4 @@ def test_seconds_of_a_step_keep_four_digits_and_are_never_in_exponent_form():
 def test_a_trimmed_value_ends_in_no_zeros_behind_the_point():
     values = (0.5, 0.04567891, 43.2, 10.0, 1200.0, 123_456.7, 1e-5, 0.0)
     shown = ["0.5", "0.04568", "43.2", "10", "1,200", "123,457", "0.00001", "0"]
-    assert [trimmed(value) for value in values] == shown
+    assert [compact(value) for value in values] == shown

@@ -25,7 +25,7 @@ from paceline.compare.sequential.interim_analysis import (
 from paceline.compare.sides import Pair
 from paceline.compare.verdicts import percent_change
 from paceline.core.metrics import metric_class
-from paceline.core.units import counted, percent
+from paceline.core.units import percent, pluralize
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 Ended = Literal[
@@ -143,7 +143,7 @@ def judge_pairs(
         text = f"Undecided: {NOT_IN_TURNS}."
         return blank.model_copy(update={"ended": "not in turns", "sentence": text})
     if num_pairs < FEWEST_PAIRS:
-        made = counted(num_pairs, "pair")
+        made = pluralize(num_pairs, "pair")
         text = f"Undecided: {made} so far, and the first look is after {FEWEST_PAIRS}."
         return blank.model_copy(update={"sentence": text})
     return _looked_at(blank, sides, design, comparison)
@@ -225,7 +225,8 @@ def _sentence(
     base, cand = sides.baseline.name, sides.candidate.name
     figures = (
         f"{metric} {percent_change(look.ratio)} ({percent_change(look.low)} to "
-        f"{percent_change(look.high)}, 95% over all looks) after {counted(look.num_pairs, 'pair')}"
+        f"{percent_change(look.high)}, 95% over all looks) after "
+        f"{pluralize(look.num_pairs, 'pair')}"
     )
     within = percent(design.margin + design.resolution, 2 if design.resolution else 1)
     possible = f"a difference of up to {percent(look.largest, 1)} is still possible"
@@ -240,6 +241,8 @@ def _sentence(
                 f"{possible}."
             )
         case "undecided":
-            return f"Undecided after all {counted(look.num_pairs, 'pair')}: {figures}; {possible}."
+            return (
+                f"Undecided after all {pluralize(look.num_pairs, 'pair')}: {figures}; {possible}."
+            )
         case _:
             return f"{cand} is {verdict} than {base}: {figures}."

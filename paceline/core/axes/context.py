@@ -13,7 +13,7 @@ from paceline.core.axes.axis import Axis, AxisTraffic, Rule, refuse
 from paceline.core.axes.weights import decoder
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.recompute import stage_levels
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 
 RULES: tuple[Rule, ...] = (
     refuse(
@@ -66,7 +66,7 @@ def whole_heads_in_all_to_all(x: ParallelRun) -> str | None:
     if not _exchanges(x, "all-to-all") or x.shape.num_heads % ranks == 0:
         return None
     return (
-        f"{counted(x.shape.num_heads, 'query head')} cannot be split over tp {x.layout.tp} x "
+        f"{pluralize(x.shape.num_heads, 'query head')} cannot be split over tp {x.layout.tp} x "
         f"cp {x.layout.cp} = {ranks}, because all-to-all gives each rank whole heads: use "
         "layout.cp_exchange=all-gather"
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from paceline.core.axes.axis import Axis, AxisTraffic, Rule, refuse
 from paceline.core.axes.weights import block_weights, end_weights
 from paceline.core.parallel_run import ParallelRun
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 
 RULES: tuple[Rule, ...] = (
     refuse(
@@ -55,7 +55,7 @@ def whole_shards(x: ParallelRun) -> str | None:
     if not x.layout.dp_shard or x.data_ranks % x.layout.dp_shard == 0:
         return None
     return (
-        f"dp x cp = {counted(x.data_ranks, 'rank')} cannot be split into groups of dp_shard "
+        f"dp x cp = {pluralize(x.data_ranks, 'rank')} cannot be split into groups of dp_shard "
         f"{x.layout.dp_shard}, "
         "because each group holds one copy of the states: use a dp_shard that divides them"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.core.axes.axis import Axis, Rule, refuse
 from paceline.core.parallel_run import ParallelRun
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 
 RULES: tuple[Rule, ...] = (
     refuse(
@@ -25,7 +25,7 @@ def whole_experts(x: ParallelRun) -> str | None:
     if experts == 1:
         return f"ep {ep} spreads experts over ranks, and the model has none: use layout.ep=1"
     return (
-        f"{experts} experts on dp x cp = {counted(ranks, 'rank')} cannot be split over ep {ep}, "
+        f"{experts} experts on dp x cp = {pluralize(ranks, 'rank')} cannot be split over ep {ep}, "
         "because expert ranks are data ranks that hold equally many experts: use an ep that "
         "divides both"
     )

@@ -8,7 +8,7 @@ from paceline.core.axes.axis import Axis, AxisTraffic, Rule, refuse
 from paceline.core.axes.weights import decoder
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.pipeline import layers_per_stage
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 
 RULES: tuple[Rule, ...] = (
     refuse(
@@ -97,7 +97,7 @@ def whole_stages(x: ParallelRun) -> str | None:
         else "a pipeline is as slow as its longest one: use a pp x vp that divides one of these"
     )
     return (
-        f"{counted(layers, 'layer')} (or {layers + 2} with embedding and head{added}) cannot be "
+        f"{pluralize(layers, 'layer')} (or {layers + 2} with embedding and head{added}) cannot be "
         f"split over pp {x.layout.pp} x vp {x.layout.vp} = {stages} stages, because {reason}"
     )
 
@@ -109,8 +109,8 @@ def whole_rounds(x: ParallelRun) -> str | None:
     if x.layout.pp == 1 or schedule not in ("interleaved", "zero-bubble") or num % rounds == 0:
         return None
     return (
-        f"{counted(num, 'micro-batch')} a step cannot be split into {rounds} equal rounds, because "
-        f"{schedule} repeats one round of at least pp {x.layout.pp}: use a multiple of "
+        f"{pluralize(num, 'micro-batch')} a step cannot be split into {rounds} equal rounds, "
+        f"because {schedule} repeats one round of at least pp {x.layout.pp}: use a multiple of "
         f"{x.layout.pp}"
     )
 

@@ -36,9 +36,9 @@ class Weight:
 def decoder(x: ParallelRun) -> DecoderShape:
     """Return the shape of the run's decoder.
 
-    Check with `unpredicted` first that the model is a decoder.
+    Check with `unsupported_reason` first that the model is a decoder.
     """
-    assert x.shape.kind == "decoder", "unpredicted() refuses other models"
+    assert x.shape.kind == "decoder", "unsupported_reason() refuses other models"
     return x.shape
 
 

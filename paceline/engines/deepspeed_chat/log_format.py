@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from paceline.core.steps import IntColumn
-from paceline.core.units import GIB, TERA, agreeing
+from paceline.core.units import GIB, TERA, verb_form
 from paceline.engines.log_reading.deepspeed_settings import DeepSpeedSettings
 from paceline.engines.log_reading.log_content import (
     LogContent,
@@ -133,7 +133,7 @@ class _Timer:
             log.peak(kind, value)
         skipped, step = self._skipped
         if skipped:
-            were = agreeing(skipped, "were")
+            were = verb_form(skipped, "were")
             of = "the only step" if step == 1 else f"{skipped:,} of the first {step:,} steps"
             log.remark(f"{of} {were} skipped (fp16 overflow)")
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.steps import FloatColumn, IntColumn
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 
 Rows = npt.NDArray[np.bool_] | npt.NDArray[np.int32]
 
@@ -35,7 +35,7 @@ def swapped(index: IntColumn, times: FloatColumn) -> Change | None:
         return None
     rows = np.arange(len(index), dtype=np.int32)
     rows[at], rows[at + 1] = at + 1, at
-    lines = counted(len(at), "step line", "stand")
+    lines = pluralize(len(at), "step line", "stand")
     return rows, f"{lines} before the line of the step before: swapped"
 
 
@@ -46,7 +46,7 @@ def repeated(index: IntColumn, times: FloatColumn) -> Change | None:
     if not again.any():
         return None
     kept = np.append(~again, True)
-    lines = counted(int(again.sum()), "step line", "repeat")
+    lines = pluralize(int(again.sum()), "step line", "repeat")
     return kept, f"{lines} the one before: left out"
 
 
@@ -56,7 +56,7 @@ def interleaved(index: IntColumn, times: FloatColumn) -> Change | None:
         return None
     kept = _final(index)
     dropped = len(kept) - int(kept.sum())
-    lines = counted(dropped, "line", "are")
+    lines = pluralize(dropped, "line", "are")
     return kept, f"several ranks print each step: {lines} followed by a later one"
 
 

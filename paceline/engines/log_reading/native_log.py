@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.core.ranks import merge_ranks
 from paceline.core.steps import Steps
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.engines.log_reading.log_content import LAYOUT_FACTS, LogContent
 from paceline.engines.log_reading.native_lines import (
     Columns,
@@ -145,7 +145,7 @@ class _Run:
                 f"{SCHEMA}: what is new in them is not read; update Paceline"
             )
         if self._skipped:
-            lines = counted(self._skipped, "step line", "tell")
+            lines = pluralize(self._skipped, "step line", "tell")
             log.remark(f"{lines} of a skipped step (fp16 overflow)")
 
     def _take_steps(self, events: list[Event]) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Dtype, Peak
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.core.value import Value
 from paceline.estimate.fit.evidence import Evidence, EvidenceKind
 from paceline.estimate.model.machine import Machine
@@ -197,12 +197,12 @@ def cpu_machine(calibration: Calibration, ranks: int) -> Machine:
     )
     cores = calibration.cores
     notes = [
-        f"{ranks} x {counted(rates.threads, 'thread')} on {counted(cores, 'core')} of "
+        f"{ranks} x {pluralize(rates.threads, 'thread')} on {pluralize(cores, 'core')} of "
         f"{calibration.device}"
     ]
     if ranks > cores:
-        processes = counted(ranks, "process")
-        notes.append(f"oversubscribed: {processes} share {counted(cores, 'core')}")
+        processes = pluralize(ranks, "process")
+        notes.append(f"oversubscribed: {processes} share {pluralize(cores, 'core')}")
     link = rates.link_bytes_per_s or rates.memory_bytes_per_s
     return Machine(
         device=device,

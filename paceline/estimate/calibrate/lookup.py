@@ -8,7 +8,7 @@ from typing import Literal
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster, Dtype
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.estimate.calibrate.calibration import (
     Calibration,
     cpu_machine,
@@ -99,7 +99,7 @@ def machine_for(
     if cluster.threads_per_device not in (None, threads):
         raise UserError(
             "this processor",
-            f"is calibrated with {counted(threads, 'thread')} a process, not "
+            f"is calibrated with {pluralize(threads, 'thread')} a process, not "
             f"{cluster.threads_per_device}",
         )
     return cpu_machine(calibration, cluster.world_size)

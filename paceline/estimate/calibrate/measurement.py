@@ -19,7 +19,7 @@ from paceline.core.hardware import Dtype
 from paceline.core.layout import MODEL_AXES
 from paceline.core.run import RunSpec
 from paceline.core.stats import summarize
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.engines import native
 from paceline.estimate.calibrate.calibration import (
     About,
@@ -185,14 +185,14 @@ def weighed(about: About, rates: Sequence[Rates], steps: Sequence[TimedTraining]
     after = refit(before, x, measured, title, noise, errors(probes))
     predicted = predict(x, after.fit().centre)
     matters = np.abs(slopes(x, before.fit().centre)).max(axis=0) > LEAST_SLOPE
-    counted = [name for name, yes in zip(NAMES, matters.tolist(), strict=True) if yes]
+    pluralize = [name for name, yes in zip(NAMES, matters.tolist(), strict=True) if yes]
     return bare.model_copy(
         update={
             "probes": count,
             "steps": tuple(
                 _calibrated_step(*row) for row in zip(steps, predicted.tolist(), strict=True)
             ),
-            "undetermined": tuple(name for name in unmoved(before, after) if name in counted),
+            "undetermined": tuple(name for name in unmoved(before, after) if name in pluralize),
             "alike": tuple(alike(before, after)),
             "evidence": after,
         }
@@ -310,12 +310,12 @@ def measure(
     for count, of_count in trainings.items():
         threads = local_cluster(machine, entry, None, count).threads_per_device
         tell(
-            f"probes on {count} x {counted(threads or 1, 'thread')}"
+            f"probes on {count} x {pluralize(threads or 1, 'thread')}"
             if kind == "cpu"
-            else f"probes on {counted(count, 'GPU')}"
+            else f"probes on {pluralize(count, 'GPU')}"
         )
         rates.append(probe_rates(sys.executable, kind, dtype, count, threads, recipes))
-        tell(f"{counted(len(of_count), 'short training')} of {STEPS} steps each")
+        tell(f"{pluralize(len(of_count), 'short training')} of {STEPS} steps each")
         timed += time_steps(sys.executable, of_count, count, threads)
     about = About(
         device=label,

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from paceline.core.errors import UserError, unreadable
 from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.layout_checks import layout_problems
-from paceline.core.problem import refusal
-from paceline.core.units import counted, gib, step_seconds
+from paceline.core.problem import invalid_input
+from paceline.core.units import gib, pluralize, step_seconds
 from paceline.core.value import Value
 from paceline.estimate.estimates import MAX_P_OOM_TO_FIT
 from paceline.layouts.rampup.plan import (
@@ -98,7 +98,8 @@ def _rows(path: str, lines: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
             continue
         if len(cells) != len(names):
             raise UserError(
-                where, f"has {counted(len(cells), 'cell')} under {counted(len(names), 'column')}"
+                where,
+                f"has {pluralize(len(cells), 'cell')} under {pluralize(len(names), 'column')}",
             )
         yield where, dict(zip(names, cells, strict=True))
 
@@ -125,7 +126,7 @@ def _line(where: str, row: Mapping[str, str], layout: Layout) -> ScheduleLine:
         axes = {k: v if k == "recompute" else int(v) for k, v in changes.items()}
         return ScheduleLine(nodes, batch, Layout.model_validate({**layout.model_dump(), **axes}))
     except ValidationError as error:
-        raise refusal(where, error) from error
+        raise invalid_input(where, error) from error
     except ValueError as error:
         raise UserError(where, "contains a value that is not a number from 1") from error
 

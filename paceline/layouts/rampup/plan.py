@@ -9,7 +9,7 @@ from math import isfinite
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.rates import tokens_per_s
-from paceline.core.units import SECONDS_PER_DAY, counted
+from paceline.core.units import SECONDS_PER_DAY, pluralize
 from paceline.core.value import Value
 from paceline.layouts.rampup.timing import (
     RampContext,
@@ -183,7 +183,7 @@ def fastest_by_nodes(
     if not plans:
         raise UserError(
             f"a stage of {stage.batch}",
-            f"has no layout that fits on up to {counted(options.max_nodes, 'node')} of "
+            f"has no layout that fits on up to {pluralize(options.max_nodes, 'node')} of "
             f"{setting.per_node} x "
             f"{setting.machine.device.name}",
             remedy="--max-nodes, or another --set layout.zero_stage",

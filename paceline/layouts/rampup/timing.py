@@ -15,7 +15,7 @@ from paceline.core.layout import Layout
 from paceline.core.layout_checks import layout_problems, native_problems
 from paceline.core.run import RunSpec
 from paceline.core.training import RampUp
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.engines import engine
 from paceline.estimate.estimates import Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
@@ -88,7 +88,7 @@ def stages_from_batches(
     if len(ramp) == len(batches) - 1:
         ramp.append(_remaining(total_samples, sum(ramp)) if total_samples is not None else -1)
     if len(ramp) != len(batches):
-        raise ValueError(f"{len(samples)} sample counts for {counted(len(batches), 'stage')}")
+        raise ValueError(f"{len(samples)} sample counts for {pluralize(len(batches), 'stage')}")
     return [
         RampStage((BatchSteps(batch, ceil(count / batch) if count >= 0 else None),))
         for batch, count in zip(batches, ramp, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import altair as alt
 
-from paceline.core.units import GIB, counted
+from paceline.core.units import GIB, pluralize
 from paceline.layouts.sweep.result import SweepResult
 from paceline.report.step_charts import finish_chart
 from paceline.report.theme import ChartTheme
@@ -131,7 +131,7 @@ def subject(result: SweepResult) -> str:
     """Return the recipe and the number of devices that the charts show."""
     devices = {row.devices for row in result.rows if row.ok and row.devices}
     return (
-        f"{result.recipe} on {counted(devices.pop(), 'device')}"
+        f"{result.recipe} on {pluralize(devices.pop(), 'device')}"
         if len(devices) == 1
         else result.recipe
     )

@@ -12,7 +12,7 @@ from pydantic import PositiveFloat
 from paceline.compare.fastest import MIN_CHANCE, RankedOption, rank_options
 from paceline.core.layout import Layout
 from paceline.core.result import Metric, Status
-from paceline.core.units import counted, step_seconds
+from paceline.core.units import pluralize, step_seconds
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.estimate.memory.device_memory import Verdict
 
@@ -195,7 +195,7 @@ def sentences(rows: Sequence[SweepRow]) -> Iterator[str]:
     if errors:
         yield (
             f"predicted vs measured: median error {100 * median(errors):.1f}%, "
-            f"largest {100 * max(errors):.1f}%, {counted(len(errors), 'layout')}"
+            f"largest {100 * max(errors):.1f}%, {pluralize(len(errors), 'layout')}"
         )
 
 
@@ -211,7 +211,7 @@ def status_counts(rows: Sequence[SweepRow]) -> str:
         f"{statuses.count(status)} {status}"
         for status in dict.fromkeys(sorted(statuses, key=_rank))
     ]
-    return f"{counted(len(rows), 'combination')}: {', '.join(parts)}"
+    return f"{pluralize(len(rows), 'combination')}: {', '.join(parts)}"
 
 
 def figure_fields(figures: dict[str, Metric]) -> dict[str, float | int | str | None]:

@@ -16,7 +16,7 @@ from paceline.core.hardware import Peak
 from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.layout_checks import layout_problems
 from paceline.core.run import RunSpec
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.core.window import MIN_STEADY
 from paceline.engines import engine
 from paceline.estimate.calibrate.calibration import Calibration
@@ -179,7 +179,7 @@ def find_candidates(
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     if recipe.training.steps < MIN_STEADY:
         raise UserError(
-            f"{recipe.name}: {counted(recipe.training.steps, 'step')}",
+            f"{recipe.name}: {pluralize(recipe.training.steps, 'step')}",
             "is too few for a result",
             allowed=f"warm-up and at least {MIN_STEADY} steady steps",
             remedy="--steps 20",
@@ -206,7 +206,7 @@ def find_candidates(
     kept_rows = _best_rows(seconds, odds, recipe_row)
     num_beyond = len(layouts) - len(kept_rows)
     notes += (
-        [f"{counted(num_beyond, 'slower layout')} dropped according to the estimate"]
+        [f"{pluralize(num_beyond, 'slower layout')} dropped according to the estimate"]
         if num_beyond
         else []
     )

@@ -14,7 +14,7 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.layout_checks import layout_problems
 from paceline.core.run import RunSpec
-from paceline.core.units import counted, gib
+from paceline.core.units import gib, pluralize
 from paceline.core.value import Value
 from paceline.estimate.estimates import MAX_P_OOM_TO_FIT, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
@@ -87,7 +87,7 @@ def rank_layouts(
     )
     if not layouts:
         raise UserError(
-            f"{spec.recipe} on {counted(spec.world_size, 'device')}", "has no layout that divides"
+            f"{spec.recipe} on {pluralize(spec.world_size, 'device')}", "has no layout that divides"
         )
     estimated = partial(
         estimates_of_layouts, spec, machine, evidence, software=question.resolved_software

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.core.units import GIB, counted, gib, step_seconds
+from paceline.core.units import GIB, gib, pluralize, step_seconds
 from paceline.layouts.tune.ranking import RankedLayout, Ranking
 from paceline.layouts.tune.result import TuneResult, TuneRow
 from paceline.report.document import Column, Document, Row, Table, Verdict
@@ -36,7 +36,7 @@ def ranking_document(ranking: Ranking) -> Document:
     """Return all layouts by estimate, with the counts of those that cannot run or do not fit."""
     recipe_layout = ranking.recipe_layout
     notes = [
-        f"{counted(ranking.n_layouts, 'layout')} estimated, {ranking.n_infeasible:,} cannot run, "
+        f"{pluralize(ranking.n_layouts, 'layout')} estimated, {ranking.n_infeasible:,} cannot run, "
         f"{ranking.n_pruned:,} {ranking.bound}."
     ]
     if recipe_layout is not None:

@@ -13,7 +13,7 @@ from pydantic import PositiveFloat
 from paceline.compare.fastest import MIN_CHANCE, RankedOption, rank_options
 from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.result import Status
-from paceline.core.units import counted, percent, significant
+from paceline.core.units import percent, pluralize, significant
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.estimate.fit.interval import Z80
 from paceline.estimate.memory.device_memory import verdict
@@ -318,8 +318,8 @@ def sentences(result: TuneResult, noise_sd: float) -> Iterator[str]:
         yield from _effect_sentences(result)
     yield from _prediction_sentences(result.rows, noise_sd)
     yield _STOP_SENTENCES[result.stop].format(
-        layouts=counted(result.n_hopeful, "layout"),
-        runs=counted(result.num_runs, "run"),
+        layouts=pluralize(result.n_hopeful, "layout"),
+        runs=pluralize(result.num_runs, "run"),
         budget=result.budget,
     )
     yield _untried_sentence(result)
@@ -345,7 +345,7 @@ def _best_sentences(result: TuneResult, best: TuneRow) -> Iterator[str]:
     yield (
         f"best: {best.label}, {significant(best.step_time_s or 0.0, 4)} s per step, "
         f"{best.tokens_per_s:,.0f} tokens/s "
-        f"({counted(best.num_runs, 'run')})"
+        f"({pluralize(best.num_runs, 'run')})"
         + (f", the fastest with {probability_text(best.p_best)}" if best.p_best is not None else "")
         + (f"; within noise of it: {', '.join(tied_labels)}" if tied_labels else "")
     )
@@ -377,7 +377,7 @@ def _prediction_sentences(rows: Sequence[TuneRow], noise_sd: float) -> Iterator[
         for name in ("before", "expected")
     )
     yield (
-        f"expected vs measured, {counted(len(good), 'layout')}: median error "
+        f"expected vs measured, {pluralize(len(good), 'layout')}: median error "
         f"{percent(first, 1)} before "
         f"any run, {percent(then, 1)} just before each layout's first; run-to-run noise "
         f"{percent(noise_sd, 1)}"
@@ -398,6 +398,6 @@ def _untried_sentence(result: TuneResult) -> str:
     ]
     counts = [f"{n:,} {why}" for n, why in parts if n > 0]
     return (
-        f"{num_tried:,} of {counted(result.n_layouts, 'layout')} tried; "
+        f"{num_tried:,} of {pluralize(result.n_layouts, 'layout')} tried; "
         f"not tried: {'; '.join(counts) or 'none'}"
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.core.errors import UserError
 from paceline.core.result import Status
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.estimate.estimates import MAX_P_OOM_TO_RUN
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.fit.interval import slopes
@@ -59,7 +59,7 @@ class Budget:
         return max(0, floor(seconds_left / max(median(complete_s or took_s), 1e-3)))
 
     def __str__(self) -> str:
-        return counted(self.runs, "trial") if self.runs is not None else f"{self.seconds:g} s"
+        return pluralize(self.runs, "trial") if self.runs is not None else f"{self.seconds:g} s"
 
 
 def parse_budget(text: str) -> Budget:

@@ -17,7 +17,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.hosts import compress
 from paceline.core.layout import Layout
-from paceline.core.units import counted, step_seconds
+from paceline.core.units import pluralize, step_seconds
 from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.files.documents import write_text, write_value
 from paceline.files.recipe import Recipe, load_recipe, recipe_path, resolve
@@ -222,7 +222,7 @@ class Tuning:
         seconds = step_seconds(best.step_time_s or 0.0)
         head = (
             f"{best.label}: {seconds} s per step on {result.devices} x {result.device}, "
-            f"the fastest of {counted(len(result.rows), 'layout')} tried"
+            f"the fastest of {pluralize(len(result.rows), 'layout')} tried"
         )
         write_recipe(recipe, path, head)
         more = (
@@ -257,13 +257,13 @@ def headline(tuning: Tuning) -> str:
     """Return one line on what is known before the first run."""
     layouts, recipe_row = tuning.search.candidates, tuning.search.candidates.recipe_row
     parts = [
-        f"{counted(len(layouts.layouts), 'layout')} can run",
+        f"{pluralize(len(layouts.layouts), 'layout')} can run",
         f"{layouts.num_infeasible:,} cannot",
     ]
     if beyond := int((~layouts.likely_to_fit).sum()):
         parts.append(f"{beyond:,} would run out of memory")
     if before := len(tuning.search.took_s):
-        parts.append(f"{counted(before, 'earlier run')}")
+        parts.append(f"{pluralize(before, 'earlier run')}")
     if recipe_row is not None:
         name = label(layouts.layouts[recipe_row], layouts.spec.world_size)
         parts.append(f"the recipe's own is {name}")
@@ -284,7 +284,7 @@ def _is_oversubscribed(options: TuneOptions) -> bool:
     if not options.oversubscribe:
         raise UserError(
             f"--gpus {cluster.devices_per_node}",
-            f"exceeds the {counted(cores, 'physical core')} of this machine; "
+            f"exceeds the {pluralize(cores, 'physical core')} of this machine; "
             "processes would wait for each other",
             remedy="--oversubscribe allows it",
         )

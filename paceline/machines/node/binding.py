@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.core.binding import parse_bind_file
 from paceline.core.errors import UserError, unreadable
 from paceline.core.job import Job
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files.home import home_path
 from paceline.machines.node.bind import Core, cpu_text
 
@@ -58,6 +58,6 @@ def _entries(path: Path, ranks: int) -> list[dict[str, str | None]]:
     entries = parse_bind_file(text, str(path))
     if len(entries) < ranks:
         raise UserError(
-            str(path), f"has cores for {counted(len(entries), 'local rank')} of {ranks}"
+            str(path), f"has cores for {pluralize(len(entries), 'local rank')} of {ranks}"
         )
     return entries

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.core.units import GIB, counted, percent, si
+from paceline.core.units import GIB, percent, pluralize, si
 
 LEAST_FREE_SHARE = 0.02
 LEAST_FREE_BYTES = GIB
@@ -53,8 +53,8 @@ def _gpu_faults(number: int, gpu: Mapping[str, Any]) -> list[str]:
     errors = gpu.get("ecc_uncorrected")
     if errors and errors.isdecimal() and int(errors):
         sentences.append(
-            f"GPU {number} has {counted(int(errors), 'uncorrected memory error')} since its driver "
-            "started"
+            f"GPU {number} has {pluralize(int(errors), 'uncorrected memory error')} since its "
+            "driver started"
         )
     if gpu.get("rows_failed") in ("Yes", "1"):
         sentences.append(f"GPU {number} could not remap a failed row of memory")

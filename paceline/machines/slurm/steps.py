@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.job import Job
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER
 from paceline.machines import JobEnd, local
 from paceline.machines.slurm import client
@@ -143,6 +143,6 @@ def check_allocation(allocation: str, hosts: Sequence[str], nodes: int) -> None:
     members = host_names(state.nodes)
     outside = [host for host in hosts if host not in members]
     if outside or nodes > len(members):
-        more = f"{counted(nodes, 'node', 'are')} more than it has"
+        more = f"{pluralize(nodes, 'node', 'are')} more than it has"
         what = f"{', '.join(outside)} not in it" if outside else more
         raise UserError(where, what, allowed=state.nodes, hosts=outside)

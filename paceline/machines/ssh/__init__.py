@@ -17,7 +17,7 @@ from pathlib import Path
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Cluster
 from paceline.core.job import Job
-from paceline.core.units import counted, there_are
+from paceline.core.units import pluralize, there_are
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LOGS_FOLDER, SCRIPT_FILE
 from paceline.machines.node.script import NODE_SCRIPT, prepare_node, render_node, rendezvous_port
@@ -122,7 +122,7 @@ def _cluster(job: Job) -> Cluster:
         count = len(cluster.hosts) if cluster else 0
         raise UserError(
             "hosts",
-            f"{there_are(count, 'host')} for {counted(job.nodes, 'node')}",
+            f"{there_are(count, 'host')} for {pluralize(job.nodes, 'node')}",
             remedy="name one for every node with --hosts",
         )
     return cluster

@@ -17,7 +17,7 @@ from typing import Any
 from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import SshSettings
 from paceline.core.hosts import compress
-from paceline.core.units import counted, si
+from paceline.core.units import pluralize, si
 from paceline.core.value import Value
 from paceline.files.documents import write_text
 from paceline.machines.ssh import remote
@@ -212,7 +212,7 @@ def raise_for_faults(checks: Sequence[HostCheck]) -> None:
     whats = [f"{compress(hosts)} {what}" for (what, _), hosts in faults.items()]
     alone = len(faults) == 1
     raise SystemFaultError(
-        compress(at_fault) if alone else f"{len(at_fault):,} of {counted(len(checks), 'host')}",
+        compress(at_fault) if alone else f"{len(at_fault):,} of {pluralize(len(checks), 'host')}",
         next(iter(faults))[0] if alone else ", ".join(whats),
         remedy="; ".join(remedies) or None,
         hosts=at_fault,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.core.errors import UserError, did_you_mean
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.logs.parser import as_text
 from paceline.mlperf.check.findings import Check, CheckedFile, CheckFinding, FileStatus
 from paceline.mlperf.check.official_checker import (
@@ -120,8 +120,8 @@ def checked_log(log: RunLog, ruleset: str, folder: Path) -> CheckedFile:
     findings.sort(key=lambda f: (f.line is None, f.line or 0))
     if len(log.trials) > 1:
         several = (
-            f"the log holds {counted(len(log.trials), 'trial')}; the rules want each in a file of "
-            "its own"
+            f"the log holds {pluralize(len(log.trials), 'trial')}; the rules want each in a file "
+            "of its own"
         )
         findings.append(CheckFinding(message=several))
     status: FileStatus = "failed" if findings else "broken" if verdict.broken else "passed"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.core.errors import UserError
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.core.value import Value
 from paceline.logs.parser import as_text
 from paceline.mlperf.compare.published_scores import (
@@ -232,7 +232,7 @@ def compare(
     rounds or divisions, and for an unknown accelerator.
     """
     if len(num_devices) not in (0, len(places)):
-        given, folders = counted(len(num_devices), "time"), counted(len(places), "folder")
+        given, folders = pluralize(len(num_devices), "time"), pluralize(len(places), "folder")
         raise UserError("--gpus", f"is given {given} for {folders}")
     counts = [*num_devices] or [None] * len(places)
     scores = [read_score(place, ruleset, n) for place, n in zip(places, counts, strict=True)]

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import PositiveFloat, ValidationError
 
 from paceline.core.errors import UserError, unreadable
-from paceline.core.problem import refusal
+from paceline.core.problem import invalid_input
 from paceline.core.value import PositiveInt, Value
 from paceline.engines.log_reading.mllog import records
 from paceline.files.catalog import find_device
@@ -71,7 +71,7 @@ def scores_of_csv(text: str, where: str) -> tuple[PublishedScore, ...]:
         try:
             scores.append(PublishedScore.model_validate(filled))
         except ValidationError as error:
-            raise refusal(f"{where}:{number}", error) from error
+            raise invalid_input(f"{where}:{number}", error) from error
     return tuple(scores)
 
 
@@ -189,6 +189,6 @@ def _printed_score(path: Path) -> Score:
     except ValidationError as error:
         raise UserError(
             str(path),
-            f"is no score: {refusal(str(path), error).what}",
+            f"is no score: {invalid_input(str(path), error).what}",
             allowed="what `paceline mlperf score DIR --json` prints",
         ) from error

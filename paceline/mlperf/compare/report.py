@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.text import one_line, printable
-from paceline.core.units import counted, percent, significant
+from paceline.core.units import percent, pluralize, significant
 from paceline.mlperf.compare.comparison import (
     OFFICIAL,
     ComparedScore,
@@ -202,7 +202,7 @@ def _scaling_figure(comparison: ScoreComparison) -> Figure:
     return Figure(
         LABELS[3],
         percent(last.efficiency, 1),
-        f"on {last.num_devices:,} against {counted(fewest, 'accelerator')}",
+        f"on {last.num_devices:,} against {pluralize(fewest, 'accelerator')}",
         (
             f"{percent(last.samples_factor, 1)} by samples",
             f"{percent(last.throughput_factor, 1)} by throughput",

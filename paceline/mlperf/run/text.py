@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.core.text import one_line
-from paceline.core.units import counted, significant
+from paceline.core.units import pluralize, significant
 from paceline.mlperf.run.trials import SeriesAnswer, TrialSeries, TrialState
 from paceline.mlperf.score.convergence import ExpectedTime
 from paceline.mlperf.score.text import score_lines
@@ -44,7 +44,7 @@ def answer_lines(answer: SeriesAnswer) -> Iterator[str]:
     yield one_line(f"{series.benchmark} · {series.label}")
     yield (
         f"  series       {answer.status}: {done:,} of "
-        f"{counted(len(series.trials), 'trial')} have ended"
+        f"{pluralize(len(series.trials), 'trial')} have ended"
     )
     yield one_line(f"  logs         {answer.folder}")
     if answer.expected is not None:
@@ -67,6 +67,6 @@ def _expected(time: ExpectedTime) -> Iterator[str]:
     yield (
         f"  from         {time.samples:,.0f} samples (references at batch {batches}) at "
         f"{significant(speed.samples_per_s, 4)} samples/s, median of "
-        f"{counted(speed.num_steps, 'step')}, and "
-        f"{counted(time.num_evaluations, 'evaluation')} of {significant(speed.evaluation_s, 3)} s"
+        f"{pluralize(speed.num_steps, 'step')}, and "
+        f"{pluralize(time.num_evaluations, 'evaluation')} of {significant(speed.evaluation_s, 3)} s"
     )

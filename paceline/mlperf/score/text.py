@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.core.text import one_line
-from paceline.core.units import counted, significant
+from paceline.core.units import pluralize, significant
 from paceline.mlperf.rules import NOT_A_METRIC, RULESET_ORIGINS
 from paceline.mlperf.score.convergence import Convergence
 from paceline.mlperf.score.score import Score, ScoredRun
@@ -96,13 +96,13 @@ def _energy(score: Score) -> str | None:
     energies = [run.energy for run in score.runs if run.part == "counted" and run.energy]
     if score.mean_energy_j is None or not energies:
         reasons = (energy.reason for energy in energies if energy.reason)
-        return f"unknown: {next(reasons, 'not every counted run has it')}"
+        return f"unknown: {next(reasons, 'not every pluralize run has it')}"
     sources = dict.fromkeys(source for energy in energies for source in energy.sources)
     parts = " and ".join(sorted(energies[0].parts_j))
     power = fmean(energy.power_w for energy in energies if energy.power_w is not None)
     return (
         f"{significant(score.mean_energy_j / JOULES_A_WH, 4)} Wh to the target, mean of "
-        f"{counted(len(energies), 'run')}, run_start to run_stop, "
+        f"{pluralize(len(energies), 'run')}, run_start to run_stop, "
         f"at {significant(power, 4)} W; of {parts} "
         f"({', '.join(sources)})"
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.core.value import Value
 from paceline.engines.log_reading.mllog import records
 from paceline.files.documents import parse_json, read_text
@@ -272,5 +272,5 @@ def _doubts(scored: Score, request: PackageRequest) -> Iterable[str]:
     if scored.num_devices and described and scored.num_devices != described:
         yield (
             f"{scored.benchmark}: the logs speak of "
-            f"{counted(scored.num_devices, 'accelerator')}, the description of {described:,}"
+            f"{pluralize(scored.num_devices, 'accelerator')}, the description of {described:,}"
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.core.errors import UserError
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files.documents import parse_json, read_text
 from paceline.files.log_file import LogFile
 from paceline.logs.parser import as_text
@@ -177,7 +177,7 @@ def _warnings(folder: Path, copy: Path) -> Iterator[str]:
         yield f"files that belong to no run: {listed}"
     packed = [path.name for path in _logs_in(folder) if path.suffix == ".gz"]
     if packed:
-        yield f"{counted(len(packed), 'log', 'are')} packed (.gz): a submission has them plain"
+        yield f"{pluralize(len(packed), 'log', 'are')} packed (.gz): a submission has them plain"
     stated, due = _scaling_factor(folder / SCALING), _scaling_factor(copy / SCALING)
     if stated != due and abs((stated or 1.0) - (due or 1.0)) > 1e-9:
         yield (

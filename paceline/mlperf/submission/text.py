@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.core.text import one_line
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.mlperf.check.findings import check_lines
 from paceline.mlperf.submission.description_check import Description
 from paceline.mlperf.submission.package import Package
@@ -31,7 +31,7 @@ def description_lines(description: Description) -> Iterator[str]:
     if description.unknown:
         number = len(description.unknown)
         them = "it" if number == 1 else "them"
-        fields = counted(number, "field", "are")
+        fields = pluralize(number, "field", "are")
         yield f"  {fields} open; fill {them} in with --set FIELD=VALUE:"
         yield from (f"    {field.field}: {field.what}" for field in description.unknown)
     yield from (one_line(f"  wrong: {finding.message}") for finding in description.findings)
@@ -71,7 +71,7 @@ def package_lines(package: Package) -> Iterator[str]:
         minutes = "no score" if runs.score_minutes is None else f"{runs.score_minutes:.4f} minutes"
         scaled = f", scaled by {runs.scaling_factor:.6f}" if (runs.scaling_factor or 1) > 1 else ""
         yield one_line(
-            f"  {runs.benchmark}: {counted(len(runs.files), 'run')} of {runs.source}, "
+            f"  {runs.benchmark}: {pluralize(len(runs.files), 'run')} of {runs.source}, "
             f"{minutes}{scaled}"
         )
     yield from (one_line(f"  warning: {warning}") for warning in package.warnings)

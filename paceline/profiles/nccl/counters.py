@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from paceline.core.problem import refusal
+from paceline.core.problem import invalid_input
 from paceline.core.traffic import Collective
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.files.documents import read_lines
@@ -65,7 +65,7 @@ def read_counters(
                     continue
                 step = TrafficStep.model_validate(json.loads(line))
             except ValidationError as error:
-                raise refusal(f"{path}:{number}", error) from error
+                raise invalid_input(f"{path}:{number}", error) from error
             except ValueError:
                 num_incomplete += 1
                 continue

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from paceline.core.traffic import Collective
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files.log_file import LogFile
 from paceline.profiles.nccl.communication import (
     AlgorithmRow,
@@ -146,13 +146,13 @@ def network_warnings(facts: LogFacts) -> Iterator[str]:
     if (without := num("NET/IB") - num("NET/IB", "GDRDMA")) > 0:
         yield f"{without} of {num('NET/IB')} InfiniBand connections do not use GPU Direct RDMA."
     if shared := num("SHM"):
-        yield f"{counted(shared, 'connection', 'go')} through CPU memory (SHM), not peer to peer."
+        yield f"{pluralize(shared, 'connection', 'go')} through CPU memory (SHM), not peer to peer."
     if len(facts.versions) > 1:
         yield f"Processes run different libraries: {', '.join(sorted(facts.versions))}."
     for text in list(facts.complaints)[:MAX_COMPLAINTS]:
         yield f"NCCL warns: {text}"
     if len(facts.complaints) > MAX_COMPLAINTS:
-        yield f"NCCL warns of {counted(len(facts.complaints) - MAX_COMPLAINTS, 'further kind')}."
+        yield f"NCCL warns of {pluralize(len(facts.complaints) - MAX_COMPLAINTS, 'further kind')}."
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pydantic import NonNegativeFloat
 
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
-from paceline.core.traffic import Collective, step_traffic, unpredicted
+from paceline.core.traffic import Collective, step_traffic, unsupported_reason
 from paceline.core.value import Value
 from paceline.profiles.nccl.communication import Communication
 
@@ -72,7 +72,7 @@ def compare_traffic(
     `ranks` are the ranks with counters; empty means all. Bytes are per step, so the table must have
     its number of steps.
     """
-    reason = unpredicted(spec.parallel)
+    reason = unsupported_reason(spec.parallel)
     if reason is None and table.steps is None:
         reason = "the number of steps in the figures is unknown"
     if reason is None and not any(row.axis for row in table.rows):

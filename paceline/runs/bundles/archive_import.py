@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.core.bundle import Bundle
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.run_report import RunReport
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files.archive import unpack
 from paceline.files.documents import read_json
 from paceline.files.index import Index
@@ -107,7 +107,7 @@ def import_archive(
             except UserError as error:
                 left_out.append(f"{shown}: {error.what}")
     if not reports and len(left_out) == len(held.skipped_links):
-        raise UserError(str(path), f"holds no training log among {counted(passed_over, 'file')}")
+        raise UserError(str(path), f"holds no training log among {pluralize(passed_over, 'file')}")
     return ImportedArchive(tuple(reports), tuple(left_out), passed_over)
 
 

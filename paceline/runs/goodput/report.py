@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.units import all_done, counted, days, percent, seconds
+from paceline.core.units import all_steps_done, days, percent, pluralize, seconds
 from paceline.report.document import Column, Document, Figure, Table, Verdict, unknown_figure
 from paceline.runs.goodput.ledger import ACCOUNTS, AttemptEntry, GoodputLedger
 
@@ -33,7 +33,7 @@ ATTEMPTS = (
 def goodput_document(ledger: GoodputLedger) -> Document:
     """Return goodput, the largest loss, the time to the end, and the ledger by attempt."""
     redone = sum(entry.redone for entry in ledger.attempts)
-    attempts = counted(len(ledger.attempts), "attempt")
+    attempts = pluralize(len(ledger.attempts), "attempt")
     rows = [
         {
             "account": account,
@@ -91,7 +91,7 @@ def _figures(ledger: GoodputLedger, attempts: str) -> Iterator[Figure]:
     if ledger.days_left is None or ledger.days_left_at_best is None:
         yield unknown_figure("To the end", "the number of steps is not known: --steps N")
     elif not ledger.days_left:
-        yield Figure("To the end", "0 days", "", (all_done(ledger.steps_requested or 0),))
+        yield Figure("To the end", "0 days", "", (all_steps_done(ledger.steps_requested or 0),))
     else:
         best = f"{days(ledger.days_left_at_best)} if nothing were lost"
         end = f"to step {ledger.steps_requested:,}"

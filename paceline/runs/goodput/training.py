@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 
 from paceline.core.errors import UserError
 from paceline.core.run import RunSettings
-from paceline.core.units import all_done, counted
+from paceline.core.units import all_steps_done, pluralize
 from paceline.core.value import Value
 from paceline.runs.goodput.attempt import Attempt, begun_order
 
@@ -46,7 +46,7 @@ def begun_again(attempts: Sequence[Attempt]) -> list[str]:
         if later.resumed_after or not first or not second or first == second:
             continue
         note = (
-            f"{later.name} was begun again on {counted(second, 'device')} instead of {first:,}; "
+            f"{later.name} was begun again on {pluralize(second, 'device')} instead of {first:,}; "
             "the steps before count as lost"
         )
         notes.append(
@@ -87,7 +87,7 @@ def _check_start(earlier: Attempt, later: Attempt) -> None:
     if asked and earlier.index[-1] >= asked:
         raise UserError(
             where,
-            f"begins at step 1 once more, and {earlier.name} was finished: {all_done(asked)}",
+            f"begins at step 1 once more, and {earlier.name} was finished: {all_steps_done(asked)}",
             remedy=remedy,
         )
 

@@ -11,7 +11,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.hosts import Host, compress
 from paceline.core.run import RunSpec
-from paceline.core.units import counted, there_are
+from paceline.core.units import pluralize, there_are
 from paceline.files.recipe import Recipe
 from paceline.machines.node.bind import even_shares, whole_cores
 from paceline.machines.placement import Request, Where, choose_cluster, hosts_of, with_slurm_nodes
@@ -82,7 +82,8 @@ def slots_for(spec: RunSpec, where: Where, max_parallel: int | None) -> tuple[Jo
         return numbered_slots(at_once)
     if len(named) < cluster.nodes:
         raise UserError(
-            spec.recipe, f"needs {counted(cluster.nodes, 'node')}; {there_are(len(named), 'host')}"
+            spec.recipe,
+            f"needs {pluralize(cluster.nodes, 'node')}; {there_are(len(named), 'host')}",
         )
     return _slots_on(_groups(named, cluster.nodes)[:at_once])
 
@@ -179,7 +180,7 @@ def _shares_as_before(spec: RunSpec, at_once: int) -> tuple[JobSlot, ...]:
     if slots[0].cores and threads != spec.cluster.threads_per_device:
         raise UserError(
             f"--max-parallel {at_once}",
-            f"leaves a process {counted(threads, 'thread')}; the runs so far had "
+            f"leaves a process {pluralize(threads, 'thread')}; the runs so far had "
             f"{spec.cluster.threads_per_device}",
         )
     return slots

@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.report.step_charts import finish_chart
 from paceline.report.theme import ChartTheme
 from paceline.runs.watch.page import busiest_ranks, clean
@@ -45,7 +45,7 @@ def snapshot_charts(state: WatchState, look: ChartTheme) -> dict[str, alt.LayerC
             ],
         )
     )
-    notes = [f"Medians of the last {counted(state.n, 'step')}, each part by itself."]
+    notes = [f"Medians of the last {pluralize(state.n, 'step')}, each part by itself."]
     if len(ranks) < len(state.ranks):
         notes.append(f"The {len(ranks)} busiest of {len(state.ranks):,} ranks.")
     height = 60 + BAR_HEIGHT * len(ranks)

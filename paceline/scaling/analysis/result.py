@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from paceline.core.hosts import compress
 from paceline.core.node_groups import ScalingKind
-from paceline.core.units import counted, percent
+from paceline.core.units import percent, pluralize
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.scaling.analysis.analysis import Analysis
 from paceline.scaling.analysis.bisection import Bisection, Group
@@ -139,12 +139,12 @@ def sentences(analysis: Analysis) -> tuple[str, ...]:
 def _scaling(analysis: Analysis) -> Iterator[str]:
     largest = analysis.largest
     if largest.nodes == analysis.base_nodes:
-        alone = counted(largest.nodes, "node")
+        alone = pluralize(largest.nodes, "node")
         yield f"Only groups of {alone} were measured: scaling takes larger ones too."
         return
     efficiency = f"{_with_interval(largest.efficiency)} of {_ideal(analysis)}"
     yield (
-        f"{counted(largest.nodes, 'node')} reach {efficiency} "
+        f"{pluralize(largest.nodes, 'node')} reach {efficiency} "
         f"({analysis.context.scaling} scaling, base: {_base(analysis)})."
     )
     if largest.straggler and largest.communication:
@@ -167,7 +167,7 @@ def _flagged(analysis: Analysis) -> Iterator[str]:
     judged = [node for node in blame.nodes if node.by != "nothing"]
     if not judged:
         yield (
-            f"Too few to judge: {counted(len(blame.nodes), 'node')} measured alone, "
+            f"Too few to judge: {pluralize(len(blame.nodes), 'node')} measured alone, "
             f"{FEWEST_JUDGED} are needed, or a reference, or the nodes' own history."
         )
         return
@@ -180,7 +180,7 @@ def _flagged(analysis: Analysis) -> Iterator[str]:
         yield f"{_judged(node, 'is')}{_confirmed(analysis, node)}."
     if len(analysis.flagged) > MOST_NAMED:
         rest = [node.host for node in analysis.flagged[MOST_NAMED:]]
-        yield f"{counted(len(rest), 'more node', 'are')} flagged: {_names(rest)}."
+        yield f"{pluralize(len(rest), 'more node', 'are')} flagged: {_names(rest)}."
     for cleared in (e for e in analysis.evidence if e.standing == "refuted"):
         where = "beside proven nodes it is" if cleared.by == "its pairs" else "its groups are"
         yield f"{_judged(cleared.node, 'was')}, but {where} not slow: not flagged."
@@ -188,7 +188,7 @@ def _flagged(analysis: Analysis) -> Iterator[str]:
         yield f"{_judged(node, 'was')}: suspected, {_suspicion(analysis, node)}."
     if len(analysis.suspected) > MOST_NAMED:
         rest = [node.host for node in analysis.suspected[MOST_NAMED:]]
-        more = counted(len(rest), "more node", "were")
+        more = pluralize(len(rest), "more node", "were")
         yield f"{more} suspected and not confirmed: {_names(rest)}."
 
 
@@ -272,7 +272,7 @@ def _searches(analysis: Analysis) -> Iterator[str]:
     named = {search.group.hosts for search in analysis.searches}
     rest = [group for group in analysis.slow if group.hosts not in named]
     if rest:
-        more = counted(len(rest), "more group", "are")
+        more = pluralize(len(rest), "more group", "are")
         yield f"{more} slower than their nodes and their number explain."
 
 
@@ -325,7 +325,7 @@ def _findable(analysis: Analysis) -> Iterator[str]:
 def _left_out(analysis: Analysis) -> Iterator[str]:
     if analysis.failed:
         failed = sorted({h for m in analysis.measured if m.samples_per_s is None for h in m.hosts})
-        share = f"{analysis.failed:,} of {counted(len(analysis.measured), 'sub-cluster')}"
+        share = f"{analysis.failed:,} of {pluralize(len(analysis.measured), 'sub-cluster')}"
         yield f"{share} without a value: {_names(failed)}."
     if analysis.apart:
         series = sorted({group.series for group in analysis.apart})
@@ -377,8 +377,10 @@ def _suspicion(analysis: Analysis, node: NodeVerdict) -> str:
 
 def _base(analysis: Analysis) -> str:
     if analysis.speeds is None:
-        return f"median group of {counted(analysis.base_nodes, 'node')}"
-    return f"median of {counted(len(analysis.speeds.hosts), 'node')}, {analysis.base:.6g} samples/s"
+        return f"median group of {pluralize(analysis.base_nodes, 'node')}"
+    return (
+        f"median of {pluralize(len(analysis.speeds.hosts), 'node')}, {analysis.base:.6g} samples/s"
+    )
 
 
 def _ideal(analysis: Analysis) -> str:
@@ -410,7 +412,7 @@ def scale_result(analysis: Analysis, notes: Sequence[str] = ()) -> ScaleResult:
         base=Base(
             nodes=analysis.base_nodes,
             value=analysis.base * analysis.base_nodes,
-            statistic=f"median of {counted(n, 'node' if alone else 'group')}",
+            statistic=f"median of {pluralize(n, 'node' if alone else 'group')}",
         ),
         scaling=analysis.context.scaling,
         sizes=tuple(_size(size) for size in analysis.sizes),

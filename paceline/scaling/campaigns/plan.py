@@ -16,7 +16,7 @@ from paceline.core.errors import UserError, unreadable
 from paceline.core.host_split import Split, split_rounds
 from paceline.core.hosts import expand
 from paceline.core.node_groups import ScalingKind
-from paceline.core.units import counted, there_are
+from paceline.core.units import pluralize, there_are
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.run_folder import new_folder, run_folders
 from paceline.machines.placement import Request, choose_cluster, hosts_of, with_slurm_nodes
@@ -158,7 +158,7 @@ def batch_on(
     batch = share * world
     if batch.denominator != 1:
         raise UserError(
-            f"{kind} scaling of {recipe.name} on {counted(world, 'device')}",
+            f"{kind} scaling of {recipe.name} on {pluralize(world, 'device')}",
             f"{float(batch):g} sequences are no batch",
             remedy="--set batch_per_device=N",
         )

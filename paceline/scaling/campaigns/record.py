@@ -18,7 +18,7 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.host_split import Split
 from paceline.core.node_groups import Purpose, ScalingKind
 from paceline.core.run import RunSpec
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.files.documents import read_value, write_value
 from paceline.runs.tasks.slot import on_hosts
@@ -110,7 +110,7 @@ class Campaign(Value):
         if not points:
             raise UserError(
                 f"campaign {self.name}",
-                f"measures nothing on {counted(devices, 'device')} a node",
+                f"measures nothing on {pluralize(devices, 'device')} a node",
                 allowed=", ".join(map(str, self.devices_per_node)),
             )
         point = next((p for p in points if p.nodes == len(hosts)), points[-1])

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from paceline.core.hosts import compress
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse
 from paceline.scaling.analysis.result import ScaleResult, scale_result
@@ -215,5 +215,5 @@ def _lost(lost: Mapping[str, str], unplaced: Mapping[int, Group]) -> Iterator[st
     rounds = [number for number, hosts in sorted(unplaced.items()) if hosts]
     if rounds:
         hosts = sorted({host for number in rounds for host in unplaced[number]})
-        where = counted(len(rounds), "round")
+        where = pluralize(len(rounds), "round")
         yield f"Without partners in {where} because of that: {compress(hosts)}."

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from paceline.core.hardware import Cluster
 from paceline.core.hosts import compress
 from paceline.core.node_groups import GroupThroughput
-from paceline.core.units import counted, percent, si
+from paceline.core.units import percent, pluralize, si
 from paceline.core.value import Value
 from paceline.machines import JobEnd
 from paceline.machines.probe import health
@@ -239,7 +239,7 @@ def _odd_ones(readings: Sequence[Reading]) -> dict[str, list[str]]:
         for host, value in values.items():
             if not clear or value != usual:
                 others = (
-                    f"{usual} on {number:,} of {counted(len(values), 'host')}"
+                    f"{usual} on {number:,} of {pluralize(len(values), 'host')}"
                     if clear
                     else "others differ"
                 )
@@ -257,9 +257,9 @@ def _lost_gpus(readings: Sequence[Reading]) -> dict[str, list[str]]:
     usual, times = Counter(numbers.values()).most_common(1)[0]
     if 2 * times <= len(numbers):
         return {}
-    usual_count = f"{usual} on {times:,} of {counted(len(numbers), 'host')}"
+    usual_count = f"{usual} on {times:,} of {pluralize(len(numbers), 'host')}"
     return {
-        host: [f"{counted(n, 'GPU')} here, {usual_count}"]
+        host: [f"{pluralize(n, 'GPU')} here, {usual_count}"]
         for host, n in numbers.items()
         if n < usual
     }
@@ -368,7 +368,7 @@ def _reading(
     faults, remarks = health.faults(facts, state), health.remarks(state)
     ended, started = sum(line["event"] == "end" for line in lines), cluster.devices_per_node
     if ended < started:
-        what = f"{started - ended:,} of {counted(started, 'process')}"
+        what = f"{started - ended:,} of {pluralize(started, 'process')}"
         why = f"{what} did not finish the check{f': {verdict.reason}' if verdict else ''}"
         # The end of one host makes the launcher end the others, which is not their fault.
         by_another = verdict is not None and verdict.hosts and name not in verdict.hosts

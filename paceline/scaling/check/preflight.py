@@ -18,7 +18,7 @@ from paceline.core.hardware import Cluster, with_secrets
 from paceline.core.host_split import split_rounds
 from paceline.core.job import Job
 from paceline.core.launchers import capabilities
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files.documents import read_text, read_value, write_value
 from paceline.files.run_folder import new_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
@@ -176,14 +176,14 @@ def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     folder = new_folder(root / CHECKS_FOLDER, f"{created:%Y-%m-%d}-{cluster.nodes}x{cluster.name}")
     folder = folder.resolve()
     if cluster.capabilities.needs_hosts:
-        watch(f"logging in to {counted(cluster.nodes, 'host')}")
+        watch(f"logging in to {pluralize(cluster.nodes, 'host')}")
     unfit = launcher(cluster.launcher).unfit_hosts(cluster, folder)
     named = cluster.hosts
     cluster = _without(cluster, unfit)
     lines: list[dict[str, Any]] = []
     verdict: JobEnd | None = None
     if cluster is not None:
-        watch(f"measuring {counted(cluster.nodes, 'host')}")
+        watch(f"measuring {pluralize(cluster.nodes, 'host')}")
         verdict = run_job(_job(cluster, request), folder, request.wait_s, "check")
         lines = read_lines(folder)
     readings = [

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Cluster
 from paceline.core.host_split import split_rounds
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import new_folder
 from paceline.machines import JobEnd
@@ -77,7 +77,9 @@ def measure_network(
     fabric = stated_fabric(request.intra_link, request.inter_link, cluster.devices_per_node)
     name = f"{created:%Y-%m-%d}-{cluster.nodes}x{cluster.name}"
     folder = new_folder(root / NETWORKS_FOLDER, name).resolve()
-    watch(f"measuring {counted(cluster.world_size, 'device')} on {cluster.nodes} x {cluster.name}")
+    watch(
+        f"measuring {pluralize(cluster.world_size, 'device')} on {cluster.nodes} x {cluster.name}"
+    )
     job = host_job(cluster, "programs.network", _question(cluster, request), request.limit_s)
     end = run_job(job, folder, request.wait_s, "network")
     lines = read_lines(folder, "network")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.text import printable
-from paceline.core.units import binary, counted, percent, si
+from paceline.core.units import binary, percent, pluralize, si
 from paceline.report.document import (
     Column,
     Document,
@@ -156,7 +156,7 @@ def _over_payload(
         tooltip=["operation:N", "bytes:Q", alt.Tooltip("value:Q", title=unit, format=".4~g")],
     )
     note = (
-        f"{counted(report.collectives[0].ranks, 'rank')}; the mean of all ranks' medians. Bus "
+        f"{pluralize(report.collectives[0].ranks, 'rank')}; the mean of all ranks' medians. Bus "
         "rate: payload / "
         "time x 2 (n - 1) / n for all-reduce, (n - 1) / n for gather, scatter and all-to-all."
     )
@@ -205,7 +205,7 @@ def _map(
     left_out = f" The {MAX_HOSTS} slowest hosts." if len(report.hosts) > MAX_HOSTS else ""
     if field == "bytes_per_s":
         note = (
-            f"All {counted(report.pairs[0].devices, 'device')} of a host at once, "
+            f"All {pluralize(report.pairs[0].devices, 'device')} of a host at once, "
             "one direction at a time."
         )
     else:
@@ -229,7 +229,7 @@ def _figures(report: NetworkReport) -> Iterator[Figure]:
             yield unknown_figure(label, "was not measured")
             continue
         best = max(rows, key=lambda row: row.bus_bytes_per_s)
-        blocks = f"{counted(best.n, 'block')} of {counted(best.ranks, 'rank')}"
+        blocks = f"{pluralize(best.n, 'block')} of {pluralize(best.ranks, 'rank')}"
         yield Figure(
             label,
             si(best.bus_bytes_per_s, "B/s"),
@@ -243,6 +243,6 @@ def _figures(report: NetworkReport) -> Iterator[Figure]:
     yield Figure(
         "Slowest direction",
         si(slowest.bytes_per_s, "B/s"),
-        f"{counted(slowest.n, 'message')} of each of {counted(slowest.devices, 'device')}",
+        f"{pluralize(slowest.n, 'message')} of each of {pluralize(slowest.devices, 'device')}",
         (f"{slowest.source} to {slowest.target}",),
     )

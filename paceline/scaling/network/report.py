@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from paceline.core.node_groups import GroupThroughput
-from paceline.core.units import binary, counted, percent, si
+from paceline.core.units import binary, percent, pluralize, si
 from paceline.core.value import Value
 from paceline.scaling.analysis.node_speeds import node_speeds
 from paceline.scaling.analysis.slow_nodes import FEWEST_JUDGED, judge_nodes
@@ -199,7 +199,7 @@ def _all_pairs(
     around = f", spread {percent(spread)}" if spread is not None else ""
     one_way_s = median(pair.latency_s for pair in pairs)
     line = (
-        f"{counted(len(pairs), 'direction')} between {counted(len(hosts), 'host')}: median "
+        f"{pluralize(len(pairs), 'direction')} between {pluralize(len(hosts), 'host')}: median "
         f"{si(median(rates), 'B/s')}"
         f"{around}, slowest {si(min(rates), 'B/s')}; {1e6 * one_way_s:,.0f} us one way."
     )
@@ -214,7 +214,7 @@ def _best_rates(collectives: Sequence[CollectiveTiming]) -> list[str]:
         if rows:
             best = max(rows, key=lambda row: row.bus_bytes_per_s)
             lines.append(
-                f"{title} of {counted(best.ranks, 'rank')}: {si(best.bus_bytes_per_s, 'B/s')} "
+                f"{title} of {pluralize(best.ranks, 'rank')}: {si(best.bus_bytes_per_s, 'B/s')} "
                 "bus rate at best"
                 f" (payload {binary(best.bytes)}, spread {percent(best.spread)}), "
                 f"{1e6 * rows[0].latency_s:,.0f} us for {binary(rows[0].bytes)}."

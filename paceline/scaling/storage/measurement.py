@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Cluster
-from paceline.core.units import MIB, binary, counted
+from paceline.core.units import MIB, binary, pluralize
 from paceline.files.documents import write_value
 from paceline.files.run_folder import new_folder
 from paceline.machines import JobEnd
@@ -114,14 +114,14 @@ def _question(cluster: Cluster, request: StorageRequest, sample_bytes: int) -> d
     if request.size_bytes < least:
         raise UserError(
             f"--size {binary(request.size_bytes)}",
-            f"leaves too little for each of {counted(max(counts), 'process')}",
+            f"leaves too little for each of {pluralize(max(counts), 'process')}",
             allowed=f"{binary(least)} or more",
         )
     blocks = request.size_bytes // max(counts) // BLOCK_BYTES
     if "sample" in request.operations and sample_bytes > blocks * BLOCK_BYTES:
         raise UserError(
             f"--sample-bytes {sample_bytes}",
-            f"is more than the file of each of {counted(max(counts), 'process')}",
+            f"is more than the file of each of {pluralize(max(counts), 'process')}",
             allowed=f"{blocks * BLOCK_BYTES} or less",
             remedy="--size BYTES",
         )

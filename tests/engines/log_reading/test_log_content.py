@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.units import counted
+from paceline.core.units import pluralize
 from paceline.engines.log_reading.log_content import (
     MOST_CHARACTERS,
     MOST_REMARKS,
@@ -168,7 +168,7 @@ def test_millions_of_lines_that_come_again_take_little_memory():
 def test_a_remark_is_kept_once_and_no_more_than_a_screen_of_them():
     log = LogContent()
     for number in [1, 1, 2, *range(1000)]:
-        log.remark(f"{counted(number, 'line', 'were')} torn")
+        log.remark(f"{pluralize(number, 'line', 'were')} torn")
 
     assert log.remarks[:2] == ["1 line was torn", "2 lines were torn"]
     assert len(log.remarks) == MOST_REMARKS
