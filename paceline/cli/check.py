@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,13 +12,11 @@ from paceline.cli.options import Device, DeviceKind, Json, Panel, RunsDir
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
-from paceline.core.units import pluralize, si
 from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
-from paceline.report.document import Column, Document, Notes, Table, Verdict
-from paceline.scaling.check.fitness import MEASURES, HostReport
-from paceline.scaling.check.preflight import CheckRequest, FinishedCheck
+from paceline.scaling.check.preflight import CheckRequest
 from paceline.scaling.check.preflight import check as run_check
+from paceline.scaling.check.report import check_document
 
 FAST = (0.5, 2, 60.0)
 """Seconds per measurement, partners per host, time limit in seconds."""
@@ -132,63 +130,8 @@ def check(
     outcome = run_check(request, runs_root(runs_dir), lambda what: echo(f"  {what}", err=True))
     for notice in outcome.notices:
         echo(f"note: {notice}", err=True)
-    emit(_document(outcome), TableFormat.json if as_json else form)
+    emit(check_document(outcome), TableFormat.json if as_json else form)
     if drain_file is not None:
         write_text(drain_file, "".join(f"{host}\n" for host in outcome.report.drain))
     if fail_on_findings and outcome.report.drain:
         raise typer.Exit(3)
-
-
-def _document(outcome: FinishedCheck) -> Document:
-    report = outcome.report
-    hosts_to_look_at = [host.host for host in report.hosts if host.verdict == "look"]
-    tone = "alert" if report.drain else "plain" if hosts_to_look_at else "good"
-    words = (
-        f"{len(report.drain)} to drain" if report.drain else f"{len(hosts_to_look_at)} to look at"
-    )
-    return Document(
-        kind=f"check of hosts, {report.created}",
-        title=pluralize(len(report.hosts), "host"),
-        verdict=Verdict(words if report.drain or hosts_to_look_at else "all fit", tone),
-        answer=report.sentences,
-        sections=(
-            Table(columns=_columns(), rows=[_row(host) for host in report.hosts]),
-            Notes(
-                title="Evidence",
-                lines=[
-                    *(f"drain {h.host}: {line}" for h in report.hosts for line in h.evidence),
-                    *(f"look at {h.host}: {line}" for h in report.hosts for line in h.remarks),
-                ],
-            ),
-        ),
-        notes=(str(outcome.folder),),
-        data={**report.model_dump(mode="json"), "folder": str(outcome.folder)},
-    )
-
-
-def _row(host: HostReport) -> dict[str, Any]:
-    rates = {what: figure.value for what, figure in host.figures.items()}
-    return {
-        "host": host.host,
-        "verdict": host.verdict,
-        "gpus": len(host.facts.get("gpus") or []) if host.facts else None,
-        "cores": host.facts.get("num_cores"),
-        **rates,
-        "why": "; ".join((*host.evidence, *host.remarks)) or None,
-    }
-
-
-def _columns() -> list[Column]:
-    titles = {"gemm": "gemm", "memory": "memory", "collective": "in host", "pair": "pairs"}
-    rates = [
-        Column(what, titles[what], lambda value, unit=unit: si(value, unit), "right")
-        for what, (_, unit) in MEASURES.items()
-    ]
-    return [
-        Column("host", "host"),
-        Column("verdict", "verdict"),
-        Column("gpus", "GPUs", str, "right"),
-        Column("cores", "cores", str, "right"),
-        *rates,
-        Column("why", "why"),
-    ]

@@ -7,3 +7,7 @@ machine (calibrate/). All formulas take arrays: one call estimates one case or a
 cluster (estimates.py). A single estimate also states its assumptions (request.py,
 single_estimate.py).
 """
+
+from paceline.core.callable_package import make_callable
+
+make_callable(__name__)

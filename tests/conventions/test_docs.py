@@ -69,7 +69,7 @@ def test_every_field_of_a_file_has_a_description():
 
 def packages() -> list[str]:
     """The package's folders, as `cli/`, and the modules beside them."""
-    tops = [path for path in (ROOT / "paceline").glob("[a-z]*") if path.name != "__pycache__"]
+    tops = [*(ROOT / "paceline").glob("[a-z]*/"), *(ROOT / "paceline").glob("[a-z]*.py")]
     return sorted(f"{path.name}/" if path.is_dir() else path.name for path in tops)
 
 
