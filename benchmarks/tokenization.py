@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.staging.conversions import made
+from paceline.staging.conversions import stdlib_corpus
 from paceline.staging.conversions.indexed import files_of
 from paceline.staging.conversions.tokenization import tokenization, tokenize
 from paceline.trainer.data.indexed_corpus import read_indexed
@@ -37,7 +37,7 @@ VOCABULARY = 8192
 def records(megabytes: int) -> Iterator[str]:
     """Lines of jsonl, the sources again and again."""
     left = megabytes * 10**6
-    texts = [text for _, text in made.sources()]
+    texts = [text for _, text in stdlib_corpus.sources()]
     while left > 0:
         for text in texts:
             yield json.dumps({"text": text}) + "\n"
@@ -82,7 +82,7 @@ def measure(pairs: int, megabytes: int, python: str) -> dict[str, Any]:
     workers = usable_cores()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made.make_tokenizer(folder, vocab_size=VOCABULARY)
+        stdlib_corpus.make_tokenizer(folder, vocab_size=VOCABULARY)
         (folder / "text.jsonl").write_text("".join(records(megabytes)))
         sides: list[tuple[tuple[float, float], tuple[float, float]]] = []
         for _ in range(pairs):

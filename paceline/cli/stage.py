@@ -31,19 +31,19 @@ from paceline.machines.placement import Where, placed
 from paceline.report.document import Column
 from paceline.staging.disk_space import REMEDY, DiskSpace, disk_space, space_shortage
 from paceline.staging.node_copies import (
-    NodeOrder,
     NodeOutcome,
     NodeShell,
+    NodeSyncRequest,
     node_shells,
-    on_nodes,
+    sync_nodes,
 )
 from paceline.staging.plan import PlannedAsset, StagingPlan, staging_plan
-from paceline.staging.stager import USUAL_JOBS, Stager
+from paceline.staging.stager import DEFAULT_JOBS, Stager
 from paceline.staging.verification import StageFault, verify
 
 MEGA = 1e6
-SHOWN_DIGITS = 12
-"""Digits of a commit in the table; JSON has all."""
+REVISION_DIGITS = 12
+"""Digits of a commit hash in the table; JSON has all."""
 
 
 def stage(
@@ -106,7 +106,7 @@ def stage(
     ] = False,
     jobs: Annotated[
         int, typer.Option(min=1, max=64, help="Number of files processed in parallel.")
-    ] = USUAL_JOBS,
+    ] = DEFAULT_JOBS,
     runtime: Annotated[
         str | None,
         typer.Option(
@@ -160,12 +160,12 @@ def stage(
     if not dry_run:
         plan = _stage(plan, jobs, runtime, asset or ())
     elif query_sizes:
-        plan = Stager(jobs=jobs).sized(plan)
+        plan = Stager(jobs=jobs).with_sizes(plan)
     if target and not dry_run:
         raise typer.Exit(_on_nodes(plan, target, form))
     _print_plan(plan, form, bandwidth)
     if target:
-        echo(f"note: then copied to {target}", err=True)
+        echo(f"note: staging would then copy the assets to {target}", err=True)
 
 
 def _folder(to: Path | None) -> Path:
@@ -182,15 +182,15 @@ def _folder(to: Path | None) -> Path:
 def _stage(
     plan: StagingPlan, jobs: int, runtime: str | None, names: list[str] | tuple[()]
 ) -> StagingPlan:
-    with stage_display() as (watch, tell):
-        Stager(jobs=jobs, runtime=runtime, watch=watch, tell=tell).stage(plan)
+    with stage_display() as (watch, notify):
+        Stager(jobs=jobs, runtime=runtime, watch=watch, notify=notify).stage(plan)
     staged_plan = staging_plan(plan.recipe, plan.engine, plan.root, names)
-    if lacking := [
+    if unstaged_parts := [
         f"{part.asset.name} is {part.state}"
         for part in staged_plan.assets
         if part.state != "staged"
     ]:
-        raise SystemFaultError(str(plan.root), ", ".join(lacking), remedy="run this again")
+        raise SystemFaultError(str(plan.root), ", ".join(unstaged_parts), remedy="run this again")
     return staged_plan
 
 
@@ -232,7 +232,7 @@ def _print_plan(plan: StagingPlan, form: TableFormat, rate: float | None) -> Non
         for part in plan.assets:
             if part.asset.gate and part.state != "staged":
                 echo(f"{part.asset.name}: request access at {part.asset.gate}")
-            if part.asset.note and part.left_bytes is None:
+            if part.asset.note and part.missing_bytes is None:
                 echo(f"{part.asset.name}: {part.asset.note}")
         if shortage := space_shortage(plan, space):
             echo(f"note: {plan.root}: {shortage}; {REMEDY}", err=True)
@@ -240,11 +240,11 @@ def _print_plan(plan: StagingPlan, form: TableFormat, rate: float | None) -> Non
 
 def _sentence(plan: StagingPlan, space: DiskSpace, rate: float | None) -> str:
     if all(part.state == "staged" for part in plan.assets):
-        return "everything is staged"
+        return "all assets are staged"
     need, unknown = plan.bytes_needed, len(plan.unknown)
     parts = [f"{si(need, 'B')} to fetch"] if need else []
     if unknown:
-        hint = "" if need else " (--query-sizes queries the sources)"
+        hint = "" if need else " (see --query-sizes)"
         assets = pluralize(len(plan.assets), "asset")
         parts.append(f"{unknown:,} of {assets} without a stated size{hint}")
     if rate and (fetched_bytes := plan.bytes_fetched):
@@ -254,7 +254,7 @@ def _sentence(plan: StagingPlan, space: DiskSpace, rate: float | None) -> str:
 
 
 def _row(part: PlannedAsset, rate: float | None) -> dict[str, Any]:
-    asset, remaining_bytes, is_generated = part.asset, part.left_bytes, part.asset.kind == "made"
+    asset, remaining_bytes, is_generated = part.asset, part.missing_bytes, part.asset.kind == "made"
     return {
         "name": asset.name,
         "kind": asset.kind,
@@ -282,7 +282,7 @@ def _columns(rate: float | None) -> list[Column]:
         Column("bytes", "size", lambda value: si(value, "B"), "right"),
         *([Column("seconds", "time", seconds, "right")] if rate else []),
         Column("state", "state"),
-        Column("revision", "revision", lambda value: value[:SHOWN_DIGITS]),
+        Column("revision", "revision", lambda value: value[:REVISION_DIGITS]),
         Column("source", "source", wraps=True),
     ]
 
@@ -310,7 +310,7 @@ def _verify(plan: StagingPlan, form: TableFormat, jobs: int) -> int:
     if form is TableFormat.text:
         echo("; ".join(f"{name}: {state}" for name, state in states.items()))
         if incomplete:
-            echo(f"`paceline stage {plan.recipe.name}` fixes it", err=True)
+            echo(f"run `paceline stage {plan.recipe.name}` to repair it", err=True)
     return EXIT_GATE_FAILED if incomplete else 0
 
 
@@ -350,8 +350,8 @@ def node_target(local: str | None, cluster: str | None, where: Where) -> NodeTar
     if folder is None:
         raise UserError(
             "nodes",
-            "are given without a folder on them",
-            remedy="--local FOLDER, or `stage:` in the file of the cluster",
+            "are given without a destination folder",
+            remedy="add --local FOLDER, or `stage:` to the cluster file",
         )
     if not folder.startswith("/"):
         raise UserError(
@@ -366,9 +366,9 @@ def copy_to_nodes(plan: StagingPlan, target: NodeTarget, verify: bool) -> tuple[
     if problem := staging_error(plan.recipe, names, plan.root):
         raise problem
     folders = tuple(part.folder for part in plan.assets)
-    order = NodeOrder(plan.root, target.local, folders, verify)
+    request = NodeSyncRequest(plan.root, target.local, folders, verify)
     with stage_display() as (watch, _):
-        return on_nodes(target.shells, order, watch)
+        return sync_nodes(target.shells, request, watch)
 
 
 def node_rows(plan: StagingPlan, outcomes: Sequence[NodeOutcome]) -> list[dict[str, Any]]:
@@ -379,8 +379,8 @@ def node_rows(plan: StagingPlan, outcomes: Sequence[NodeOutcome]) -> list[dict[s
             "host": outcome.host,
             "state": outcome.state,
             "assets": {names[folder]: state for folder, state in outcome.assets.items()},
-            "copied": [names[folder] for folder in outcome.copied],
-            "way": outcome.way,
+            "copied": [names[folder] for folder in outcome.copied_assets],
+            "transfer": outcome.transfer,
             "faults": [
                 {"asset": names[folder], "fault": fault, "path": path}
                 for folder, path, fault in outcome.faults
@@ -396,27 +396,30 @@ def node_rows(plan: StagingPlan, outcomes: Sequence[NodeOutcome]) -> list[dict[s
 
 def print_nodes(rows: Sequence[dict[str, Any]], target: NodeTarget, form: TableFormat) -> None:
     """Print the table of nodes, and in text output their faults."""
-    shown_rows = [
+    table_rows = [
         {**row, "assets": None, "copied": ", ".join(row["copied"]) or None} for row in rows
     ]
     columns = [
         Column("host", "host"),
         Column("state", "state"),
         Column("copied", "copied"),
-        Column("way", "way"),
+        Column("transfer", "transfer"),
         Column("bytes_copied", "size", lambda value: si(value, "B"), "right"),
         Column("seconds", "time", seconds, "right"),
         Column("fault", "fault"),
         Column("remedy", "remedy", wraps=True),
     ]
-    emit_table(shown_rows, columns, form)
+    emit_table(table_rows, columns, form)
     if form is not TableFormat.text:
         return
     for row in rows:
         for fault in row["faults"]:
             echo(f"{row['host']}: {fault['asset']}: {fault['path']} is {fault['fault']}")
-    whole = sum(row["state"] == "staged" for row in rows)
-    echo(f"in {target.local}: everything is staged on {whole:,} of {pluralize(len(rows), 'node')}")
+    num_staged = sum(row["state"] == "staged" for row in rows)
+    echo(
+        f"in {target.local}: all assets are staged on {num_staged:,} of "
+        f"{pluralize(len(rows), 'node')}"
+    )
 
 
 def nodes_exit(outcomes: Sequence[NodeOutcome]) -> int:

@@ -18,13 +18,13 @@ from paceline.staging.download_log import Part, StageProgress, StageWatcher
 
 LINE_EVERY_S = 5.0
 DRAW_EVERY_S = 0.1
-WHOLE = "all"
+TOTAL = "all"
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @contextmanager
-def stage_display() -> Iterator[tuple[StageWatcher, Tell]]:
+def stage_display() -> Iterator[tuple[StageWatcher, Notify]]:
     """Yield a watcher of the progress, and a function that prints a sentence once."""
     console = Console(stderr=True)
     printed_sentences: set[str] = set()
@@ -58,7 +58,7 @@ def _lines() -> StageWatcher:
                 phases[part.name] = part.phase
             if time.monotonic() - last >= LINE_EVERY_S and progress.done_bytes:
                 last = time.monotonic()
-                echo(f"  {_whole(progress)}", err=True)
+                echo(f"  {_total(progress)}", err=True)
 
     return watch
 
@@ -80,7 +80,7 @@ def _bars(bars: Progress) -> StageWatcher:
             last = time.monotonic()
             for part in progress.parts:
                 show(part.name, part.done_bytes, part.total_bytes, _part(part))
-            show(WHOLE, progress.done_bytes, progress.total_bytes, _whole(progress))
+            show(TOTAL, progress.done_bytes, progress.total_bytes, _total(progress))
 
     return watch
 
@@ -89,13 +89,13 @@ def _part(part: Part) -> str:
     return f"{part.phase} {_bytes(part.done_bytes, part.total_bytes)}"
 
 
-def _whole(progress: StageProgress) -> str:
+def _total(progress: StageProgress) -> str:
     """Return `31.2 GB of 85.1 GB · 412 MB/s · 2 min 11 s left`."""
     parts = [_bytes(progress.done_bytes, progress.total_bytes)]
     if progress.bytes_per_s:
         parts.append(si(progress.bytes_per_s, "B/s"))
-    if progress.left_s is not None:
-        parts.append(f"{seconds(progress.left_s)} left")
+    if progress.remaining_s is not None:
+        parts.append(f"{seconds(progress.remaining_s)} left")
     return " · ".join(parts)
 
 

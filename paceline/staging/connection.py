@@ -10,8 +10,8 @@ from typing import TypeVar
 import httpx2
 
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
-from paceline.staging.credentials import headers_for, shown
-from paceline.staging.ending import StageEnd
+from paceline.staging.credentials import headers_for, redact_url
+from paceline.staging.stop_signal import StopSignal
 
 TIMEOUT_S = 60.0
 """Time without a byte after which a connection counts as dead, in seconds."""
@@ -21,9 +21,9 @@ TRIES = 5
 """Maximum number of consecutive tries without a byte; any received byte resets the count."""
 FIRST_WAIT_S = 0.5
 MAX_DOCUMENT_BYTES = 64 << 20
-RETRIED = (408, 425, 429, 500, 502, 503, 504)
+RETRYABLE_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 _SECRET_HEADERS = ("Authorization", "Cookie", "CF-Access-Client-Id", "CF-Access-Client-Secret")
-_UNUSABLE = (httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.TooManyRedirects)
+_BAD_URL_ERRORS = (httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.TooManyRedirects)
 
 T = TypeVar("T")
 
@@ -65,57 +65,57 @@ def open_url(
 ) -> Iterator[httpx2.Response]:
     """Open `url` and yield the response as a stream.
 
-    Raises UserError if access is refused, SystemFaultError if it does not exist, and
+    Raises UserError if access is denied, SystemFaultError if it does not exist, and
     TransientError if a retry may succeed. No message contains a query or a header, because they
     may hold secrets.
     """
     if not url.startswith(("http://", "https://")):
-        raise UserError(shown(url) or "source", "is no http or https address")
+        raise UserError(redact_url(url) or "source", "is not an http or https URL")
     try:
         with _client().stream(method, url, headers=headers, timeout=TIMEOUT_S) as response:
             if response.status_code >= 300:
                 wait = response.headers.get("Retry-After")
-                raise refusal(response.status_code, shown(url), gate, wait)
+                raise error_for_status(response.status_code, redact_url(url), gate, wait)
             yield response
-    except _UNUSABLE as error:
-        where = f"leads to an address that cannot be used ({type(error).__name__})"
-        raise SystemFaultError(shown(url), where) from None
+    except _BAD_URL_ERRORS as error:
+        what = f"redirects to an invalid URL ({type(error).__name__})"
+        raise SystemFaultError(redact_url(url), what) from None
     except httpx2.RequestError as error:
         raise TransientError(_reason(error)) from None
 
 
-def refusal(status: int, where: str, gate: str | None, wait: str | None) -> Exception:
+def error_for_status(status: int, where: str, gate: str | None, wait: str | None) -> Exception:
     """Return the exception for an HTTP error status."""
-    if status in RETRIED:
+    if status in RETRYABLE_STATUSES:
         # Retry-After may also be a date, which is ignored.
         wait_s = float(wait) if wait and wait.isdecimal() else None
         if wait_s is not None and wait_s > MAX_WAIT_S:
             return SystemFaultError(
-                where, f"asks to wait {wait_s:,.0f} s (HTTP {status})", remedy="try again then"
+                where, f"asks to wait {wait_s:,.0f} s (HTTP {status})", remedy="try again later"
             )
-        return TransientError(f"answers HTTP {status}", wait_s)
+        return TransientError(f"returns HTTP {status}", wait_s)
     if status == httpx2.codes.RANGE_NOT_SATISFIABLE:
-        return WrongContentError("has fewer bytes than had come of it")
+        return WrongContentError("is shorter than the partial file")
     if status in (401, 403):
-        return refused(where, f"HTTP {status}", gate)
+        return access_denied(where, f"HTTP {status}", gate)
     if status in (404, 410):
         return SystemFaultError(
-            where, f"does not exist there (HTTP {status})", remedy="check source and revision"
+            where, f"does not exist (HTTP {status})", remedy="check source and revision"
         )
-    return SystemFaultError(where, f"answers HTTP {status}")
+    return SystemFaultError(where, f"returns HTTP {status}")
 
 
-def refused(where: str, why: str, gate: str | None) -> UserError:
-    """Return the error for refused access, with the steps to obtain it."""
+def access_denied(where: str, why: str, gate: str | None) -> UserError:
+    """Return the error for denied access, with the steps to obtain it."""
     remedy = (
-        "credentials: HF_TOKEN (or `hf auth login`) for the hub, else ~/.netrc, over https alone"
+        "credentials: HF_TOKEN (or `hf auth login`) for the hub, else ~/.netrc, over https only"
     )
     if gate:
-        remedy = f"ask for access on {gate}, accept its terms, then run this again; {remedy}"
-    return UserError(where, f"access is refused ({why})", remedy=remedy)
+        remedy = f"request access at {gate}, accept its terms, then run this again; {remedy}"
+    return UserError(where, f"access denied ({why})", remedy=remedy)
 
 
-def length_of(url: str, gate: str | None) -> int | None:
+def content_length(url: str, gate: str | None) -> int | None:
     """Return the size of `url` in bytes from its headers; None if they do not state it."""
     try:
         with open_url(url, gate, method="HEAD") as response:
@@ -132,37 +132,37 @@ def read_small(url: str, gate: str | None) -> str:
         for block in response.iter_raw():
             content += block
             if len(content) > MAX_DOCUMENT_BYTES:
-                raise SystemFaultError(shown(url), f"is larger than {MAX_DOCUMENT_BYTES:,} bytes")
+                raise SystemFaultError(
+                    redact_url(url), f"is larger than {MAX_DOCUMENT_BYTES:,} bytes"
+                )
     return content.decode("utf-8", "replace")
 
 
-def tried(ask: Callable[[], T], where: str, ended: StageEnd) -> T:
+def with_retries(request: Callable[[], T], where: str, stop: StopSignal) -> T:
     """Return the result of `ask`, with retries after transient errors; raises as `ask` does.
 
     Raises StageEndedError if staging is stopped during a wait.
     """
     for number in range(1, TRIES + 1):
         try:
-            return ask()
+            return request()
         except TransientError as error:
             if number == TRIES:
-                raise given_up(shown(where), error) from None
-            ended.wait(error.wait_s or FIRST_WAIT_S * 2 ** (number - 1))
-            ended.check(shown(where))
+                raise retries_exhausted(redact_url(where), error) from None
+            stop.wait(error.wait_s or FIRST_WAIT_S * 2 ** (number - 1))
+            stop.check(redact_url(where))
     raise AssertionError("the last try returns or raises")
 
 
-def given_up(where: str, error: TransientError) -> PacelineError:
+def retries_exhausted(where: str, error: TransientError) -> PacelineError:
     """Return the error after the last try."""
-    return SystemFaultError(
-        where, str(error), remedy="run the command again: it goes on with what is there"
-    )
+    return SystemFaultError(where, str(error), remedy="run the command again to resume")
 
 
 def _reason(error: httpx2.RequestError) -> str:
     """Describe a connection failure without its URL, which may hold secrets."""
     if isinstance(error, httpx2.TimeoutException):
-        return f"nothing came for {TIMEOUT_S:.0f} s"
+        return f"no data for {TIMEOUT_S:.0f} s"
     if isinstance(error, httpx2.ConnectError):
-        return f"does not answer: {str(error).rpartition('] ')[2]}"
-    return "the connection was cut"
+        return f"does not respond: {str(error).rpartition('] ')[2]}"
+    return "the connection was closed"

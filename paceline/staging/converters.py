@@ -13,18 +13,18 @@ from paceline.core.errors import UserError, did_you_mean
 from paceline.core.value import Value
 from paceline.files.yaml_file import validate
 from paceline.machines.probe.inventory import usable_cores
-from paceline.staging.conversions import Progress, made, unwatched
+from paceline.staging.conversions import Progress, ignore_progress, stdlib_corpus
 from paceline.staging.conversions.flux import (
-    DrawnEncodingSizes,
     FluxShardSources,
-    make_drawn_encodings,
+    SyntheticEncodingSizes,
     make_flux_shards,
+    make_synthetic_encodings,
 )
 from paceline.staging.conversions.hub_models import HubFamily, HubModelSize, make_hub_model
 from paceline.staging.conversions.packed import packed_npy, packed_rows
 from paceline.staging.conversions.packed_npy import MaskOf
 
-Setting = str | int | float | bool
+SettingValue = str | int | float | bool
 PARTS, ROW_FILES = ("train", "validation"), (".parquet", ".jsonl", ".npy")
 """Name prefixes and suffixes of files with packed rows."""
 
@@ -35,10 +35,10 @@ class ConversionJob:
 
     folder: Path
     inputs: Mapping[str, Path]
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, SettingValue]
     check: Callable[[], None]
     """Raises if staging is stopped; converters call it regularly."""
-    progress: Progress = unwatched
+    progress: Progress = ignore_progress
     """Progress callback, called by slow converters."""
 
 
@@ -47,14 +47,14 @@ Converter = Callable[[ConversionJob], None]
 
 def _from_nothing(make: Callable[[Path, Progress], None], conversion: ConversionJob) -> None:
     """Make an asset from the interpreter's own sources; it needs no other asset."""
-    if ignored := [*conversion.inputs, *conversion.settings]:
-        raise UserError("made asset", f"takes neither needs nor settings, not {', '.join(ignored)}")
+    if unexpected := [*conversion.inputs, *conversion.settings]:
+        raise UserError("made asset", f"accepts no needs and no settings: {', '.join(unexpected)}")
     make(conversion.folder, lambda done_bytes, total_bytes: conversion.check())
 
 
 def _refuse_needs(name: str, conversion: ConversionJob) -> None:
     if conversion.inputs:
-        raise UserError(f"made asset {name}", f"takes no needs, not {', '.join(conversion.inputs)}")
+        raise UserError(f"made asset {name}", f"accepts no needs: {', '.join(conversion.inputs)}")
 
 
 def _hub_model(family: HubFamily, conversion: ConversionJob) -> None:
@@ -64,12 +64,12 @@ def _hub_model(family: HubFamily, conversion: ConversionJob) -> None:
     make_hub_model(conversion.folder, family, size)
 
 
-def _drawn_encodings(conversion: ConversionJob) -> None:
-    """Make encoded drawings, of the sizes in the asset's settings."""
-    _refuse_needs("drawn-encodings", conversion)
-    where = "made asset drawn-encodings: settings"
-    sizes = validate(DrawnEncodingSizes, dict(conversion.settings), where)
-    make_drawn_encodings(conversion.folder, sizes, conversion.check)
+def _synthetic_encodings(conversion: ConversionJob) -> None:
+    """Make encodings of random images, of the sizes in the asset's settings."""
+    _refuse_needs("synthetic-encodings", conversion)
+    where = "made asset synthetic-encodings: settings"
+    sizes = validate(SyntheticEncodingSizes, dict(conversion.settings), where)
+    make_synthetic_encodings(conversion.folder, sizes, conversion.check)
 
 
 def _flux_shards(conversion: ConversionJob) -> None:
@@ -97,7 +97,7 @@ def _packed(form: Literal["rows", "npy"], conversion: ConversionJob) -> None:
     """Convert the `train` and `validation` parts of one asset's parquet, jsonl or .npy files."""
     where = f"made asset packed-{form}"
     if len(conversion.inputs) != 1:
-        raise UserError(where, "needs one asset, whose rows it takes")
+        raise UserError(where, "needs exactly one asset, which holds the rows")
     settings = validate(PackedSettings, dict(conversion.settings), f"{where}: settings")
     (folder,) = conversion.inputs.values()
 
@@ -123,25 +123,25 @@ def _packed(form: Literal["rows", "npy"], conversion: ConversionJob) -> None:
 
 
 CONVERTERS: dict[str, Converter] = {
-    "tokenizer": partial(_from_nothing, made.make_tokenizer),
-    "jsonl": partial(_from_nothing, made.make_jsonl),
-    "indexed": partial(_from_nothing, made.make_indexed),
-    "gpt2": partial(_from_nothing, made.make_gpt2),
+    "tokenizer": partial(_from_nothing, stdlib_corpus.make_tokenizer),
+    "jsonl": partial(_from_nothing, stdlib_corpus.make_jsonl),
+    "indexed": partial(_from_nothing, stdlib_corpus.make_indexed),
+    "gpt2": partial(_from_nothing, stdlib_corpus.make_gpt2),
     "opt": partial(_hub_model, "opt"),
     "llama": partial(_hub_model, "llama"),
-    "drawn-encodings": _drawn_encodings,
+    "synthetic-encodings": _synthetic_encodings,
     "flux-shards": _flux_shards,
     "packed-rows": partial(_packed, "rows"),
     "packed-npy": partial(_packed, "npy"),
 }
 """Converters by the `source` of a made asset."""
-RESUMING = frozenset({"flux-shards"})
+RESUMABLE = frozenset({"flux-shards"})
 """Converters that keep the complete files of an interrupted call."""
 
 
-def is_resumed(asset: Asset) -> bool:
+def can_resume(asset: Asset) -> bool:
     """Return whether the asset's converter can resume."""
-    return asset.kind == "made" and asset.source in RESUMING
+    return asset.kind == "made" and asset.source in RESUMABLE
 
 
 def convert(name: str, conversion: ConversionJob) -> None:
@@ -161,6 +161,6 @@ def convert(name: str, conversion: ConversionJob) -> None:
     except ModuleNotFoundError as error:
         raise UserError(
             f"made asset {name}",
-            f"takes {error.name}, which is not installed",
+            f"requires {error.name}, which is not installed",
             remedy="pip install 'paceline[stage]'",
         ) from error

@@ -79,14 +79,14 @@ def _login(host: str) -> tuple[str, str] | None:
     return (entry[0], entry[2]) if entry else None
 
 
-def shown(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return a URL without the parts that may be secret: user, password and query."""
     try:
         address = urlsplit(url)
         port = address.port
     except ValueError:
-        return "an address that cannot be read"
-    place = address.hostname or ""
+        return "an invalid URL"
+    host = address.hostname or ""
     if port:
-        place += f":{port}"
-    return f"{address.scheme}://{place}{address.path}" if address.scheme else address.path
+        host += f":{port}"
+    return f"{address.scheme}://{host}{address.path}" if address.scheme else address.path

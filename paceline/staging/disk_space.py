@@ -15,7 +15,7 @@ from paceline.core.errors import SystemFaultError
 from paceline.core.units import pluralize, si, verb_form
 from paceline.staging.plan import StagingPlan
 
-REMEDY = "make room, or give another place with --to"
+REMEDY = "free some space, or choose another folder with --to"
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ def space_shortage(plan: StagingPlan, space: DiskSpace, largest_file: int = 0) -
     """Return why the missing assets of known size do not fit on the disk; None if they do."""
     files, free = plan.files_needed, space.files_free
     if plan.bytes_needed > space.bytes_free:
-        return f"{si(plan.bytes_needed, 'B')} are to come and {si(space.bytes_free, 'B')} are free"
+        return f"needs {si(plan.bytes_needed, 'B')}, but only {si(space.bytes_free, 'B')} are free"
     if free is not None and files > free:
-        missing = f"{pluralize(files, 'file', 'are')} to come"
-        return f"{missing} and {free:,} {verb_form(free, 'are')} free (inodes)"
+        free_inodes = f"{free:,} {verb_form(free, 'are')} free"
+        return f"needs {pluralize(files, 'inode')}, but only {free_inodes}"
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and largest_file > limit:
-        allowed = f"`ulimit -f` allows {si(limit, 'B')}"
-        return f"a file of {si(largest_file, 'B')} is to come and {allowed}"
+        allowed = f"`ulimit -f` allows only {si(limit, 'B')}"
+        return f"needs a file of {si(largest_file, 'B')}, but {allowed}"
     return None
 
 

@@ -42,7 +42,7 @@ class StageProgress:
         return None if None in totals else sum(total or 0 for total in totals)
 
     @property
-    def left_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Remaining time at the current rate in seconds; None if it is unknown."""
         if self.total_bytes is None or not self.bytes_per_s:
             return None
@@ -58,7 +58,7 @@ class DownloadLog:
 
     watch: StageWatcher = lambda progress: None
     _parts: dict[str, Part] = field(default_factory=dict[str, Part])
-    _fetched: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
+    _recent_bytes: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, name: str, total_bytes: int | None) -> None:
@@ -73,47 +73,47 @@ class DownloadLog:
         """Set the total size of a part in bytes."""
         self._update(replace(self._parts[name], total_bytes=total_bytes))
 
-    def present(self, name: str, num_bytes: int) -> None:
+    def add_present(self, name: str, num_bytes: int) -> None:
         """Add bytes that were already present; a negative number if they were discarded."""
         with self._lock:
             part = self._parts[name]
             self._parts[name] = replace(part, done_bytes=part.done_bytes + num_bytes)
 
-    def fetched(self, name: str, num_bytes: int) -> None:
+    def add_received(self, name: str, num_bytes: int) -> None:
         """Add bytes that were just received, which count towards the rate."""
         with self._lock:
             part = self._parts[name]
             self._parts[name] = replace(part, done_bytes=part.done_bytes + num_bytes)
             now = time.monotonic()
-            self._fetched.append((now, num_bytes))
-            while self._fetched[0][0] < now - RECENT_S:
-                self._fetched.popleft()
+            self._recent_bytes.append((now, num_bytes))
+            while self._recent_bytes[0][0] < now - RECENT_S:
+                self._recent_bytes.popleft()
         self.watch(self.progress)
 
     @contextmanager
-    def made(self, name: str) -> Iterator[Callable[[int, int], None]]:
+    def conversion_progress(self, name: str) -> Iterator[Callable[[int, int], None]]:
         """Yield the progress callback (bytes done, total bytes) of a converter.
 
         Its byte counts are estimates, and are removed from the log at the end of the block.
         """
-        told: list[int] = []
+        last_bytes: list[int] = []
 
         def show(done_bytes: int, total_bytes: int) -> None:
             self.total(name, total_bytes)
-            if told:
-                self.fetched(name, done_bytes - told[-1])
+            if last_bytes:
+                self.add_received(name, done_bytes - last_bytes[-1])
             else:
-                self.present(name, done_bytes)  # kept from an interrupted call
-            told[:] = [done_bytes]
+                self.add_present(name, done_bytes)  # kept from an interrupted call
+            last_bytes[:] = [done_bytes]
 
         yield show
-        self.present(name, -sum(told))
+        self.add_present(name, -sum(last_bytes))
 
     @property
     def progress(self) -> StageProgress:
         """Current progress."""
         with self._lock:
-            parts, recent = tuple(self._parts.values()), list(self._fetched)
+            parts, recent = tuple(self._parts.values()), list(self._recent_bytes)
         span_s = time.monotonic() - recent[0][0] if len(recent) > 1 else 0.0
         rate = sum(num_bytes for _, num_bytes in recent) / span_s if span_s > 0 else None
         return StageProgress(parts, rate)

@@ -17,12 +17,12 @@ from paceline.files.staged import (
     content_sizes,
     read_manifest,
 )
-from paceline.staging.converters import is_resumed
-from paceline.staging.transfer import TAG_ENDING
+from paceline.staging.converters import can_resume
+from paceline.staging.transfer import TAG_SUFFIX
 
-DONE_FOLDER, UNDERWAY_FOLDER = "done", "underway"
+COMPLETE_FOLDER, UNDERWAY_FOLDER = "complete", "underway"
 """Folders of complete and of partial files, inside the folder of a partial asset."""
-OWN_FILES = 6
+FILES_PER_ASSET = 6
 """Number of inodes that each asset needs in addition to its content.
 
 They are the asset's folder, its partial folder with two folders inside, the lock and the manifest.
@@ -38,24 +38,24 @@ class PlannedAsset:
     state: AssetState
     total_bytes: int | None
     """Size of the asset in bytes; None if it is unknown."""
-    here_bytes: int
+    present_bytes: int
     total_files: int | None = None
     """Number of files of the asset; None if it is unknown."""
-    here_files: int = 0
+    present_files: int = 0
 
     @property
-    def left_bytes(self) -> int | None:
+    def missing_bytes(self) -> int | None:
         """Bytes that are missing; None if the number is unknown."""
         if self.state == "staged":
             return 0
-        return None if self.total_bytes is None else max(0, self.total_bytes - self.here_bytes)
+        return None if self.total_bytes is None else max(0, self.total_bytes - self.present_bytes)
 
     @property
-    def left_files(self) -> int | None:
+    def missing_files(self) -> int | None:
         """Number of missing files; None if it is unknown."""
         if self.state == "staged":
             return 0
-        return None if self.total_files is None else max(0, self.total_files - self.here_files)
+        return None if self.total_files is None else max(0, self.total_files - self.present_files)
 
 
 @dataclass(frozen=True)
@@ -70,23 +70,23 @@ class StagingPlan:
     @property
     def bytes_needed(self) -> int:
         """Missing bytes of the assets whose size is known."""
-        return sum(part.left_bytes or 0 for part in self.assets)
+        return sum(part.missing_bytes or 0 for part in self.assets)
 
     @property
     def files_needed(self) -> int:
         """Number of missing listed files, plus the inodes of every asset that is not started."""
-        begun = sum(OWN_FILES for part in self.assets if part.state == "missing")
-        return begun + sum(part.left_files or 0 for part in self.assets)
+        overhead = sum(FILES_PER_ASSET for part in self.assets if part.state == "missing")
+        return overhead + sum(part.missing_files or 0 for part in self.assets)
 
     @property
     def bytes_fetched(self) -> int:
         """Missing bytes that must be downloaded; made assets need only disk space."""
-        return sum(part.left_bytes or 0 for part in self.assets if part.asset.kind != "made")
+        return sum(part.missing_bytes or 0 for part in self.assets if part.asset.kind != "made")
 
     @property
     def unknown(self) -> tuple[str, ...]:
         """Names of the missing assets of unknown size."""
-        return tuple(part.asset.name for part in self.assets if part.left_bytes is None)
+        return tuple(part.asset.name for part in self.assets if part.missing_bytes is None)
 
 
 def staging_plan(
@@ -97,52 +97,52 @@ def staging_plan(
     Assets that these are made from are included. With `engine` None the plan covers all engines.
     Raises UserError for a name that the recipe does not declare.
     """
-    chosen = _chosen(recipe, engine, names)
-    parts = [_planned(recipe, asset, root) for asset in _ordered(chosen)]
+    assets = _select_assets(recipe, engine, names)
+    parts = [_plan_asset(recipe, asset, root) for asset in _in_dependency_order(assets)]
     return StagingPlan(recipe, engine, root, tuple(parts))
 
 
-def _chosen(recipe: Recipe, engine: str | None, names: Sequence[str]) -> list[Asset]:
+def _select_assets(recipe: Recipe, engine: str | None, names: Sequence[str]) -> list[Asset]:
     by_name = {asset.name: asset for asset in recipe.assets}
     for name in names:
         if name not in by_name:
             raise UserError(
                 f"{recipe.name}: asset {name!r}",
                 "is not declared",
-                allowed=", ".join(by_name) or "this recipe declares none",
+                allowed=", ".join(by_name) or "none",
                 remedy=did_you_mean(name, by_name) or None,
             )
-    asked = [
+    queue = [
         asset
         for asset in recipe.assets
         if (asset.name in names if names else _is_for(asset, engine))
     ]
-    needed: dict[str, Asset] = {}
-    while asked:
-        asset = asked.pop(0)
-        if asset.name not in needed:
-            needed[asset.name] = asset
-            asked += [by_name[name] for name in asset.needs]
-    return list(needed.values())
+    selection: dict[str, Asset] = {}
+    while queue:
+        asset = queue.pop(0)
+        if asset.name not in selection:
+            selection[asset.name] = asset
+            queue += [by_name[name] for name in asset.needs]
+    return list(selection.values())
 
 
 def _is_for(asset: Asset, engine: str | None) -> bool:
     return engine is None or not asset.engines or engine in asset.engines
 
 
-def _ordered(assets: Sequence[Asset]) -> list[Asset]:
+def _in_dependency_order(assets: Sequence[Asset]) -> list[Asset]:
     """Return the assets in declared order, with each after the assets that it needs."""
-    ordered: list[Asset] = []
-    left = list(assets)
-    while left:
-        done = {asset.name for asset in ordered}
-        ready = next(asset for asset in left if done.issuperset(asset.needs))
-        ordered.append(ready)
-        left.remove(ready)
-    return ordered
+    result: list[Asset] = []
+    remaining = list(assets)
+    while remaining:
+        names = {asset.name for asset in result}
+        ready = next(asset for asset in remaining if names.issuperset(asset.needs))
+        result.append(ready)
+        remaining.remove(ready)
+    return result
 
 
-def _planned(recipe: Recipe, asset: Asset, root: Path) -> PlannedAsset:
+def _plan_asset(recipe: Recipe, asset: Asset, root: Path) -> PlannedAsset:
     folder = asset_folder(root, asset, recipe.assets)
     state = asset_state(folder)
     manifest = read_manifest(folder) if state == "staged" else None
@@ -150,8 +150,8 @@ def _planned(recipe: Recipe, asset: Asset, root: Path) -> PlannedAsset:
         size, count = manifest.bytes, len(manifest.files)
         return PlannedAsset(asset, folder, state, size, size, count, count)
     # Cloned, pulled and made assets start again almost from nothing.
-    resumed = asset.kind not in ("git", "container", "made") or is_resumed(asset)
-    sizes = _resumed_sizes(folder) if resumed else []
+    keeps_partial = asset.kind not in ("git", "container", "made") or can_resume(asset)
+    sizes = _resumed_sizes(folder) if keeps_partial else []
     return PlannedAsset(
         asset, folder, state, _stated_bytes(asset), sum(sizes), len(asset.files) or None, len(sizes)
     )
@@ -163,12 +163,12 @@ def _resumed_sizes(folder: Path) -> list[int]:
     An existing content folder replaces the folder of complete files.
     """
     partial, content = folder / PARTIAL_FOLDER, folder / CONTENT_FOLDER
-    whole = content if content.is_dir() else partial / DONE_FOLDER
+    complete = content if content.is_dir() else partial / COMPLETE_FOLDER
     return [
         size
-        for place in (whole, partial / UNDERWAY_FOLDER)
+        for place in (complete, partial / UNDERWAY_FOLDER)
         for name, size in content_sizes(place).items()
-        if place is whole or not name.endswith(TAG_ENDING)
+        if place is complete or not name.endswith(TAG_SUFFIX)
     ]
 
 

@@ -30,17 +30,17 @@ from paceline.files.staged import (
     asset_state,
     content_sizes,
 )
-from paceline.staging.converters import ConversionJob, convert, is_resumed
-from paceline.staging.credentials import hub_endpoint, shown
+from paceline.staging.converters import ConversionJob, can_resume, convert
+from paceline.staging.credentials import hub_endpoint, redact_url
 from paceline.staging.disk_space import disk_space, require_space
 from paceline.staging.download_log import DownloadLog, StageWatcher
-from paceline.staging.ending import StageEnd, StageEndedError
 from paceline.staging.lock import asset_lock
-from paceline.staging.plan import DONE_FOLDER, UNDERWAY_FOLDER, PlannedAsset, StagingPlan
+from paceline.staging.plan import COMPLETE_FOLDER, UNDERWAY_FOLDER, PlannedAsset, StagingPlan
 from paceline.staging.sources.container import container_runtime, fetch_image
 from paceline.staging.sources.git import clone
 from paceline.staging.sources.hub import access_page, copy_cached, is_offline, list_hub
 from paceline.staging.sources.url import list_r2, list_urls
+from paceline.staging.stop_signal import StagingStoppedError, StopSignal
 from paceline.staging.transfer import (
     SourceListing,
     TransferCallbacks,
@@ -50,36 +50,36 @@ from paceline.staging.transfer import (
 )
 from paceline.staging.verification import file_digest
 
-_LISTS: dict[str, Callable[[Asset, StageEnd], SourceListing]] = {
+_LISTS: dict[str, Callable[[Asset, StopSignal], SourceListing]] = {
     "url": list_urls,
     "r2": list_r2,
     **dict.fromkeys(HUB_KINDS, list_hub),
 }
 
 
-def is_listed(asset: Asset) -> bool:
+def has_listing(asset: Asset) -> bool:
     """Return whether the asset's source lists its files."""
     return asset.kind in _LISTS
 
 
-def listing_of(asset: Asset, ended: StageEnd) -> SourceListing:
+def listing_of(asset: Asset, stop: StopSignal) -> SourceListing:
     """Return the file list of an asset from its source.
 
     Raises UserError, SystemFaultError, and StageEndedError if staging is stopped.
     """
-    ended.check(asset.name)
+    stop.check(asset.name)
     try:
-        listing = _LISTS[asset.kind](asset, ended)
+        listing = _LISTS[asset.kind](asset, stop)
     except ValueError as error:
         raise _unusable(asset, error) from error
     paths = [file.path for file in listing.files]
     if len(set(paths)) < len(paths):
-        raise SystemFaultError(f"{asset.kind} {shown(asset.source)}", "names a file twice")
+        raise SystemFaultError(f"{asset.kind} {redact_url(asset.source)}", "lists a file twice")
     return listing
 
 
 @dataclass(frozen=True)
-class _Fetched:
+class _FetchedContent:
     """Files fetched from a source, and their origin."""
 
     files: tuple[StagedFile, ...]
@@ -100,7 +100,7 @@ class AssetStage:
     runtime: str | None
     pool: ThreadPoolExecutor
     log: DownloadLog
-    ended: StageEnd
+    stop: StopSignal
     waiting: Callable[[str], None]
 
     def run(self) -> None:
@@ -119,27 +119,27 @@ class AssetStage:
         began = time.monotonic()
 
         def check() -> None:
-            self.ended.check(self.asset.name)
+            self.stop.check(self.asset.name)
 
         check()
-        done = self._prepare(check)
-        fetched = self._fetch(done, check)
+        complete = self._prepare(check)
+        content_files = self._fetch(complete, check)
         self.log.phase(self.asset.name, "finishing")
         content = self.folder / CONTENT_FOLDER
         manifest = Manifest(
             asset=self.asset,
-            revision=fetched.revision,
-            bytes=sum(file.bytes for file in fetched.files),
-            sha256=content_digest(fetched.files),
-            files=fetched.files,
-            origin=fetched.origin,
-            tool=fetched.tool,
+            revision=content_files.revision,
+            bytes=sum(file.bytes for file in content_files.files),
+            sha256=content_digest(content_files.files),
+            files=content_files.files,
+            origin=content_files.origin,
+            tool=content_files.tool,
             staged=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - began, 3),
             paceline_version=__version__,
         )
         # The content must be on disk before the manifest that declares it complete.
-        done.replace(content)
+        complete.replace(content)
         _flush(self.folder)
         write_value(self.folder / MANIFEST_FILE, manifest)
         _flush(self.folder)
@@ -149,88 +149,94 @@ class AssetStage:
     def _prepare(self, check: Callable[[], None]) -> Path:
         """Return the folder for complete files, with the good files of an interrupted call."""
         partial, content = self.folder / PARTIAL_FOLDER, self.folder / CONTENT_FOLDER
-        done = partial / DONE_FOLDER
+        complete = partial / COMPLETE_FOLDER
         manifest_file = self.folder / MANIFEST_FILE
         if manifest_file.is_file():
             manifest_file.replace(self.folder / DAMAGED_FILE)
-        if not is_listed(self.asset) and not is_resumed(self.asset):
+        if not has_listing(self.asset) and not can_resume(self.asset):
             # The underway folder of an image keeps its complete layers.
-            remains = done if self.asset.kind == "container" else partial
-            shutil.rmtree(remains, ignore_errors=True)
+            stale = complete if self.asset.kind == "container" else partial
+            shutil.rmtree(stale, ignore_errors=True)
             shutil.rmtree(content, ignore_errors=True)
         elif content.is_dir():
-            shutil.rmtree(done, ignore_errors=True)
+            shutil.rmtree(complete, ignore_errors=True)
             partial.mkdir(exist_ok=True)
-            content.replace(done)
-        if (self.folder / DAMAGED_FILE).is_file() and done.is_dir():
+            content.replace(complete)
+        if (self.folder / DAMAGED_FILE).is_file() and complete.is_dir():
             self.log.phase(self.asset.name, "checking")
-            _drop_damaged(self.folder / DAMAGED_FILE, done, check)
-        done.mkdir(parents=True, exist_ok=True)
+            _drop_damaged(self.folder / DAMAGED_FILE, complete, check)
+        complete.mkdir(parents=True, exist_ok=True)
         (partial / UNDERWAY_FOLDER).mkdir(exist_ok=True)
-        return done
+        return complete
 
-    def _fetch(self, done: Path, check: Callable[[], None]) -> _Fetched:
-        asset, source = self.asset, shown(self.asset.source)
+    def _fetch(self, complete: Path, check: Callable[[], None]) -> _FetchedContent:
+        asset, source = self.asset, redact_url(self.asset.source)
         if self.listing is not None:
             self.log.phase(asset.name, "fetching")
-            files = self._transfer(self.listing, done, check)
-            return _Fetched(files, self.listing.origin, self.listing.revision)
+            files = self._transfer(self.listing, complete, check)
+            return _FetchedContent(files, self.listing.origin, self.listing.revision)
         self.log.phase(asset.name, "making" if asset.kind == "made" else "fetching")
         if asset.kind == "git":
-            revision = clone(asset, done, check)
-            return _Fetched(self._measured(done, check), source, revision, "git")
+            revision = clone(asset, complete, check)
+            return _FetchedContent(self._hash_files(complete, check), source, revision, "git")
         if asset.kind == "container":
             underway = self.folder / PARTIAL_FOLDER / UNDERWAY_FOLDER
-            digest = fetch_image(asset, done, underway, self.runtime or "", check)
-            return _Fetched(self._measured(done, check), asset.source, digest, self.runtime)
+            digest = fetch_image(asset, complete, underway, self.runtime or "", check)
+            return _FetchedContent(
+                self._hash_files(complete, check), asset.source, digest, self.runtime
+            )
         if asset.kind == "made":
             inputs = {name: folder / CONTENT_FOLDER for name, folder in self.inputs.items()}
-            with self.log.made(asset.name) as progress:
-                convert(asset.source, ConversionJob(done, inputs, asset.settings, check, progress))
-            return _Fetched(self._measured(done, check), "made here")
-        revision = copy_cached(asset, done, check)
-        return _Fetched(self._measured(done, check), f"cache of {hub_endpoint()}", revision)
+            with self.log.conversion_progress(asset.name) as progress:
+                convert(
+                    asset.source, ConversionJob(complete, inputs, asset.settings, check, progress)
+                )
+            return _FetchedContent(self._hash_files(complete, check), "generated locally")
+        revision = copy_cached(asset, complete, check)
+        return _FetchedContent(
+            self._hash_files(complete, check), f"cache of {hub_endpoint()}", revision
+        )
 
     def _transfer(
-        self, listing: SourceListing, done: Path, check: Callable[[], None]
+        self, listing: SourceListing, complete: Path, check: Callable[[], None]
     ) -> tuple[StagedFile, ...]:
         """Fetch all files of a listing concurrently; delete files that are not listed."""
-        listed = {file.path for file in listing.files}
-        for path in content_sizes(done):
-            if path not in listed:
-                (done / path).unlink()
+        listed_paths = {file.path for file in listing.files}
+        for path in content_sizes(complete):
+            if path not in listed_paths:
+                (complete / path).unlink()
         name, log = self.asset.name, self.log
         callbacks = TransferCallbacks(
             check,
-            lambda num_bytes: log.present(name, num_bytes),
-            lambda num_bytes: log.fetched(name, num_bytes),
-            self.ended,
+            lambda num_bytes: log.add_present(name, num_bytes),
+            lambda num_bytes: log.add_received(name, num_bytes),
+            self.stop,
             access_page(self.asset),
         )
         underway = self.folder / PARTIAL_FOLDER / UNDERWAY_FOLDER
         futures: list[Future[StagedFile]] = [
-            self.pool.submit(fetch, file, done, underway, callbacks) for file in listing.files
+            self.pool.submit(fetch, file, complete, underway, callbacks) for file in listing.files
         ]
         wait(futures)
         return tuple(sorted((f.result() for f in futures), key=lambda file: file.path))
 
-    def _measured(self, done: Path, check: Callable[[], None]) -> tuple[StagedFile, ...]:
+    def _hash_files(self, complete: Path, check: Callable[[], None]) -> tuple[StagedFile, ...]:
         """Return the files that a converter or another program wrote, with size and digest."""
         files = [
             StagedFile(
                 path=inner_path(path, self.asset),
                 bytes=size,
-                sha256=file_digest(done / path, check),
+                sha256=file_digest(complete / path, check),
             )
-            for path, size in sorted(content_sizes(done).items())
+            for path, size in sorted(content_sizes(complete).items())
         ]
         total = sum(file.bytes for file in files)
         self.log.total(self.asset.name, total)
-        self.log.present(self.asset.name, total)
+        self.log.add_present(self.asset.name, total)
         return tuple(files)
 
     def _wait(self, owner: str) -> None:
-        self.ended.check(self.asset.name)
+        self.stop.check(self.asset.name)
         self.log.phase(self.asset.name, f"waiting for {owner}")
         self.waiting(f"{self.asset.name}: {owner} is staging it")
 
@@ -238,19 +244,19 @@ class AssetStage:
 def _unusable(asset: Asset, error: ValueError) -> SystemFaultError:
     """Return the error for an unusable address or name, without its text, which may be secret."""
     return SystemFaultError(
-        f"{asset.kind} {shown(asset.source)}",
-        f"leads to an address or a name that cannot be used ({type(error).__name__})",
+        f"{asset.kind} {redact_url(asset.source)}",
+        f"contains an invalid URL or file name ({type(error).__name__})",
     )
 
 
-def _drop_damaged(manifest_file: Path, done: Path, check: Callable[[], None]) -> None:
+def _drop_damaged(manifest_file: Path, complete: Path, check: Callable[[], None]) -> None:
     """Delete every file that differs from the manifest, so that it is fetched again."""
     try:
         files = read_value(manifest_file, Manifest).files
     except (UserError, SystemFaultError):
         return  # Without a manifest only the source's own checksums are known.
     for file in files:
-        path = done / file.path
+        path = complete / file.path
         if path.is_file() and file_digest(path, check) != file.sha256:
             path.unlink()
 
@@ -266,18 +272,18 @@ def _flush(folder: Path) -> None:
         os.close(handle)
 
 
-USUAL_JOBS = 4
+DEFAULT_JOBS = 4
 
 
 @dataclass(frozen=True)
 class Stager:
-    """Stager of a plan; `tell` is called with notices for the user."""
+    """Stager of a plan; `notify` is called with notices for the user."""
 
-    jobs: int = USUAL_JOBS
+    jobs: int = DEFAULT_JOBS
     runtime: str | None = None
     watch: StageWatcher = lambda progress: None
-    tell: Callable[[str], None] = lambda sentence: None
-    ended: StageEnd = field(default_factory=StageEnd)
+    notify: Callable[[str], None] = lambda sentence: None
+    stop: StopSignal = field(default_factory=StopSignal)
 
     def stage(self, plan: StagingPlan) -> None:
         """Stage all assets that are not staged yet.
@@ -286,40 +292,40 @@ class Stager:
         and SystemFaultError. If a source refuses to list its files, or the disk space is too
         small, they are raised before anything is fetched.
         """
-        lacking = [part for part in plan.assets if part.state != "staged"]
-        runtime = self._runtime(lacking)
-        listings = self._listings(lacking)
-        sized = _with_sizes(plan, listings)
+        unstaged_parts = [part for part in plan.assets if part.state != "staged"]
+        runtime = self._runtime(unstaged_parts)
+        listings = self._listings(unstaged_parts)
+        sized_plan = _with_sizes(plan, listings)
         largest = [f.bytes or 0 for listing in listings.values() for f in listing.files]
-        require_space(sized, disk_space(plan.root), max(largest, default=0))
+        require_space(sized_plan, disk_space(plan.root), max(largest, default=0))
         log = DownloadLog(self.watch)
-        for part in sized.assets:
+        for part in sized_plan.assets:
             log.add(part.asset.name, part.total_bytes)
             if part.state == "staged":
-                log.present(part.asset.name, part.here_bytes)
+                log.add_present(part.asset.name, part.present_bytes)
                 log.phase(part.asset.name, "staged")
-        self._stage_all(plan, lacking, listings, runtime, log)
+        self._stage_all(plan, unstaged_parts, listings, runtime, log)
 
-    def sized(self, plan: StagingPlan) -> StagingPlan:
+    def with_sizes(self, plan: StagingPlan) -> StagingPlan:
         """Return the plan with the current sizes from the sources; raises as `stage` does."""
-        lacking = [part for part in plan.assets if part.state != "staged"]
-        return _with_sizes(plan, self._listings(lacking))
+        unstaged_parts = [part for part in plan.assets if part.state != "staged"]
+        return _with_sizes(plan, self._listings(unstaged_parts))
 
     def _stage_all(
         self,
         plan: StagingPlan,
-        lacking: list[PlannedAsset],
+        unstaged_parts: list[PlannedAsset],
         listings: dict[str, SourceListing],
         runtime: str | None,
         log: DownloadLog,
     ) -> None:
         folders = {part.asset.name: part.folder for part in plan.assets}
-        done: dict[str, Future[None]] = {}
+        futures: dict[str, Future[None]] = {}
         with (
             ThreadPoolExecutor(self.jobs, "fetch") as files,
-            ThreadPoolExecutor(max(1, len(lacking)), "asset") as assets,
+            ThreadPoolExecutor(max(1, len(unstaged_parts)), "asset") as assets,
         ):
-            for part in lacking:
+            for part in unstaged_parts:
                 stage = AssetStage(
                     part.asset,
                     part.folder,
@@ -328,46 +334,46 @@ class Stager:
                     runtime,
                     files,
                     log,
-                    self.ended,
-                    self.tell,
+                    self.stop,
+                    self.notify,
                 )
-                before = [done[name] for name in part.asset.needs if name in done]
-                done[part.asset.name] = assets.submit(_after, before, stage)
-            self._wait(done.values())
-        _raise_faults(done)
+                before = [futures[name] for name in part.asset.needs if name in futures]
+                futures[part.asset.name] = assets.submit(_run_after, before, stage)
+            self._wait(futures.values())
+        _raise_faults(futures)
 
     def _wait(self, answers: Iterable[Future[Any]]) -> None:
         """Wait for all; an interrupt stops them."""
         try:
             wait(answers)
         except BaseException:  # an interrupt must stop the threads too
-            self.ended.set()
+            self.stop.set()
             raise
 
-    def _runtime(self, lacking: list[PlannedAsset]) -> str | None:
-        has_image = any(part.asset.kind == "container" for part in lacking)
+    def _runtime(self, unstaged_parts: list[PlannedAsset]) -> str | None:
+        has_image = any(part.asset.kind == "container" for part in unstaged_parts)
         return container_runtime(self.runtime) if has_image else None
 
-    def _listings(self, lacking: list[PlannedAsset]) -> dict[str, SourceListing]:
+    def _listings(self, unstaged_parts: list[PlannedAsset]) -> dict[str, SourceListing]:
         """Return the file list of each asset by name; the hub is not queried when offline."""
-        asked = [
+        assets = [
             part.asset
-            for part in lacking
-            if is_listed(part.asset) and not (is_offline() and part.asset.kind.startswith("hub-"))
+            for part in unstaged_parts
+            if has_listing(part.asset) and not (is_offline() and part.asset.kind.startswith("hub-"))
         ]
         with ThreadPoolExecutor(self.jobs, "list") as pool:
             answers: dict[str, Future[SourceListing]] = {
-                asset.name: pool.submit(listing_of, asset, self.ended) for asset in asked
+                asset.name: pool.submit(listing_of, asset, self.stop) for asset in assets
             }
             self._wait(answers.values())
         _raise_faults(answers)
         return {name: answer.result() for name, answer in answers.items()}
 
 
-def _after(before: list[Future[None]], stage: AssetStage) -> None:
+def _run_after(before: list[Future[None]], stage: AssetStage) -> None:
     for future in before:
         if future.exception():
-            raise StageEndedError(stage.asset.name, "waits for another asset, which failed")
+            raise StagingStoppedError(stage.asset.name, "depends on an asset that failed")
     stage.run()
 
 
@@ -389,7 +395,7 @@ def _with_sizes(plan: StagingPlan, listings: Mapping[str, SourceListing]) -> Sta
 def _raise_faults(answers: dict[str, Future[None]] | dict[str, Future[SourceListing]]) -> None:
     """Raise a single error as it is, and several as one error that lists them."""
     faults = [error for answer in answers.values() if (error := answer.exception())]
-    causes = [error for error in faults if not isinstance(error, StageEndedError)] or faults
+    causes = [error for error in faults if not isinstance(error, StagingStoppedError)] or faults
     for error in causes:
         if len(causes) == 1 or not isinstance(error, PacelineError):
             raise error
@@ -397,7 +403,7 @@ def _raise_faults(answers: dict[str, Future[None]] | dict[str, Future[SourceList
         kinds = {type(error) for error in causes}
         # A full disk, for example, fails all assets with the same message.
         sentences = list(dict.fromkeys(str(error) for error in causes))
-        told = sentences[0] if len(sentences) == 1 else "\n  ".join(["", *sentences])
+        message = sentences[0] if len(sentences) == 1 else "\n  ".join(["", *sentences])
         kind = kinds.pop() if len(kinds) == 1 else SystemFaultError
         assert issubclass(kind, PacelineError)
-        raise kind(f"{len(causes)} assets are not staged", told)
+        raise kind(f"{len(causes)} assets failed", message)

@@ -21,18 +21,22 @@ from paceline.staging.connection import (
     TRIES,
     TransientError,
     WrongContentError,
-    given_up,
     open_url,
+    retries_exhausted,
 )
-from paceline.staging.credentials import shown
-from paceline.staging.ending import StageEnd
+from paceline.staging.credentials import redact_url
+from paceline.staging.stop_signal import StopSignal
 from paceline.staging.verification import digests_of
 
 TRIES_OF_WRONG_CONTENT = 2
 MAX_PAUSE_S = 30.0
-TAG_ENDING = ".tag"
+TAG_SUFFIX = ".tag"
 """Suffix of the file with the version tag of a partial file in the same folder."""
-_UNWRITABLE = {errno.ENOSPC: "is full", errno.EDQUOT: "is over its quota", errno.EFBIG: "is full"}
+_UNWRITABLE = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is exceeded",
+    errno.EFBIG: "the file size limit is exceeded",
+}
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,9 @@ class TransferCallbacks:
     """Callbacks of a transfer, which continues as long as `check` does not raise."""
 
     check: Callable[[], None]
-    present: Callable[[int], None]
-    fetched: Callable[[int], None]
-    ended: StageEnd
+    add_present: Callable[[int], None]
+    add_received: Callable[[int], None]
+    stop: StopSignal
     gate: str | None = None
 
 
@@ -96,39 +100,43 @@ def inner_path(path: str, asset: Asset) -> str:
         return plain_path(path)
     except ValueError as error:
         raise SystemFaultError(
-            f"{asset.kind} {shown(asset.source)}",
-            f"names a file {one_line(path)!r}, which {error}",
+            f"{asset.kind} {redact_url(asset.source)}",
+            f"lists a file {one_line(path)!r}, which {error}",
         ) from None
 
 
-def fetch(file: RemoteFile, done: Path, underway: Path, callbacks: TransferCallbacks) -> StagedFile:
-    """Fetch a file to `done`/path; `underway` holds it while it is partial.
+def fetch(
+    file: RemoteFile, complete: Path, underway: Path, callbacks: TransferCallbacks
+) -> StagedFile:
+    """Fetch a file to `complete`/path; `underway` holds it while it is partial.
 
     Raises UserError and SystemFaultError as `open_url` does, and if no try succeeds.
     """
     callbacks.check()
-    target = done / file.path
+    target = complete / file.path
     if target.is_file():
         try:
-            staged = _verified(file, target, callbacks)
-            callbacks.present(staged.bytes)
-            return staged
+            staged_file = _verify(file, target, callbacks)
+            callbacks.add_present(staged_file.bytes)
+            return staged_file
         except WrongContentError:
             target.unlink()
     name = hashlib.sha256(file.path.encode()).hexdigest()[:24]
-    part = _PartialFile(underway / name, underway / f"{name}{TAG_ENDING}")
-    callbacks.present(part.bytes)
-    staged = _persist(file, part, callbacks)
+    part = _PartialFile(underway / name, underway / f"{name}{TAG_SUFFIX}")
+    callbacks.add_present(part.bytes)
+    staged_file = _fetch_with_retries(file, part, callbacks)
     callbacks.check()
     target.parent.mkdir(parents=True, exist_ok=True)
     part.path.replace(target)
     part.tag.unlink(missing_ok=True)
-    return staged
+    return staged_file
 
 
-def _persist(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks) -> StagedFile:
+def _fetch_with_retries(
+    file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks
+) -> StagedFile:
     """Retry until the file is complete, or the tries are used up."""
-    left, left_wrong, pause_s = TRIES, TRIES_OF_WRONG_CONTENT, FIRST_WAIT_S
+    tries_left, wrong_tries_left, pause_s = TRIES, TRIES_OF_WRONG_CONTENT, FIRST_WAIT_S
     while True:
         before = part.bytes
         try:
@@ -136,16 +144,18 @@ def _persist(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks)
         except WrongContentError as error:
             callbacks.check()
             part.discard(callbacks)
-            left_wrong -= 1
-            if not left_wrong:
-                remedy = "it is damaged at its source or underway, or the recipe is out of date"
-                raise SystemFaultError(shown(file.url), str(error), remedy=remedy) from None
+            wrong_tries_left -= 1
+            if not wrong_tries_left:
+                remedy = "the file is corrupt at its source, or the recipe is out of date"
+                raise SystemFaultError(redact_url(file.url), str(error), remedy=remedy) from None
         except TransientError as error:
-            came = part.bytes > before
-            left, pause_s = (TRIES, FIRST_WAIT_S) if came else (left - 1, pause_s * 2)
-            if not left:
-                raise given_up(shown(file.url), error) from None
-            callbacks.ended.wait(error.wait_s or min(pause_s, MAX_PAUSE_S))
+            has_progress = part.bytes > before
+            tries_left, pause_s = (
+                (TRIES, FIRST_WAIT_S) if has_progress else (tries_left - 1, pause_s * 2)
+            )
+            if not tries_left:
+                raise retries_exhausted(redact_url(file.url), error) from None
+            callbacks.stop.wait(error.wait_s or min(pause_s, MAX_PAUSE_S))
         callbacks.check()
 
 
@@ -161,7 +171,7 @@ class _PartialFile:
         return self.path.stat().st_size if self.path.is_file() else 0
 
     def discard(self, callbacks: TransferCallbacks) -> None:
-        callbacks.present(-self.bytes)
+        callbacks.add_present(-self.bytes)
         self.path.unlink(missing_ok=True)
         self.tag.unlink(missing_ok=True)
 
@@ -176,36 +186,36 @@ def _try(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks) -> 
         part.discard(callbacks)
     if not part.bytes or part.bytes != file.bytes:
         _receive(file, part, callbacks)
-    staged = _verified(file, part.path, callbacks)
+    staged_file = _verify(file, part.path, callbacks)
     with part.path.open("rb") as content:
         os.fsync(content.fileno())
-    return staged
+    return staged_file
 
 
-def _verified(file: RemoteFile, path: Path, callbacks: TransferCallbacks) -> StagedFile:
+def _verify(file: RemoteFile, path: Path, callbacks: TransferCallbacks) -> StagedFile:
     """Return the file with its SHA-256; raises WrongContentError if size or digest differ."""
     size = path.stat().st_size
     if file.bytes is not None and size != file.bytes:
-        raise WrongContentError(f"has {size:,} bytes where {file.bytes:,} are stated")
-    stated = {"sha256": file.sha256, "md5": file.md5, "git_sha1": file.git_sha1}
-    names = ["sha256", *(name for name in ("md5", "git_sha1") if stated[name])]
+        raise WrongContentError(f"has {size:,} bytes, not the expected {file.bytes:,}")
+    expected = {"sha256": file.sha256, "md5": file.md5, "git_sha1": file.git_sha1}
+    names = ["sha256", *(name for name in ("md5", "git_sha1") if expected[name])]
     digests = digests_of(path, names, callbacks.check)
     for name, digest in digests.items():
-        if stated[name] not in (None, digest):
-            raise WrongContentError(f"has another checksum ({name}) than is stated")
+        if expected[name] not in (None, digest):
+            raise WrongContentError(f"does not match the expected checksum ({name})")
     return StagedFile(path=file.path, bytes=size, sha256=digests["sha256"])
 
 
 def _receive(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks) -> None:
-    held, version = part.bytes, part.version
+    offset, version = part.bytes, part.version
     headers: dict[str, str] = {}
     # Resume only if the server can confirm the version, or a digest detects mixed versions.
-    if held and (version or file.has_digest):
-        headers = {"Range": f"bytes={held}-", **({"If-Range": version} if version else {})}
+    if offset and (version or file.has_digest):
+        headers = {"Range": f"bytes={offset}-", **({"If-Range": version} if version else {})}
     with open_url(file.url, callbacks.gate, headers) as response:
         callbacks.check()
         if response.status_code == httpx2.codes.PARTIAL_CONTENT and headers:
-            _must_continue(response, held, version)
+            _check_resumed(response, offset, version)
         else:
             part.discard(callbacks)
         part.path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,36 +226,36 @@ def _receive(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks)
         has_end = any(name in response.headers for name in ("Content-Length", "Transfer-Encoding"))
         if not (has_end or file.is_checkable):
             raise SystemFaultError(
-                shown(file.url),
-                "comes without its length, so that a cut would not be noticed",
-                remedy="state its bytes or its digest in the recipe",
+                redact_url(file.url),
+                "does not report its size, so truncation would go undetected",
+                remedy="set bytes or digest in the recipe",
             )
-        with callbacks.ended.breaking(response):
+        with callbacks.stop.closed_on_stop(response):
             callbacks.check()
             _store(response, part.path, file.bytes, callbacks)
 
 
-def _must_continue(response: httpx2.Response, held: int, version: str | None) -> None:
+def _check_resumed(response: httpx2.Response, offset: int, version: str | None) -> None:
     """Raise WrongContentError if the response has another offset or another version."""
-    if not response.headers.get("Content-Range", "").startswith(f"bytes {held}-"):
-        raise WrongContentError("continues at another place than it was asked for")
+    if not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
+        raise WrongContentError("resumes at the wrong offset")
     tag = response.headers.get("ETag" if version and '"' in version else "Last-Modified")
     if version and tag and tag.removeprefix("W/") != version:
-        raise WrongContentError("continues with another version than it began with")
+        raise WrongContentError("changed while it was downloaded")
 
 
 def _store(
-    response: httpx2.Response, path: Path, stated: int | None, callbacks: TransferCallbacks
+    response: httpx2.Response, path: Path, max_bytes: int | None, callbacks: TransferCallbacks
 ) -> None:
     """Append the response to the file, up to the stated size in bytes."""
     try:
         with path.open("ab", buffering=0) as file:
             for block in response.iter_raw():
                 callbacks.check()
-                if stated is not None and file.tell() + len(block) > stated:
-                    raise WrongContentError("is longer than is stated")
+                if max_bytes is not None and file.tell() + len(block) > max_bytes:
+                    raise WrongContentError("is longer than expected")
                 file.write(block)
-                callbacks.fetched(len(block))
+                callbacks.add_received(len(block))
     except OSError as error:
         raise unwritable(path, error) from None
 
@@ -257,8 +267,8 @@ def unwritable(path: Path, error: OSError) -> SystemFaultError:
     why = _UNWRITABLE.get(error.errno or 0)
     return SystemFaultError(
         str(path.parent),
-        f"{why}, {si(status.f_bavail * status.f_frsize, 'B')} are free"
+        f"{why} ({si(status.f_bavail * status.f_frsize, 'B')} free)"
         if why
-        else f"cannot be written: {error.strerror or error}",
-        remedy="make room, or give another place with --to; what has come is kept",
+        else f"is not writable: {error.strerror or error}",
+        remedy="free some space, or choose another folder with --to; a rerun resumes",
     )

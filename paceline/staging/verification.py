@@ -46,16 +46,16 @@ def verify(folder: Path, name: str, jobs: int = 1) -> list[StageFault]:
     content = folder / CONTENT_FOLDER
     present = content_sizes(content)
     with ThreadPoolExecutor(jobs, "verify") as pool:
-        seen: list[Fault | None] = list(
+        results: list[Fault | None] = list(
             pool.map(lambda file: _fault(content, file, present), manifest.files)
         )
     faults = [
         StageFault(name, file.path, fault)
-        for file, fault in zip(manifest.files, seen, strict=True)
+        for file, fault in zip(manifest.files, results, strict=True)
         if fault
     ]
-    stated = {file.path for file in manifest.files}
-    faults += [StageFault(name, path, "extra") for path in sorted(present) if path not in stated]
+    expected = {file.path for file in manifest.files}
+    faults += [StageFault(name, path, "extra") for path in sorted(present) if path not in expected]
     # Another stager may have repaired it in the meantime; a read-only folder cannot be marked.
     if faults and read_manifest(folder) == manifest:
         with suppress(OSError):

@@ -68,7 +68,7 @@ def test_each_host_gets_its_copy_and_the_one_that_refuses_is_named(ssh_hosts: Be
     assert code == 2
     assert states(nodes) == {"node-001": "staged", "node-002": "failed", "node-003": "staged"}
     assert nodes["node-002"]["fault"] == "refuses the log-in without a password"
-    assert {nodes[name]["way"] for name in ("node-001", "node-003")} == {"sent"}
+    assert {nodes[name]["transfer"] for name in ("node-001", "node-003")} == {"sent"}
 
     ssh_hosts.sshd.let_in(ssh_hosts.hosts["node-002"])
     code, nodes = stage(source, *over_ssh)
@@ -89,7 +89,7 @@ def test_each_host_gets_its_copy_and_the_one_that_refuses_is_named(ssh_hosts: Be
     mount_small_disk(node)
     code, nodes = stage(source, "--local", SMALL, *over_ssh[2:])
     assert code == 2 and states(nodes)["node-003"] == "failed"
-    assert nodes["node-003"]["fault"] == "its disk is full"
+    assert nodes["node-003"]["fault"] == "the disk is full"
 
 
 def test_inside_slurm_nodes_read_what_they_see_and_are_sent_the_rest(
@@ -103,12 +103,12 @@ def test_inside_slurm_nodes_read_what_they_see_and_are_sent_the_rest(
         inside = {**slurm_cluster.settings, "SLURM_JOB_ID": number}
         code, nodes = stage(root, "--local", local, env=inside)
         assert code == 0 and states(nodes) == {"node-001": "staged", "node-002": "staged"}
-        ways |= {node["way"] for node in nodes.values()}
+        ways |= {node["transfer"] for node in nodes.values()}
     assert ways == {"sent", "shared"}
     mount_small_disk(slurm_cluster.hosts["node-002"])
     code, nodes = stage(source, "--local", SMALL, env=inside)
     assert code == 2 and states(nodes) == {"node-001": "staged", "node-002": "failed"}
-    assert nodes["node-002"]["fault"] == "its disk is full"
+    assert nodes["node-002"]["fault"] == "the disk is full"
     code, nodes = stage(source, "--local", "/proc/nothing", env=inside)
     faults = {node["fault"] for node in nodes.values()}
     assert code == 2 and faults == {

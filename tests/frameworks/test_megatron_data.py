@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from paceline.engines.launch.environments import installed
-from paceline.staging.conversions import made
+from paceline.staging.conversions import stdlib_corpus
 from paceline.staging.conversions.indexed import IndexedWriter, files_of
 from paceline.staging.conversions.tokenization import tokenization, tokenize
 from paceline.trainer.config import parse_config
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 [draw.randrange(1, 300) for _ in range(draw.choice([1, 5, 33, 200]))]
                 for _ in range(documents)
             )
-    made.make_tokenizer(folder)
+    stdlib_corpus.make_tokenizer(folder)
     texts = ["def f(x):\n    return x\n", "", "héllo <|endoftext|> 世界", *map(str, range(50))]
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
     return folder

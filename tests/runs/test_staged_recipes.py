@@ -15,7 +15,7 @@ from paceline.files.staged import STAGE_VARIABLE, stage_root
 from paceline.machines.placement import Request
 from paceline.runs.data_files import make_tokens
 from paceline.runs.plan import make_plan
-from paceline.staging.conversions.made import VOCABULARY
+from paceline.staging.conversions.stdlib_corpus import VOCABULARY
 from paceline.staging.plan import staging_plan
 from paceline.staging.stager import Stager
 from tests.command import paceline

@@ -12,7 +12,7 @@ from paceline.files.run_folder import STEPS_FOLDER
 from paceline.machines.placement import Request
 from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan
-from paceline.staging.conversions import made
+from paceline.staging.conversions import stdlib_corpus
 from paceline.staging.conversions.indexed import files_of
 
 SMALL = ("model.num_layers=1", "model.hidden_size=32", "model.ffn_size=64", "seq_len=32")
@@ -23,7 +23,7 @@ FEW = ("dtype=fp32", "global_batch=4", "steps=30", "layout.micro_batch=2", "memo
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Records beside their tokenizer."""
     folder = tmp_path_factory.mktemp("text")
-    made.make_tokenizer(folder)
+    stdlib_corpus.make_tokenizer(folder)
     records = [json.dumps({"text": f"def f{number}():\n    pass\n" * 9}) for number in range(60)]
     (folder / "text.jsonl").write_text("\n".join(records))
     return folder / "text.jsonl"

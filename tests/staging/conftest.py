@@ -9,7 +9,7 @@ import pytest
 
 from paceline.staging import connection, transfer
 from paceline.staging.converters import ConversionJob, convert
-from tests.staging.drawn import SIZES, converted
+from tests.staging.flux_samples import SIZES, converted
 from tests.staging.mirror import Mirror, serving
 
 
@@ -31,7 +31,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Mirror]:
 def encodings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Encoded drawings as MLCommons ships encodings."""
     folder = tmp_path_factory.mktemp("encodings")
-    convert("drawn-encodings", ConversionJob(folder, {}, SIZES, lambda: None))
+    convert("synthetic-encodings", ConversionJob(folder, {}, SIZES, lambda: None))
     return folder
 
 

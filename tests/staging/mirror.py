@@ -107,8 +107,13 @@ class _Handler(BaseHTTPRequestHandler):
         if files is None:
             self._send(b"{}", 404, {"X-Error-Code": "RepoNotFound"})
             return
-        siblings = [_sibling(path, content) for path, content in files.items()]
-        answer = {"id": name, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False}
+        answer = {
+            "id": name,
+            "sha": COMMIT,
+            "siblings": [_file_entry(*item) for item in files.items()],  # language: allow
+            "tags": [],
+            "private": False,
+        }
         self._send(json.dumps(answer).encode(), 200, {"Content-Type": "application/json"})
 
     def _content(self, content: bytes | None, repository: str | None, fault: Any) -> None:
@@ -166,8 +171,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-def _sibling(path: str, content: bytes) -> dict[str, Any]:
-    """How the hub tells of a file."""
+def _file_entry(path: str, content: bytes) -> dict[str, Any]:
+    """A file in the hub's answer."""
     blob = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
     told: dict[str, Any] = {"rfilename": path, "size": len(content), "blobId": blob}
     if len(content) >= LARGE_BYTES:

@@ -25,7 +25,7 @@ REFUSES = 'echo "Error: unauthorized: authentication required" >&2; exit 1'
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder in which programs are looked for, beside the shell's own."""
+    """The only folder in PATH in addition to the shell's own."""
     folder = tmp_path / "programs"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -88,7 +88,7 @@ def test_what_docker_keeps_itself_is_noted_with_its_digest(programs: Path, tmp_p
 def test_another_digest_than_stated_is_refused(programs: Path, tmp_path: Path):
     install(programs, skopeo=SKOPEO, enroot=ENROOT)
     one = nemo(digest="sha256:" + "cd" * 32)
-    with pytest.raises(SystemFaultError, match=rf"has digest {DIGEST}, .*cdcd.* is stated"):
+    with pytest.raises(SystemFaultError, match=rf"has digest {DIGEST}; the recipe expects .*cdcd"):
         stage_all(one, tmp_path)
     assert asset_state(folder_of(one, tmp_path, "nemo")) == "partial"
 
@@ -97,7 +97,7 @@ def test_a_digest_that_nobody_tells_is_refused_unless_it_names_the_image(
     programs: Path, tmp_path: Path
 ):
     install(programs, enroot=ENROOT)
-    with pytest.raises(UserError, match="enroot does not tell the digest"):
+    with pytest.raises(UserError, match="enroot cannot check the recipe's digest"):
         stage_all(nemo(digest=DIGEST), tmp_path)
     stage_all(nemo(digest=DIGEST, revision=None), tmp_path)
 
@@ -111,9 +111,9 @@ def test_a_refused_login_and_a_missing_program_are_told(programs: Path, tmp_path
     ):
         stage_all(nemo(), tmp_path)
     install(programs, docker='echo "Error: Head ...: no basic auth credentials" >&2; exit 1')
-    with pytest.raises(UserError, match="access is refused"):
+    with pytest.raises(UserError, match="access denied"):
         stage_all(nemo(), tmp_path)
-    with pytest.raises(UserError, match="--runtime sh: is no program for container images"):
+    with pytest.raises(UserError, match="--runtime sh: is not a supported container program"):
         stage_all(nemo(), tmp_path, runtime="sh")
     with pytest.raises(UserError, match="apptainer is not installed"):
         stage_all(nemo(), tmp_path, runtime="apptainer")

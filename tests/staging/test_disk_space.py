@@ -24,7 +24,7 @@ def test_too_few_inodes_are_refused_before_anything_is_fetched(
     files = [{"path": name, "url": f"{mirror.url}/{name}"} for name in "012"]
     recipe = recipe_of({"name": "it", "kind": "url", "source": mirror.url, "files": files})
     monkeypatch.setattr(stager, "disk_space", lambda folder: DiskSpace(1 << 40, free))
-    with pytest.raises(SystemFaultError, match=rf"9 files are to come and {free} (is|are) free"):
+    with pytest.raises(SystemFaultError, match=rf"needs 9 inodes, but only {free} (is|are) free"):
         stage_all(recipe, tmp_path / "stage")
     assert not (tmp_path / "stage").exists()
     assert not any(mirror.gets(path) for path in mirror.files)
@@ -40,5 +40,5 @@ def test_the_space_of_a_folder_that_is_not_there_is_that_of_the_one_around_it(tm
 @pytest.mark.parametrize("number", [28, 122])
 def test_a_full_disk_and_a_met_quota_say_that_what_has_come_is_kept(tmp_path: Path, number: int):
     told = str(unwritable(tmp_path / "file", OSError(number, os.strerror(number))))
-    assert ("is full" if number == 28 else "is over its quota") in told
-    assert told.endswith("what has come is kept")
+    assert ("the disk is full" if number == 28 else "the disk quota is exceeded") in told
+    assert told.endswith("a rerun resumes")

@@ -1,4 +1,4 @@
-"""Shards and their metadata, held against megatron-energon: its tool and its reader."""
+"""Shards and their metadata, compared with megatron-energon's own tool and reader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.staging.drawn import rows_of
+from tests.staging.flux_samples import rows_of
 
 energon: Any = pytest.importorskip("megatron.energon", reason="megatron-energon is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")

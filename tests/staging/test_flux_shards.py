@@ -18,7 +18,7 @@ from paceline.core.errors import UserError
 from paceline.staging.conversions.flux import save_rows
 from paceline.staging.conversions.webdataset import index_shard, shard_samples, write_shard
 from paceline.staging.converters import ConversionJob, convert
-from tests.staging.drawn import SIZES, SOURCES, converted, rows_of
+from tests.staging.flux_samples import SIZES, SOURCES, converted, rows_of
 from tests.staging.staged import recipe_of, stage_all
 
 NAMES = {
@@ -29,7 +29,7 @@ CC12M, COCO = (1_099_776, 2_385_802_388_158), (29_696, 64_421_101_643)
 """Samples, and bytes as webdataset: MLPerf Training 5.1, flux1's rules and expected-mounts.csv."""
 
 RECIPE = recipe_of(
-    {"name": "encodings", "kind": "made", "source": "drawn-encodings", "settings": SIZES},
+    {"name": "encodings", "kind": "made", "source": "synthetic-encodings", "settings": SIZES},
     {"name": "energon", "kind": "made", "source": "flux-shards", "needs": ["encodings"],
      "settings": {**SOURCES, "samples_per_shard": 8}},
 )  # fmt: skip
@@ -139,7 +139,7 @@ def test_data_sets_of_several_files_are_one_row_after_the_other(tmp_path: Path, 
 def test_several_processes_write_what_one_writes(
     tmp_path: Path, encodings: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("paceline.staging.conversions.flux.WORTH_WORKERS_BYTES", 0)
+    monkeypatch.setattr("paceline.staging.conversions.flux.MIN_BYTES_FOR_WORKERS", 0)
     monkeypatch.setattr("paceline.staging.converters.usable_cores", lambda: 2)
 
     seen: list[tuple[int, int]] = []
@@ -161,9 +161,9 @@ def test_a_staging_that_was_killed_keeps_whole_shards_alone(tmp_path: Path):
     (asset,) = tmp_path.glob("energon-*")
     before = {path.name: path.stat().st_ino for path in asset.glob("content/train/*.tar")}
     (asset / "partial").mkdir()
-    (asset / "content").rename(asset / "partial" / "done")
+    (asset / "content").rename(asset / "partial" / "complete")
     (asset / "manifest.json").unlink()
-    train = asset / "partial" / "done" / "train"
+    train = asset / "partial" / "complete" / "train"
     (train / "shard_000001.tar").unlink()
     (train / "shard_000001.tar.abc.part").write_bytes(b"cut off")
 
@@ -213,9 +213,9 @@ def outside(folder: Path) -> None:
     ("spoil", "words"),
     [
         (no_column, "has no column clip_encodings, logvar, t5_encodings"),
-        (cut_off, "is no whole Arrow stream"),
-        (no_empty, "has 0 files t5_empty.npy, not 1"),
-        (outside, "which is not beside it"),
+        (cut_off, "is not a complete Arrow stream"),
+        (no_empty, "has 0 files named t5_empty.npy, not 1"),
+        (outside, "which is not in the same folder"),
     ],
 )
 def test_other_data_is_refused(
@@ -238,8 +238,8 @@ def test_a_source_that_is_no_need_is_refused(tmp_path: Path, encodings: Path):
 def test_a_torn_tar_and_a_key_without_a_name_are_refused(tmp_path: Path, shards: Path):
     shard = tmp_path / "torn.tar"
     shard.write_bytes((shards / "train" / "shard_000000.tar").read_bytes()[:5000])
-    with pytest.raises(UserError, match=r"torn\.tar: is (no whole tar|cut off)"):
+    with pytest.raises(UserError, match=r"torn\.tar: is (not a complete tar file|truncated)"):
         index_shard(shard)
     write_shard(shard, [("folder/", {"": b""})])
-    with pytest.raises(UserError, match=r"is no file KEY\.NAME of a sample"):
+    with pytest.raises(UserError, match=r"is not a file named KEY\.NAME"):
         index_shard(shard)

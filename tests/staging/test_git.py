@@ -62,7 +62,7 @@ def test_an_old_commit_is_staged_by_its_whole_name_or_the_beginning(origin: Path
 def test_a_tag_that_is_called_like_a_commit_is_not_taken_for_it(origin: Path, tmp_path: Path):
     first = git(origin, "rev-parse", "HEAD~1")
     git(origin, "tag", first[:9], "HEAD")
-    with pytest.raises(SystemFaultError, match=f"takes {first[:9]} for"):
+    with pytest.raises(SystemFaultError, match=f"resolves {first[:9]} to"):
         stage_all(code(origin, first[:9]), tmp_path / "stage")
 
 
@@ -85,8 +85,8 @@ def test_submodules_and_patches_are_part_of_it(origin: Path, tmp_path: Path):
 def test_what_git_cannot_do_is_told_and_nothing_is_staged(origin: Path, tmp_path: Path):
     head = git(origin, "rev-parse", "HEAD")
     cases = [
-        (code(origin, "0" * 40), SystemFaultError, "cannot be had"),
-        (code(origin / "nothing", head), SystemFaultError, "cannot be had"),
+        (code(origin, "0" * 40), SystemFaultError, "cannot be fetched"),
+        (code(origin / "nothing", head), SystemFaultError, "cannot be fetched"),
         (code(origin, head, patches=[PATCH.replace("second", "other")]), UserError, "patch 1"),
     ]
     for one, kind, words in cases:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from paceline.files.staged import CONTENT_FOLDER, MANIFEST_FILE, PARTIAL_FOLDER, asset_state
-from paceline.staging.ending import StageEnd, StageEndedError
-from paceline.staging.node_copies import PARTIAL, NodeOrder, NodeShell, on_nodes
+from paceline.staging.node_copies import PARTIAL, NodeShell, NodeSyncRequest, sync_nodes
 from paceline.staging.plan import staging_plan
 from paceline.staging.stager import Stager
+from paceline.staging.stop_signal import StagingStoppedError, StopSignal
 from paceline.staging.verification import verify
 from tests.clusters.bed.needs import need_programs
 from tests.staging.mirror import Mirror
@@ -72,7 +72,7 @@ def shell(*argv: str, host: str = "node", silence_s: int = 20):
 def order(staged: tuple[Path, ...], local: Path, *, seen: bool = False, verify: bool = False):
     """What a node is to have; where the source is not `seen` all must be sent."""
     source = staged[0].parent if seen else local / "elsewhere"
-    return NodeOrder(source, str(local), staged, verify)
+    return NodeSyncRequest(source, str(local), staged, verify)
 
 
 def same(staged: tuple[Path, ...], local: Path) -> None:
@@ -85,8 +85,8 @@ def same(staged: tuple[Path, ...], local: Path) -> None:
 
 
 def test_an_ipv6_address_is_no_daemon_of_rsync(staged: tuple[Path, ...], tmp_path: Path):
-    (node,) = on_nodes([shell(host="fd00::5")], order(staged, tmp_path / "there"))
-    assert (node.state, node.way, node.fault) == ("staged", "sent", None)
+    (node,) = sync_nodes([shell(host="fd00::5")], order(staged, tmp_path / "there"))
+    assert (node.state, node.transfer, node.fault) == ("staged", "sent", None)
     same(staged, tmp_path / "there")
 
 
@@ -103,25 +103,30 @@ def test_a_node_has_all_of_it_and_a_second_call_copies_nothing(
     staged: tuple[Path, ...], tmp_path: Path, seen: bool
 ):
     local = tmp_path / "there"
-    (first,) = on_nodes([shell()], order(staged, local, seen=seen))
-    assert (first.state, first.way) == ("staged", "shared" if seen else "sent")
-    assert (first.copied, first.bytes_copied) == (tuple(f.name for f in staged), TOTAL + 100)
+    (first,) = sync_nodes([shell()], order(staged, local, seen=seen))
+    assert (first.state, first.transfer) == ("staged", "shared" if seen else "sent")
+    assert (first.copied_assets, first.bytes_copied) == (tuple(f.name for f in staged), TOTAL + 100)
     same(staged, local)
     assert os.access(local / staged[0].name / CONTENT_FOLDER / "a.bin", os.X_OK)
-    (again,) = on_nodes([shell()], order(staged, local, seen=seen))
-    assert (again.state, again.way, again.copied, again.bytes_copied) == ("staged", None, (), 0)
+    (again,) = sync_nodes([shell()], order(staged, local, seen=seen))
+    assert (again.state, again.transfer, again.copied_assets, again.bytes_copied) == (
+        "staged",
+        None,
+        (),
+        0,
+    )
 
 
 def test_what_was_changed_there_is_found_and_mended_by_those_files_alone(
     staged: tuple[Path, ...], tmp_path: Path
 ):
     local = tmp_path / "there"
-    on_nodes([shell()], order(staged, local))
+    sync_nodes([shell()], order(staged, local))
     content = local / staged[0].name / CONTENT_FOLDER
     (content / "c.txt").write_bytes(b"x" * 10)
     (content / "deep" / "b.bin").unlink()
     (content / "more").write_text("more")
-    (wrong,) = on_nodes([shell()], order(staged, local, verify=True))
+    (wrong,) = sync_nodes([shell()], order(staged, local, verify=True))
     assert wrong.state == "damaged" and wrong.fault is None
     assert sorted(fault[1:] for fault in wrong.faults) == [
         ("c.txt", "changed"),
@@ -129,8 +134,8 @@ def test_what_was_changed_there_is_found_and_mended_by_those_files_alone(
         ("more", "extra"),
     ]
     assert asset_state(content.parent) == "damaged"
-    (mended,) = on_nodes([shell()], order(staged, local))
-    assert (mended.copied, mended.bytes_copied) == ((staged[0].name,), 700_010)
+    (mended,) = sync_nodes([shell()], order(staged, local))
+    assert (mended.copied_assets, mended.bytes_copied) == ((staged[0].name,), 700_010)
     same(staged, local)
 
 
@@ -141,25 +146,25 @@ def test_an_interrupted_copy_resumes_inside_a_file(staged: tuple[Path, ...], tmp
     begin = (staged[0] / CONTENT_FOLDER / "deep" / "b.bin").read_bytes()[:400_000]
     (partial / "b.bin").write_bytes(begin)
     assert asset_state(local / staged[0].name) == "partial"
-    (there,) = on_nodes([shell()], order(staged, local))
+    (there,) = sync_nodes([shell()], order(staged, local))
     assert there.state == "staged"
     assert there.bytes_copied == pytest.approx(TOTAL + 100 - 400_000, abs=5_000)
     same(staged, local)
 
 
 def test_the_end_kills_what_copies(staged: tuple[Path, ...], tmp_path: Path):
-    ended = StageEnd()
+    ended = StopSignal()
     threading.Timer(0.3, ended.set).start()
-    with pytest.raises(StageEndedError):
-        on_nodes([shell("sleep", "60")], order(staged, tmp_path / "there"), ended=ended)
+    with pytest.raises(StagingStoppedError):
+        sync_nodes([shell("sleep", "60")], order(staged, tmp_path / "there"), stop=ended)
 
 
 def test_a_file_that_became_a_link_is_told(staged: tuple[Path, ...], tmp_path: Path):
     source = staged[0] / CONTENT_FOLDER / "c.txt"
     source.unlink()
     source.symlink_to("elsewhere")
-    (there,) = on_nodes([shell()], order(staged, tmp_path / "there"))
-    assert "c.txt is not what the manifest says" in str(there.fault)
+    (there,) = sync_nodes([shell()], order(staged, tmp_path / "there"))
+    assert "c.txt differs from the manifest" in str(there.fault)
 
 
 def test_nodes_that_fail_are_told_with_the_cause_and_the_others_end(
@@ -174,14 +179,14 @@ def test_nodes_that_fail_are_told_with_the_cause_and_the_others_end(
         shell("env", "PATH=/none", "/bin/bash", "-s", host="without"),
         shell("bash", "-c", "echo staged; cat >/dev/null", host="odd"),
     ]
-    good, *failed = on_nodes(shells, order(staged, local))
+    good, *failed = sync_nodes(shells, order(staged, local))
     assert good.state == "staged" and {outcome.state for outcome in failed} == {"failed"}
     same(staged, local)
     assert [outcome.fault for outcome in failed] == [
         "refuses the log-in without a password",
-        "no answer for 1 s",
+        "no response for 1 s",
         "has no rsync or sha256sum",
-        "did not answer as its shell should",
+        "unexpected output from the node's shell",
     ]
 
 
@@ -191,8 +196,8 @@ def test_what_is_not_what_the_manifest_says_is_never_staged(
     local = tmp_path / "there"
     file = staged[0] / CONTENT_FOLDER / "a.bin"
     file.write_bytes(b"x" + file.read_bytes()[1:])
-    (wrong,) = on_nodes([shell()], order(staged, local))
-    assert wrong.state == "failed" and "a.bin is not what the manifest says" in str(wrong.fault)
+    (wrong,) = sync_nodes([shell()], order(staged, local))
+    assert wrong.state == "failed" and "a.bin differs from the manifest" in str(wrong.fault)
     assert wrong.assets[staged[0].name] == "partial"
     assert asset_state(local / staged[0].name) == "partial"
 
@@ -204,10 +209,10 @@ def test_a_full_disk_of_a_node_is_told(staged: tuple[Path, ...], tmp_path: Path,
     local.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", disk, "none", str(local)], check=True)
     try:
-        (full,) = on_nodes([shell()], order(staged, local))
+        (full,) = sync_nodes([shell()], order(staged, local))
     finally:
         subprocess.run(["umount", str(local)], check=True)
-    assert (full.state, full.fault) == ("failed", "its disk is full")
+    assert (full.state, full.fault) == ("failed", "the disk is full")
 
 
 @pytest.mark.skipif(not can_mount(), reason="no disk can be mounted here")
@@ -217,10 +222,10 @@ def test_what_a_node_says_at_its_end_is_heard(staged: tuple[Path, ...], tmp_path
     late = NodeShell("node", SHELL, ("bash", "-c", LATE, str(tmp_path / "messages")), 20)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(local)], check=True)
     try:
-        (full,) = on_nodes([late], order(staged, local))
+        (full,) = sync_nodes([late], order(staged, local))
     finally:
         subprocess.run(["umount", str(local)], check=True)
-    assert (full.state, full.fault) == ("failed", "its disk is full")
+    assert (full.state, full.fault) == ("failed", "the disk is full")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +234,7 @@ def test_what_a_node_says_at_its_end_is_heard(staged: tuple[Path, ...], tmp_path
         ("mkdir: no\nsrun: error: node: task 0: Exited with exit code 1\n", "mkdir: no"),
         ("srun: error: Unable to create step\n", "srun: error: Unable to create step"),
         ("rsync: [receiver] odd\nrsync error: odd (code 12)\n", "rsync: [receiver] odd"),
-        ("", "ended with code 7 without a word"),
+        ("", "exited with code 7 without output"),
     ],
     ids=["task", "srun", "rsync", "silent"],
 )
@@ -237,5 +242,5 @@ def test_a_fault_without_a_known_cause_is_told_as_the_node_says_it(
     staged: tuple[Path, ...], tmp_path: Path, errors: str, fault: str
 ):
     words = ("bash", "-c", 'cat >/dev/null; printf %s "$0" >&2; exit 7', errors)
-    (failed,) = on_nodes([shell(*words)], order(staged, tmp_path / "there"))
+    (failed,) = sync_nodes([shell(*words)], order(staged, tmp_path / "there"))
     assert (failed.state, failed.fault) == ("failed", fault)

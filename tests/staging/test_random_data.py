@@ -15,7 +15,7 @@ from paceline.staging.conversions.random_data import (
     Encoder,
     Picture,
     bfloat16_bits,
-    drawn,
+    draw,
     pictures,
 )
 
@@ -30,7 +30,7 @@ def shape() -> MMDiTShape:
 
 
 def test_a_square_is_drawn_in_its_colour_on_its_ground():
-    image = drawn(PICTURE, 16)
+    image = draw(PICTURE, 16)
 
     assert image.shape == (16, 16, 4)
     assert image[8, 8].tolist() == [1, 0, 0, 1]
@@ -39,11 +39,11 @@ def test_a_square_is_drawn_in_its_colour_on_its_ground():
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_covers_some_of_the_image_and_no_two_are_alike(name: str):
-    mask = drawn(Picture("large", "red", name, "blue", "centre", "middle"), 16)[..., 3]
+    mask = draw(Picture("large", "red", name, "blue", "centre", "middle"), 16)[..., 3]
 
     assert 0.1 < mask.mean() < 0.8
     others = [
-        drawn(Picture("large", "red", other, "blue", "centre", "middle"), 16)[..., 3]
+        draw(Picture("large", "red", other, "blue", "centre", "middle"), 16)[..., 3]
         for other in SHAPES
         if other != name
     ]
@@ -51,24 +51,22 @@ def test_every_shape_covers_some_of_the_image_and_no_two_are_alike(name: str):
 
 
 def test_the_place_is_where_the_words_say():
-    mask = drawn(Picture("small", "red", "disc", "blue", "upper", "right"), 16)[..., 3]
+    mask = draw(Picture("small", "red", "disc", "blue", "upper", "right"), 16)[..., 3]
     rows, columns = np.nonzero(mask > 0.5)
 
     assert rows.mean() < 7 and columns.mean() > 8
 
 
 def test_pictures_are_the_same_every_time_and_use_every_word():
-    drawn = pictures(400)
+    draw = pictures(400)
 
-    assert drawn[:10] == pictures(10)
-    assert all(picture.colour != picture.ground for picture in drawn)
-    assert {picture.shape for picture in drawn} == set(SHAPES)
+    assert draw[:10] == pictures(10)
+    assert all(picture.colour != picture.ground for picture in draw)
+    assert {picture.shape for picture in draw} == set(SHAPES)
     assert (
-        {picture.colour for picture in drawn}
-        == {picture.ground for picture in drawn}
-        == set(COLOURS)
+        {picture.colour for picture in draw} == {picture.ground for picture in draw} == set(COLOURS)
     )
-    assert len(set(drawn)) > 350
+    assert len(set(draw)) > 350
 
 
 def test_latents_have_about_mean_0_and_deviation_1_for_the_model(shape: MMDiTShape):

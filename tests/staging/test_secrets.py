@@ -70,7 +70,7 @@ def test_no_secret_is_left_in_any_file_or_message(mirror: Mirror, tmp_path: Path
         staged = paceline("stage", recipe, "--to", root, "--json", env=secrets)
         basic = {headers.get("Authorization", "") for headers in plain.gets("/file.bin")}
 
-    assert failed.returncode != 0 and "are not staged" in failed.stderr
+    assert failed.returncode != 0 and "assets failed" in failed.stderr
     assert staged.returncode == 0, staged.stderr
     encoded = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
     assert basic == {f"Basic {encoded}"}

@@ -91,7 +91,7 @@ def test_a_dry_run_tells_what_is_known_of_sizes_and_that_the_room_is_too_small(t
     done = paceline("stage", "flux1-schnell", "--dry-run", "--to", tmp_path)
     assert "cc12m: no size is stated; as webdataset it has 2,385,802,388,158 bytes" in done.stdout
     free = shutil.disk_usage(tmp_path).free
-    assert ("note:" in done.stderr and "2.45 TB are to come" in done.stderr) or free > 2.4e12
+    assert ("note:" in done.stderr and "needs 2.45 TB" in done.stderr) or free > 2.4e12
     assert done.returncode == 0
 
 
@@ -107,7 +107,7 @@ def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
     assert unverified.returncode == 3 and "corpus: missing" in unverified.stdout
 
     staged = paceline("stage", "tiny-llama", env=root)
-    assert staged.returncode == 0 and "everything is staged" in staged.stdout
+    assert staged.returncode == 0 and "all assets are staged" in staged.stdout
     assert "corpus: staged" in staged.stderr
     path = Path(json.loads(paceline(*plan, env=root).stdout)["spec"]["data"]["path"])
     assert json.loads(path.read_text().splitlines()[0])["text"]
@@ -136,8 +136,8 @@ def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
             ["tiny-llama", "--verify", "--bandwidth", "500"],
             "--bandwidth: has no effect with --verify; leave it out",
         ),
-        (["tiny-llama", "--local", "/local"], "none are named"),
-        (["tiny-llama", "--hosts", "node-001"], "are given without a folder on them"),
+        (["tiny-llama", "--local", "/local"], "none are given"),
+        (["tiny-llama", "--hosts", "node-001"], "are given without a destination folder"),
         (["tiny-llama", "--hosts", "node-001", "--local", "here"], "must be an absolute path"),
     ],
     ids=lambda value: str(value)[:20],
@@ -159,5 +159,5 @@ def test_a_file_where_assets_are_to_lie_is_told_once(below: str, mode: list[str]
 def test_what_stops_all_assets_is_told_once():
     done = paceline("stage", "opt-350m-sft-tiny", "--to", "/proc/nothing")
     assert done.returncode == 2
-    assert "error: 3 assets are not staged: /proc/nothing: cannot be written: " in done.stderr
-    assert done.stderr.count("cannot be written") == 1
+    assert "error: 3 assets failed: /proc/nothing: is not writable: " in done.stderr
+    assert done.stderr.count("is not writable") == 1

@@ -23,11 +23,11 @@ from paceline.files.staged import (
     with_staged_files,
 )
 from paceline.staging import stager, verification
-from paceline.staging.connection import TransientError, tried
+from paceline.staging.connection import TransientError, with_retries
 from paceline.staging.disk_space import DiskSpace
-from paceline.staging.ending import StageEnd, StageEndedError
 from paceline.staging.plan import staging_plan
 from paceline.staging.stager import Stager
+from paceline.staging.stop_signal import StagingStoppedError, StopSignal
 from paceline.staging.verification import BLOCK_BYTES, verify
 from tests.staging.mirror import Mirror
 from tests.staging.staged import content_of, folder_of, noise, recipe_of, stage_all
@@ -108,14 +108,14 @@ def test_without_room_nothing_is_begun(
 ):
     monkeypatch.setattr(stager, "disk_space", lambda folder: DiskSpace(1000, None))
     one = shards(mirror)
-    with pytest.raises(SystemFaultError, match=r"are to come and .* are free"):
+    with pytest.raises(SystemFaultError, match=r"but only .* are free"):
         stage_all(one, tmp_path)
     assert not list(tmp_path.iterdir())
     assert not any(mirror.gets(path) for path in mirror.files)
 
 
 def test_an_interrupt_ends_a_transfer_that_waits_for_its_server(mirror: Mirror, tmp_path: Path):
-    one, server, ended = shards(mirror), threading.Event(), StageEnd()
+    one, server, ended = shards(mirror), threading.Event(), StopSignal()
     mirror.fail("/data/part-0", ("slow", server, 1000))
 
     def interrupt() -> None:
@@ -125,8 +125,8 @@ def test_an_interrupt_ends_a_transfer_that_waits_for_its_server(mirror: Mirror, 
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(StageEndedError):
-        Stager(ended=ended).stage(staging_plan(one, None, tmp_path))
+    with pytest.raises(StagingStoppedError):
+        Stager(stop=ended).stage(staging_plan(one, None, tmp_path))
     assert not server.is_set()  # nobody has waited for it
     thread.join()
     server.set()
@@ -134,7 +134,7 @@ def test_an_interrupt_ends_a_transfer_that_waits_for_its_server(mirror: Mirror, 
 
 
 def test_after_the_end_no_connection_is_opened_and_nobody_waits(mirror: Mirror, tmp_path: Path):
-    one, server, ended = shards(mirror), threading.Event(), StageEnd()
+    one, server, ended = shards(mirror), threading.Event(), StopSignal()
     mirror.fail("/data/part-0", ("slow", server, 1000))
 
     def interrupt() -> None:
@@ -143,8 +143,8 @@ def test_after_the_end_no_connection_is_opened_and_nobody_waits(mirror: Mirror, 
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(StageEndedError):
-        Stager(jobs=1, ended=ended).stage(staging_plan(one, None, tmp_path))
+    with pytest.raises(StagingStoppedError):
+        Stager(jobs=1, stop=ended).stage(staging_plan(one, None, tmp_path))
     thread.join()
     server.set()
 
@@ -152,8 +152,8 @@ def test_after_the_end_no_connection_is_opened_and_nobody_waits(mirror: Mirror, 
         raise TransientError("busy", wait_s=300)
 
     assert not any(mirror.gets(f"/data/part-{number}") for number in (1, 2, 3))
-    with pytest.raises(StageEndedError):
-        tried(busy, "source", ended)
+    with pytest.raises(StagingStoppedError):
+        with_retries(busy, "source", ended)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_what_fails_leaves_the_others_to_go_on(mirror: Mirror, tmp_path: Path):
     mirror.files["/good"] = b"good"
     one = recipe_of(source, {"name": "good", "kind": "url", "source": f"{mirror.url}/good"})
     mirror.fail("/data/part-0", 403)
-    with pytest.raises(UserError, match="part-0: access is refused"):
+    with pytest.raises(UserError, match="part-0: access denied"):
         stage_all(one, tmp_path)
     assert asset_state(folder_of(one, tmp_path, "good")) == "staged"
     assert asset_state(folder_of(one, tmp_path, "shards")) == "partial"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.staging.conversions import made, tokenization
+from paceline.staging.conversions import stdlib_corpus, tokenization
 from paceline.staging.conversions.indexed import IndexedWriter, files_of
 from paceline.staging.conversions.tokenization import end_id, load_tokenizer, tokenize
 from paceline.trainer.data.indexed_corpus import HEAD, read_indexed
@@ -20,7 +20,7 @@ from paceline.trainer.data.indexed_corpus import HEAD, read_indexed
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tokenizer.json, and records one of which is empty and one of which names the end mark."""
     folder = tmp_path_factory.mktemp("made")
-    made.make_tokenizer(folder)
+    stdlib_corpus.make_tokenizer(folder)
     texts = ["def f(x):\n    return x\n", "", "héllo <|endoftext|> 世界", *map(str, range(300))]
     lines = [json.dumps({"text": text}) for text in texts]
     (folder / "a.jsonl").write_text("\n\n".join(lines) + "\n")
@@ -99,7 +99,7 @@ def test_a_text_file_is_one_document(folder: Path, tmp_path: Path) -> None:
     assert load_tokenizer(how.tokenizer).decode(kept.tokens.tolist()) == "one\n\ntwo\n" * 50
 
 
-@pytest.mark.parametrize(("line", "what"), [('{"a": 1}', "no text under"), ("{", "no JSON")])
+@pytest.mark.parametrize(("line", "what"), [('{"a": 1}', "no text in"), ("{", "invalid JSON")])
 def test_a_record_without_text_is_named_and_leaves_no_data_set(
     folder: Path, tmp_path: Path, line: str, what: str
 ) -> None:
@@ -115,7 +115,7 @@ def test_a_tokenizer_without_a_usual_end_asks_for_its_name(folder: Path, tmp_pat
     content = (folder / "tokenizer.json").read_text().replace("<|endoftext|>", "<over>")
     (tmp_path / "tokenizer.json").write_text(content)
 
-    with pytest.raises(UserError, match="name the token of an end"):
+    with pytest.raises(UserError, match="give the end-of-document token"):
         tokenization.tokenization(tmp_path)
     with pytest.raises(UserError, match="did you mean '<over>'"):
         tokenization.tokenization(tmp_path, end="<ovr>")

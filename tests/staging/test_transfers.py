@@ -117,26 +117,26 @@ def test_what_ends_without_a_length_is_taken_only_where_something_else_is_stated
     mirror.silent = True
     endless = ("headers", {"Content-Length": None, "Connection": "close"})
     mirror.fail(PATH, endless, endless)
-    with pytest.raises(SystemFaultError, match="comes without its length"):
+    with pytest.raises(SystemFaultError, match="does not report its size"):
         stage_all(recipe(mirror), tmp_path)
     stage_all(recipe(mirror, digest=DIGEST), tmp_path)
 
 
 def test_more_than_is_stated_is_not_written(mirror: Mirror, tmp_path: Path):
     one = recipe(mirror, bytes=BLOCK_BYTES)
-    with pytest.raises(SystemFaultError, match="is longer than is stated"):
+    with pytest.raises(SystemFaultError, match="is longer than expected"):
         stage_all(one, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("faults", "kind", "words"),
     [
-        ([500] * 5, SystemFaultError, "answers HTTP 500"),
-        ([("cut", 0)] * 5, SystemFaultError, "the connection was cut"),
-        ([("damage",)] * 2, SystemFaultError, "another checksum (sha256)"),
-        ([401], UserError, "access is refused (HTTP 401)"),
-        ([403], UserError, "access is refused (HTTP 403)"),
-        ([404], SystemFaultError, "does not exist there"),
+        ([500] * 5, SystemFaultError, "returns HTTP 500"),
+        ([("cut", 0)] * 5, SystemFaultError, "the connection was closed"),
+        ([("damage",)] * 2, SystemFaultError, "does not match the expected checksum (sha256)"),
+        ([401], UserError, "access denied (HTTP 401)"),
+        ([403], UserError, "access denied (HTTP 403)"),
+        ([404], SystemFaultError, "does not exist (HTTP 404)"),
     ],
     ids=str,
 )
@@ -176,7 +176,7 @@ def test_a_pause_within_the_limit_is_waited_for(mirror: Mirror, tmp_path: Path):
 
 
 def test_a_wish_to_wait_for_long_is_told(mirror: Mirror, tmp_path: Path):
-    error = connection.refusal(429, "https://host/file", None, "7200")
+    error = connection.error_for_status(429, "https://host/file", None, "7200")
     assert isinstance(error, SystemFaultError) and "asks to wait 7,200 s" in str(error)
 
 
@@ -212,7 +212,7 @@ def test_a_list_of_mlcommons_gives_files_and_checksums(mirror: Mirror, tmp_path:
     assert content_of(tables, tmp_path, "set") == {"deep/b c.idx": contents["deep/b c.idx"]}
     assert not [path for _, path, _ in mirror.asked if path.endswith(".bin")]
     nothing = recipe_of(one.assets[0].model_dump() | {"include": ("*.json",)})
-    with pytest.raises(SystemFaultError, match=r"lists no file like \*\.json"):
+    with pytest.raises(SystemFaultError, match=r"lists no file that matches \*\.json"):
         stage_all(nothing, tmp_path)
 
 
@@ -220,7 +220,7 @@ def test_a_list_behind_a_login_says_so(mirror: Mirror, tmp_path: Path):
     mirror.files = {"/login": b"<html>please log in</html>"}
     mirror.fail("/m/set.uri", ("redirect", f"{mirror.url}/login"))
     one = recipe_of({"name": "set", "kind": "r2", "source": f"{mirror.url}/m/set.uri"})
-    with pytest.raises(UserError, match="asks for a login; CF_ACCESS_CLIENT_ID and"):
+    with pytest.raises(UserError, match="requires a login; set CF_ACCESS_CLIENT_ID and"):
         stage_all(one, tmp_path)
 
 
@@ -230,7 +230,7 @@ def test_a_list_behind_a_login_says_so(mirror: Mirror, tmp_path: Path):
         ("../../escaped", "must be a relative path that stays inside its folder"),
         ("a//b", "must be written as a/b"),
         ("a/__pycache__/b.pyc", "must not name __pycache__"),
-        ("a\n{digest}  a", "names a file twice"),
+        ("a\n{digest}  a", "lists a file twice"),
     ],
 )
 def test_a_path_that_cannot_be_staged_is_refused(
@@ -254,9 +254,9 @@ def test_a_path_that_cannot_be_staged_is_refused(
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("http://host:abc/x", "cannot be used"),
-        ("http://127.0.0.1:9/\u20ac", "does not answer: Connection refused"),
-        ("http://[x", "does not answer: Name or service not known"),
+        ("http://host:abc/x", "invalid URL"),
+        ("http://127.0.0.1:9/\u20ac", "does not respond: Connection refused"),
+        ("http://[x", "does not respond: Name or service not known"),
     ],
 )
 def test_an_address_that_nobody_can_ask_is_told(

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers")
 
-from paceline.staging.conversions import made
+from paceline.staging.conversions import stdlib_corpus
 from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 from paceline.trainer.config import parse_config
 from paceline.trainer.data.batches import sampler_of
@@ -213,7 +213,7 @@ def change(folder: Path, **fields: Any) -> None:
 def test_what_cannot_be_taken_is_named(
     break_it: Callable[[Path], None], what: str, tmp_path: Path
 ) -> None:
-    made.make_gpt2(tmp_path)
+    stdlib_corpus.make_gpt2(tmp_path)
     config = parse_config(settings(**made_shape())).model
     reader = HubReader(tmp_path, config)  # type: ignore[arg-type]
     assert reader.tensor("blocks.1.attention.k.weight").shape == (64, 64)
@@ -243,7 +243,7 @@ def test_tensors_that_the_model_has_no_place_for_are_named(
 
 
 def test_masks_of_integers_are_passed_over(tmp_path: Path) -> None:
-    made.make_gpt2(tmp_path)
+    stdlib_corpus.make_gpt2(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     for dtype in (torch.uint8, torch.bool, torch.int64):
         weights[f"transformer.h.0.attn.bias_{dtype}"] = torch.ones(4, 4).to(dtype)

@@ -8,5 +8,5 @@ Progress = Callable[[int, int], None]
 """Progress callback, called repeatedly with (processed input bytes, total input bytes)."""
 
 
-def unwatched(done_bytes: int, total_bytes: int) -> None:
+def ignore_progress(done_bytes: int, total_bytes: int) -> None:
     """Ignore progress."""

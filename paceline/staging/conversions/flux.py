@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.value import PositiveInt, Value
-from paceline.staging.conversions import Progress, unwatched
+from paceline.staging.conversions import Progress, ignore_progress
 from paceline.staging.conversions.random_data import Encoder, bfloat16_bits, pictures
 from paceline.staging.conversions.webdataset import (
     ShardSample,
@@ -49,7 +49,7 @@ CONTENTS = {
 EMPTY_FILES = ("t5_empty.npy", "clip_empty.npy")
 EMPTY_FOLDER = "empty_encodings"
 POLL_S = 1.0
-WORTH_WORKERS_BYTES = 1 << 28
+MIN_BYTES_FOR_WORKERS = 1 << 28
 
 
 class FluxShardSources(Value):
@@ -75,7 +75,7 @@ def make_flux_shards(
     folder: Path,
     sources: FluxShardSources,
     inputs: Mapping[str, Path],
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
     workers: int = 1,
 ) -> None:
     """Write train/, val/, empty_encodings/ and energon's metadata to `folder`.
@@ -83,8 +83,8 @@ def make_flux_shards(
     Complete shards are kept. `progress` is called every second, and may raise to stop the work.
     Raises UserError for an input of another format.
     """
-    for cut in folder.rglob("*.part"):
-        cut.unlink()  # left by a killed call
+    for partial_file in folder.rglob("*.part"):
+        partial_file.unlink()  # left by a killed call
     empty = folder / EMPTY_FOLDER
     empty.mkdir(exist_ok=True)
     for name in EMPTY_FILES:
@@ -97,11 +97,11 @@ def make_flux_shards(
         tasks += _tasks(source, folder / part, part, sources.samples_per_shard)
         total_bytes += sum(path.stat().st_size for path in _arrow_files(source))
 
-    def look() -> None:
+    def report_progress() -> None:
         progress(min(total_bytes, _written_bytes(folder)), total_bytes)
 
-    workers = workers if total_bytes >= WORTH_WORKERS_BYTES else 1
-    write_metadata(folder, _written(tasks, workers, look))
+    workers = workers if total_bytes >= MIN_BYTES_FOR_WORKERS else 1
+    write_metadata(folder, _write_shards(tasks, workers, report_progress))
 
 
 def encoding_rows(source: Path, rows: range) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -137,7 +137,10 @@ def _samples(task: ShardTask) -> Iterator[tuple[str, dict[str, bytes]]]:
         contents = {"json": json.dumps(about).encode()}
         for column, name in CONTENTS.items():
             if not isinstance(row[column], bytes):
-                raise UserError(f"{task.source}: row {number}", f"{column} is no bytes of a .npy")
+                raise UserError(
+                    f"{task.source}: row {number}",
+                    f"{column} does not hold the bytes of a .npy file",
+                )
             contents[name] = row[column]
         yield f"{task.part}-{number:08d}", contents
 
@@ -145,7 +148,7 @@ def _samples(task: ShardTask) -> Iterator[tuple[str, dict[str, bytes]]]:
 def _tasks(source: Path, target: Path, part: str, size: int) -> list[ShardTask]:
     count = sum(batch.num_rows for path in _arrow_files(source) for batch in _batches(path))
     if not count:
-        raise UserError(str(source), "has no sample")
+        raise UserError(str(source), "has no samples")
     return [
         ShardTask(
             source, target / shard_name(at), part, range(at * size, min(count, (at + 1) * size))
@@ -154,8 +157,8 @@ def _tasks(source: Path, target: Path, part: str, size: int) -> list[ShardTask]:
     ]
 
 
-def _written(
-    tasks: Sequence[ShardTask], workers: int, look: Callable[[], None]
+def _write_shards(
+    tasks: Sequence[ShardTask], workers: int, report_progress: Callable[[], None]
 ) -> Iterator[tuple[str, list[ShardSample]]]:
     """Yield (path, samples) of each shard, written by `workers` processes."""
     pool: Executor = (
@@ -169,13 +172,13 @@ def _written(
         while waiting:
             task, future = waiting.popleft()
             while not future.done():
-                look()
+                report_progress()
                 wait([future], POLL_S)
             yield f"{task.part}/{task.target.name}", future.result()
-        look()
+        report_progress()
     except BrokenProcessPool as error:
         raise SystemFaultError(
-            "writing shards", "a worker was killed", remedy="it may have had too little memory"
+            "writing shards", "a worker was killed", remedy="it may have run out of memory"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -201,7 +204,9 @@ def _only(name: str, place: str, inputs: Mapping[str, Path]) -> Path:
         )
     paths = sorted((inputs[asset] / inside).rglob(name))
     if len(paths) != 1:
-        raise UserError(f"made asset flux-shards: {place}", f"has {len(paths)} files {name}, not 1")
+        raise UserError(
+            f"made asset flux-shards: {place}", f"has {len(paths)} files named {name}, not 1"
+        )
     return paths[0]
 
 
@@ -209,12 +214,12 @@ def _arrow_files(source: Path) -> list[Path]:
     """Return the Arrow files of a saved data set in order."""
     state = source / "state.json"
     try:
-        named = json.loads(state.read_text(encoding="utf-8"))["_data_files"]
-        paths = [source / file["filename"] for file in named]
+        files = json.loads(state.read_text(encoding="utf-8"))["_data_files"]
+        paths = [source / file["filename"] for file in files]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(str(state), f"names no files of a data set: {error!r}") from error
+        raise UserError(str(state), f"does not list the files of a data set: {error!r}") from error
     if absent := [path.name for path in paths if path.parent != source or not path.is_file()]:
-        raise UserError(str(state), f"names {absent[0]}, which is not beside it")
+        raise UserError(str(state), f"lists {absent[0]}, which is not in the same folder")
     return paths
 
 
@@ -226,7 +231,7 @@ def _batches(path: Path) -> Iterator[Any]:
         with pyarrow.memory_map(str(path)) as file, pyarrow.ipc.open_stream(file) as reader:
             yield from reader
     except (pyarrow.ArrowInvalid, OSError) as error:
-        raise UserError(str(path), f"is no whole Arrow stream: {error}") from error
+        raise UserError(str(path), f"is not a complete Arrow stream: {error}") from error
 
 
 COLUMNS = {"t5_encodings": "text", "clip_encodings": "pooled", "mean": "mean", "logvar": "logvar"}
@@ -235,8 +240,8 @@ TIMES = 8
 BATCH_ROWS = 64
 
 
-class DrawnEncodingSizes(Value):
-    """Number of drawings and sizes of their encodings."""
+class SyntheticEncodingSizes(Value):
+    """Number of random images and sizes of their encodings."""
 
     samples: PositiveInt
     held_out: PositiveInt
@@ -247,14 +252,14 @@ class DrawnEncodingSizes(Value):
     pooled_width: PositiveInt
 
 
-def make_drawn_encodings(
-    folder: Path, sizes: DrawnEncodingSizes, check: Callable[[], None]
+def make_synthetic_encodings(
+    folder: Path, sizes: SyntheticEncodingSizes, check: Callable[[], None]
 ) -> None:
-    """Draw and encode train/ and val/, which share no drawing; an empty text is zeros."""
+    """Draw and encode train/ and val/, which share no image; an empty text is zeros."""
     encoder = Encoder.of(sizes)
-    drawings = [*dict.fromkeys(pictures(2 * (sizes.samples + sizes.held_out)))]
+    images = [*dict.fromkeys(pictures(2 * (sizes.samples + sizes.held_out)))]
     rows: list[dict[str, Any]] = []
-    for number, picture in enumerate(drawings[: sizes.samples + sizes.held_out]):
+    for number, picture in enumerate(images[: sizes.samples + sizes.held_out]):
         check()
         sample = encoder.sample(picture)
         row = {name: _npy(bfloat16_bits(sample[key])) for name, key in COLUMNS.items()}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
-from paceline.staging.conversions.made import VOCABULARY, make_tokenizer
+from paceline.staging.conversions.stdlib_corpus import VOCABULARY, make_tokenizer
 
 HubFamily = Literal["opt", "llama"]
 OPT_OFFSET = 2

@@ -14,34 +14,11 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.staging.conversions import Progress, unwatched
+from paceline.staging.conversions import Progress, ignore_progress
 from paceline.staging.conversions.indexed import IndexedWriter, part_path
 from paceline.staging.conversions.packed_npy import MaskOf, PackedRow, read_packed, write_packed
 
 BATCH_ROWS = 512
-
-
-def answers(sources: Sequence[Path], target: Path, progress: Progress = unwatched) -> int:
-    """Write a jsonl of {"prompt", "chosen", "text"} and return the number of records.
-
-    The text is the prompt followed by the chosen answer. Raises UserError for a record without
-    prompt or chosen.
-    """
-    part = part_path(target)
-    count = 0
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            for where, record in records(sources, ("prompt", "chosen"), progress):
-                prompt, chosen = record.get("prompt"), record.get("chosen")
-                if not isinstance(prompt, str) or not isinstance(chosen, str):
-                    raise UserError(where, "the record has no prompt and chosen")
-                both = {"prompt": prompt, "chosen": chosen, "text": prompt + chosen}
-                file.write(json.dumps(both, ensure_ascii=False) + "\n")
-                count += 1
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-    return count
 
 
 def records(
@@ -71,15 +48,15 @@ def _parquet(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[float, dict
         file: Any = parquet.ParquetFile(path)
         batches = file.iter_batches(BATCH_ROWS, columns=[*columns])
     except ArrowInvalid as error:
-        raise UserError(str(path), f"is no parquet file: {error}") from error
+        raise UserError(str(path), f"is not a parquet file: {error}") from error
     absent = set(columns) - set(file.schema_arrow.names)
     if absent:
         raise UserError(str(path), f"has no column {', '.join(sorted(absent))}")
-    done = 0
+    num_read = 0
     for batch in batches:
         for record in batch.to_pylist():
-            done += 1
-            yield done / file.metadata.num_rows, record
+            num_read += 1
+            yield num_read / file.metadata.num_rows, record
 
 
 def _jsonl(path: Path) -> Iterator[tuple[float, dict[str, Any]]]:
@@ -92,9 +69,11 @@ def _jsonl(path: Path) -> Iterator[tuple[float, dict[str, Any]]]:
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise UserError(str(path), f"no JSON before byte {done_bytes}: {error}") from None
+                raise UserError(
+                    str(path), f"invalid JSON before byte {done_bytes}: {error}"
+                ) from None
             if not isinstance(record, dict):
-                raise UserError(str(path), f"no record before byte {done_bytes}")
+                raise UserError(str(path), f"not a JSON object before byte {done_bytes}")
             yield done_bytes / size_bytes, record  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -105,7 +84,7 @@ IGNORED = -100
 def packed_rows(
     sources: Sequence[Path],
     prefix: Path,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
     mask_of: MaskOf = "tokens",
     across: bool = False,
 ) -> tuple[int, int]:
@@ -128,8 +107,8 @@ def packed_rows(
                     raise UserError(
                         where,
                         f"holds {len(row.starts)} documents, and the native trainer's attention "
-                        "goes across them",
-                        remedy="say across: true to take it so",
+                        "would span them",
+                        remedy="set across: true to accept this",
                     )
                 writer.add_documents([row.ids])
                 file.write(row.targets.astype(np.uint8).tobytes())
@@ -145,7 +124,7 @@ def packed_rows(
 def packed_npy(
     sources: Sequence[Path],
     target: Path,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
     mask_of: MaskOf = "tokens",
 ) -> int:
     """Write a .npy that NeMo and MLPerf's reference read; return the number of rows.
@@ -164,16 +143,16 @@ def _rows(
         if path.suffix == ".npy":
             yield from read_packed(path, mask_of)
         else:
-            for where, record in records([path], ("input_ids", "labels"), unwatched):
-                yield where, _labelled(where, record)
+            for where, record in records([path], ("input_ids", "labels"), ignore_progress):
+                yield where, _row_of_labels(where, record)
         done_bytes += path.stat().st_size
         progress(done_bytes, total_bytes)
 
 
-def _labelled(where: str, record: dict[str, Any]) -> PackedRow:
+def _row_of_labels(where: str, record: dict[str, Any]) -> PackedRow:
     """Return a row of one document, whose labels must be its tokens or -100."""
     ids, labels = (np.asarray(record.get(name)) for name in ("input_ids", "labels"))
     mask = labels != IGNORED
     if ids.ndim != 1 or ids.shape != labels.shape or not len(ids) or (ids != labels)[mask].any():
-        raise UserError(where, "the row's labels are not its input_ids or -100")
+        raise UserError(where, "each label must equal its input_id or be -100")
     return PackedRow(ids, mask, (0,))

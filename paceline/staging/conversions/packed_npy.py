@@ -58,7 +58,7 @@ def read_packed(path: Path, mask_of: MaskOf = "tokens") -> Iterator[tuple[str, P
 
     Raises UserError for a file of another format, or one whose pickle names other functions.
     """
-    for number, row in enumerate(_unpickled(path), start=1):
+    for number, row in enumerate(_load_rows(path), start=1):
         where = f"{path}: record {number}"
         yield where, _row(where, row, mask_of)
 
@@ -69,7 +69,7 @@ def write_packed(path: Path, rows: Iterable[PackedRow]) -> int:
     The mask is that of the tokens. All rows are held in main memory, as in the programs that read
     the file.
     """
-    held = [
+    records = [
         {
             "input_ids": row.ids.astype(np.int32),
             "loss_mask": row.mask.astype(int).tolist(),
@@ -77,8 +77,8 @@ def write_packed(path: Path, rows: Iterable[PackedRow]) -> int:
         }
         for row in rows
     ]
-    array = np.empty(len(held), object)
-    array[:] = held
+    array = np.empty(len(records), object)
+    array[:] = records
     # NumPy 1 does not have the module name that NumPy 2 writes.
     content = pickle.dumps(array, protocol=PROTOCOL).replace(NEW_NAME, OLD_NAME, 1)
     part = part_path(path)
@@ -92,27 +92,27 @@ def write_packed(path: Path, rows: Iterable[PackedRow]) -> int:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    return len(held)
+    return len(records)
 
 
-def _unpickled(path: Path) -> list[Any]:
+def _load_rows(path: Path) -> list[Any]:
     """Return the rows of the file, not yet validated."""
     with open_regular(path) as file:
         try:
             version = npy.read_magic(file)
             if version not in HEADERS:
-                raise UserError(str(path), f"is of .npy's version {version}")
+                raise UserError(str(path), f"has unsupported .npy version {version}")
             shape, _, dtype = HEADERS[version](file)
             if not dtype.hasobject:
-                raise UserError(str(path), f"holds {dtype}, and no rows of dicts")
+                raise UserError(str(path), f"holds {dtype}, not rows of dicts")
             content = _RowsUnpickler(path, file).load()
         except UserError:
             raise
         except Exception as error:  # a broken pickle may raise any exception
-            raise UserError(str(path), f"is no .npy file of rows: {error!r}"[:200]) from error
+            raise UserError(str(path), f"is not a .npy file of rows: {error!r}"[:200]) from error
     rows = _sequence(content)
     if not isinstance(rows, list) or len(shape) != 1 or len(cast(list[Any], rows)) != shape[0]:
-        raise UserError(str(path), "holds no line of rows")
+        raise UserError(str(path), "does not hold a list of rows")
     return cast(list[Any], rows)
 
 
@@ -121,7 +121,7 @@ class _RowsUnpickler(pickle.Unpickler):
 
     def __init__(self, path: Path, file: Any) -> None:
         super().__init__(file)
-        self.path, self.names = path, _stand_ins()
+        self.path, self.names = path, _safe_classes()
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         try:
@@ -129,12 +129,12 @@ class _RowsUnpickler(pickle.Unpickler):
         except KeyError:
             raise UserError(
                 str(self.path),
-                f"asks for {module_name}.{global_name}, which no packed rows need; "
-                "it may have been made to run code",
+                f"refers to {module_name}.{global_name}, which packed rows do not need; "
+                "the file may be malicious",
             ) from None
 
 
-def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
+def _safe_classes() -> dict[tuple[str, str], Callable[..., Any]]:
     class Dtype:
         """Replacement of numpy.dtype: a name and a byte order."""
 
@@ -189,23 +189,23 @@ def _sequence(value: Any) -> Any:
 def _row(where: str, row: Any, mask_of: MaskOf) -> PackedRow:
     """Validate a row and return it; raises UserError."""
     if not isinstance(row, dict):
-        raise UserError(where, "is no dict")
+        raise UserError(where, "is not a dict")
     fields = cast(dict[Any, Any], row)
     names = ("input_ids", "loss_mask", "seq_start_id")
-    ids, mask, starts = (_whole_numbers(where, name, fields.get(name)) for name in names)
+    ids, mask, starts = (_integers(where, name, fields.get(name)) for name in names)
     if not len(ids) or ids.min() < 0 or ids.max() > LARGEST_ID:
-        raise UserError(where, "its input_ids are none, or no ids of tokens")
+        raise UserError(where, "input_ids is empty or holds invalid token ids")
     if len(mask) != len(ids) or not np.isin(mask, (0, 1)).all():
-        raise UserError(where, "its loss_mask is not 0 or 1 for each of its input_ids")
+        raise UserError(where, "loss_mask must be 0 or 1 for each of the input_ids")
     if not len(starts) or starts[0] or (np.diff(starts) <= 0).any() or starts[-1] >= len(ids):
-        raise UserError(where, "its seq_start_id is not 0 and places that ascend inside of it")
+        raise UserError(where, "seq_start_id must be 0 and ascending positions in the row")
     mask = mask.astype(np.bool_)
     # A mask of targets refers to the next token, so it is shifted right by one. The entry that
     # wraps around to index 0 has no effect, because the first token is never a target.
     return PackedRow(ids, np.roll(mask, mask_of == "targets"), tuple(starts.tolist()))
 
 
-def _whole_numbers(where: str, name: str, value: Any) -> NDArray[np.int64]:
+def _integers(where: str, name: str, value: Any) -> NDArray[np.int64]:
     numbers = _sequence(value)
     if isinstance(numbers, list | tuple):
         items = cast(list[Any], numbers)
@@ -217,4 +217,4 @@ def _whole_numbers(where: str, name: str, value: Any) -> NDArray[np.int64]:
         # A mask may be of floats.
         if array.dtype.kind in "iub" or np.isin(array, (0.0, 1.0)).all():
             return array.astype(np.int64)
-    raise UserError(where, f"its {name} is no line of whole numbers")
+    raise UserError(where, f"{name} is not a list of integers")

@@ -48,7 +48,7 @@ class Picture:
         return (*what, "at", self.height, self.place)
 
 
-def drawn(picture: Picture, size: int) -> Floats:
+def draw(picture: Picture, size: int) -> Floats:
     """Return an image (size, size, 4): red, green, blue and coverage by the shape, each 0-1."""
     line = np.linspace(-1, 1, size, dtype=np.float32)
     x, y = np.meshgrid(line - PLACES[picture.place], line - HEIGHTS[picture.height])
@@ -78,15 +78,15 @@ def pictures(count: int) -> list[Picture]:
     def draw(names: Any) -> str:
         return tuple(names)[random.randint(len(names))]
 
-    chosen: list[Picture] = []
-    while len(chosen) < count:
+    series: list[Picture] = []
+    while len(series) < count:
         colour, ground = draw(colours), draw(colours)
         if colour != ground:
             # Do not reorder the draws: another order gives other pictures.
             size, shape = draw(SIZES), draw(SHAPES)
             height, place = draw(HEIGHTS), draw(PLACES)
-            chosen.append(Picture(size, colour, shape, ground, height, place))
-    return chosen
+            series.append(Picture(size, colour, shape, ground, height, place))
+    return series
 
 
 class EncodingSizes(Protocol):
@@ -131,7 +131,7 @@ class Encoder:
     def sample(self, picture: Picture) -> dict[str, Floats]:
         """Return the tensors of one sample by name."""
         size, numbers = self.shape.latent_size, [WORDS.index(word) for word in picture.words]
-        latent = (drawn(picture, size) - 0.5) @ self.channels  # (S, S, 4) @ (4, C)
+        latent = (draw(picture, size) - 0.5) @ self.channels  # (S, S, 4) @ (4, C)
         text = np.zeros((self.shape.text_len, self.shape.text_width), np.float32)
         text[: len(numbers)] = self.text[numbers][: len(text)]
         mean = latent.transpose(2, 0, 1) / FACTOR + SHIFT  # (C, S, S)

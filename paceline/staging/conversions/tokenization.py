@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import SystemFaultError, UserError, did_you_mean
-from paceline.staging.conversions import Progress, unwatched
+from paceline.staging.conversions import Progress, ignore_progress
 from paceline.staging.conversions.indexed import IndexedWriter, token_dtype
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]")
+DEFAULT_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]")
 """End tokens of GPT-2 and its relatives, Llama 3, Gemma, OPT and Llama 2, and BERT.
 
 The first one in the vocabulary is used.
@@ -41,7 +41,7 @@ def tokenizer_file(path: Path) -> Path:
     """Return the path of a tokenizer.json, given itself or its folder; raises UserError."""
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise UserError(str(file), "is not a file", remedy="name a tokenizer.json or its folder")
+        raise UserError(str(file), "is not a file", remedy="give a tokenizer.json or its folder")
     return file
 
 
@@ -60,7 +60,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
-        raise UserError(str(path), f"is no tokenizer.json: {error}") from error
+        raise UserError(str(path), f"is not a tokenizer.json: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -72,20 +72,22 @@ def end_id(path: Path, token: str | None = None) -> int:
     Raises UserError if the vocabulary does not contain it.
     """
     tokenizer = load_tokenizer(path)
-    for name in USUAL_ENDS if token is None else (token,):
+    for name in DEFAULT_END_TOKENS if token is None else (token,):
         number = tokenizer.token_to_id(name)
         if number is not None:
             return int(number)
     if token is None:
         raise UserError(
-            str(path), f"has none of {', '.join(USUAL_ENDS)}", remedy="name the token of an end"
+            str(path),
+            f"has none of {', '.join(DEFAULT_END_TOKENS)}",
+            remedy="give the end-of-document token",
         )
     near = did_you_mean(token, tokenizer.get_vocab())
     raise UserError(str(path), f"has no token {token!r}", remedy=near or None)
 
 
 CHUNK_BYTES = 1 << 20
-AHEAD = 3
+CHUNKS_AHEAD = 3
 """Maximum number of chunks per worker that are processed or wait to be written."""
 
 
@@ -112,7 +114,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class TokenizedChunk:
     """Tokenized chunk."""
 
     tokens: bytes
@@ -136,28 +138,30 @@ def tokenization(
 def tokenize(
     sources: Sequence[Path],
     prefix: Path,
-    how: Tokenization,
+    options: Tokenization,
     *,
     workers: int = 1,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
 ) -> int:
     """Write PREFIX.bin and PREFIX.idx from all `sources`; return the number of tokens.
 
     The files equal those of Megatron's tools/preprocess_data.py with `--append-eod`. Raises
     UserError for a record without text, SystemFaultError if a worker dies.
     """
-    vocab_size = load_tokenizer(how.tokenizer).get_vocab_size()
+    vocab_size = load_tokenizer(options.tokenizer).get_vocab_size()
     total_bytes, done_bytes = sum(path.stat().st_size for path in sources), 0
     with IndexedWriter(prefix, token_dtype(vocab_size)) as writer:
         chunks = [chunk for path in sources for chunk in chunks_of(path, CHUNK_BYTES)]
-        if how.text_key is None:
+        if options.text_key is None:
             for path in sources:
-                _add_text(writer, [c for c in chunks if c.path == path], how, workers)
+                _add_text(writer, [c for c in chunks if c.path == path], options, workers)
                 done_bytes += path.stat().st_size
                 progress(done_bytes, total_bytes)
             return writer.num_tokens
-        for chunk, encoded in zip(chunks, _encoded(chunks, how, workers), strict=True):
-            writer.add(encoded.tokens, encoded.lengths)
+        for chunk, tokenized_chunk in zip(
+            chunks, _tokenize_chunks(chunks, options, workers), strict=True
+        ):
+            writer.add(tokenized_chunk.tokens, tokenized_chunk.lengths)
             done_bytes += chunk.end - chunk.start
             progress(done_bytes, total_bytes)
         return writer.num_tokens
@@ -166,102 +170,112 @@ def tokenize(
 def chunks_of(path: Path, size_bytes: int) -> Iterator[Chunk]:
     """Split a file at line ends into chunks of about `size_bytes`."""
     with path.open("rb") as file:
-        end, whole = 0, os.fstat(file.fileno()).st_size
-        while end < whole:
+        end, num_bytes = 0, os.fstat(file.fileno()).st_size
+        while end < num_bytes:
             start = end
             file.seek(start + size_bytes)
             file.readline()
-            end = min(file.tell(), whole)
+            end = min(file.tell(), num_bytes)
             yield Chunk(path, start, end)
 
 
-def encode(chunk: Chunk, how: Tokenization) -> Encoded:
+def encode(chunk: Chunk, options: Tokenization) -> TokenizedChunk:
     """Tokenize a chunk: one document per record, or all text as one document."""
     with chunk.path.open("rb") as file:
         file.seek(chunk.start)
         content = file.read(chunk.end - chunk.start)
     texts: list[str] = []
     try:
-        if how.text_key is None:
+        if options.text_key is None:
             texts.append(content.decode())
         else:
             place = chunk.start
             for line in content.splitlines(keepends=True):
                 if line.strip():
-                    texts.append(_text_of(line, how.text_key, f"{chunk.path}: byte {place}"))
+                    texts.append(_text_of(line, options.text_key, f"{chunk.path}: byte {place}"))
                 place += len(line)
     except UserError as error:
-        return Encoded(b"", np.zeros(0, np.int32), (error.where, error.what))
+        return TokenizedChunk(b"", np.zeros(0, np.int32), (error.where, error.what))
     except UnicodeDecodeError as error:
-        return Encoded(b"", np.zeros(0, np.int32), (str(chunk.path), f"is no UTF-8: {error}"))
-    return _encode_texts(texts, how)
+        return TokenizedChunk(
+            b"", np.zeros(0, np.int32), (str(chunk.path), f"is not UTF-8: {error}")
+        )
+    return _encode_texts(texts, options)
 
 
-def _encode_texts(texts: list[str], how: Tokenization) -> Encoded:
-    tokenizer = load_tokenizer(how.tokenizer)
+def _encode_texts(texts: list[str], options: Tokenization) -> TokenizedChunk:
+    tokenizer = load_tokenizer(options.tokenizer)
     dtype = token_dtype(tokenizer.get_vocab_size())
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=how.special_tokens)
-    ends = [] if how.end is None or how.text_key is None else [how.end]
-    documents = [ids + ends if ids else ids for ids in (found.ids for found in encodings)]
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=options.special_tokens)
+    ends = [] if options.end is None or options.text_key is None else [options.end]
+    documents = [ids + ends if ids else ids for ids in (encoding.ids for encoding in encodings)]
     tokens = np.fromiter(chain.from_iterable(documents), dtype)
-    return Encoded(tokens.tobytes(), np.array([len(ids) for ids in documents], np.int32))
+    return TokenizedChunk(tokens.tobytes(), np.array([len(ids) for ids in documents], np.int32))
 
 
 def _text_of(line: bytes, key: str, where: str) -> str:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise UserError(where, f"no JSON: {error}") from None
+        raise UserError(where, f"invalid JSON: {error}") from None
     text = record.get(key) if isinstance(record, dict) else None  # pyright: ignore
     if not isinstance(text, str):
-        raise UserError(where, f"the record has no text under {key!r}")
+        raise UserError(where, f"the record has no text in {key!r}")
     return text
 
 
-def _add_text(writer: IndexedWriter, chunks: list[Chunk], how: Tokenization, workers: int) -> None:
+def _add_text(
+    writer: IndexedWriter, chunks: list[Chunk], options: Tokenization, workers: int
+) -> None:
     """Add all chunks of a file as one document."""
-    pieces = [encoded.tokens for encoded in _encoded(chunks, how, workers)]
-    end = b"" if how.end is None else np.array([how.end], writer.dtype).tobytes()
+    pieces = [
+        tokenized_chunk.tokens for tokenized_chunk in _tokenize_chunks(chunks, options, workers)
+    ]
+    end = b"" if options.end is None else np.array([options.end], writer.dtype).tobytes()
     tokens = b"".join([*pieces, end])
     writer.add(tokens, np.array([len(tokens) // writer.dtype.itemsize], np.int32))
 
 
-def _encoded(chunks: list[Chunk], how: Tokenization, workers: int) -> Iterator[Encoded]:
+def _tokenize_chunks(
+    chunks: list[Chunk], options: Tokenization, workers: int
+) -> Iterator[TokenizedChunk]:
     """Yield the tokenized chunks in order; raises UserError for the first with a problem."""
     results = (
-        (encode(chunk, how) for chunk in chunks)
+        (encode(chunk, options) for chunk in chunks)
         if workers == 1 or len(chunks) == 1
-        else _by_workers(chunks, how, min(workers, len(chunks)))
+        else _tokenize_in_workers(chunks, options, min(workers, len(chunks)))
     )
-    for encoded in results:
-        if encoded.problem is not None:
-            raise UserError(*encoded.problem)
-        yield encoded
+    for tokenized_chunk in results:
+        if tokenized_chunk.problem is not None:
+            raise UserError(*tokenized_chunk.problem)
+        yield tokenized_chunk
 
 
-def _by_workers(chunks: list[Chunk], how: Tokenization, workers: int) -> Iterator[Encoded]:
-    """Tokenize chunks in worker processes, at most AHEAD per worker before the reader."""
-    waiting: deque[Future[Encoded]] = deque()
-    left = iter(chunks)
+def _tokenize_in_workers(
+    chunks: list[Chunk], options: Tokenization, workers: int
+) -> Iterator[TokenizedChunk]:
+    """Tokenize chunks in worker processes, at most CHUNKS_AHEAD per worker before the reader."""
+    waiting: deque[Future[TokenizedChunk]] = deque()
+    remaining = iter(chunks)
     # A fork of a process with threads may hang, so workers are spawned.
     context: Any = get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _alone) as pool:
+    with ProcessPoolExecutor(workers, context, _disable_tokenizer_threads) as pool:
         try:
-            for chunk in left:
-                waiting.append(pool.submit(encode, chunk, how))
-                if len(waiting) >= AHEAD * workers:
+            for chunk in remaining:
+                waiting.append(pool.submit(encode, chunk, options))
+                if len(waiting) >= CHUNKS_AHEAD * workers:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool as error:
             raise SystemFaultError(
-                "tokenizing", "a worker was killed", remedy="it may have had too little memory"
+                "tokenizing", "a worker was killed", remedy="it may have run out of memory"
             ) from error
         finally:
             for future in waiting:
                 future.cancel()
 
 
-def _alone() -> None:
+def _disable_tokenizer_threads() -> None:
     """Disable the tokenizer's threads, because each worker has one core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -103,21 +103,21 @@ def shard_samples(path: Path) -> Iterator[ShardSample]:
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
-                named = FILE_NAME.fullmatch(member.name)
-                if not member.isfile() or named is None:
-                    raise UserError(str(path), f"{member.name} is no file KEY.NAME of a sample")
-                if named[1] != key and files:
+                match = FILE_NAME.fullmatch(member.name)
+                if not member.isfile() or match is None:
+                    raise UserError(str(path), f"{member.name} is not a file named KEY.NAME")
+                if match[1] != key and files:
                     yield ShardSample(key, start, end, tuple(files))
                     start, files = end, []
-                key = named[1]
-                files.append(ShardFile(named[2], member.offset_data, member.size))
+                key = match[1]
+                files.append(ShardFile(match[2], member.offset_data, member.size))
                 end = member.offset_data + -(-member.size // BLOCK_BYTES) * BLOCK_BYTES
     except tarfile.TarError as error:
-        raise UserError(str(path), f"is no whole tar: {error}") from error
+        raise UserError(str(path), f"is not a complete tar file: {error}") from error
     if not files:
-        raise UserError(str(path), "has no sample")
+        raise UserError(str(path), "has no samples")
     if path.stat().st_size < end:
-        raise UserError(str(path), "is cut off")
+        raise UserError(str(path), "is truncated")
     yield ShardSample(key, start, end, tuple(files))
 
 
@@ -146,16 +146,14 @@ def write_metadata(folder: Path, shards: Iterable[tuple[str, Sequence[ShardSampl
             try:
                 _insert(database, number, samples)
             except sqlite3.IntegrityError:
-                raise UserError(
-                    str(folder / path), "has a sample's key that was there before"
-                ) from None
+                raise UserError(str(folder / path), "repeats the key of a sample") from None
             parts.setdefault(path.rpartition("/")[0], []).append(path)
             counts[path] = len(samples)
             ends.append(samples[-1].end)
     for part, paths in parts.items():
         lines = "".join(f"{Path(path).name}\n" for path in paths)
         _replace(folder / part / "index.txt", lines.encode())
-    listed = "".join(
+    split_lines = "".join(
         f"  {json.dumps(part)}:\n" + "".join(f"  - {json.dumps(path)}\n" for path in paths)
         for part, paths in parts.items()
     )
@@ -164,7 +162,7 @@ def write_metadata(folder: Path, shards: Iterable[tuple[str, Sequence[ShardSampl
     identity = uuid5(NAMESPACE_URL, json.dumps([counts, ends]))
     _replace(meta / "index.uuid", str(identity).encode())
     _replace(meta / "dataset.yaml", DATASET_YAML.encode())
-    _replace(meta / "split.yaml", f"split_parts:\n{listed}exclude: []\n".encode())
+    _replace(meta / "split.yaml", f"split_parts:\n{split_lines}exclude: []\n".encode())
     # JSON is also valid YAML. These files mark a data set as prepared, so they are written last.
     _replace(meta / ".info.yaml", text.encode())
     _replace(meta / ".info.json", text.encode())

@@ -17,36 +17,36 @@ from paceline.machines.programs import last_line, run_program
 DOCKER_HUB, NGC = "docker.io", "nvcr.io"
 RUNTIMES = ("enroot", "apptainer", "singularity", "docker", "podman", "skopeo")
 """Supported programs in order of preference: those that Slurm starts come first."""
-IN_A_DAEMON = ("docker", "podman")
-"""Programs that store images themselves; only a note of the image and its digest is staged."""
+WITH_IMAGE_STORE = ("docker", "podman")
+"""Programs with their own image store; only a note of the image and its digest is staged."""
 NOTE_FILE = "image.json"
 RETRIES = "--retry-times=2"
 """Option of skopeo to retry after 1 s and 2 s if a server or the network failed."""
 _MESSAGE = re.compile(r'level=\w+ msg="((?:[^"\\]|\\.)*)"')
-_REFUSED = re.compile(
+_ACCESS_DENIED = re.compile(
     r"unauthorized|authentication required|no basic auth|denied|\b40[13]\b", re.IGNORECASE
 )
 
 
-def container_runtime(asked: str | None) -> str:
+def container_runtime(runtime: str | None) -> str:
     """Return the program that fetches images; raises UserError if none is installed."""
-    if asked and asked not in RUNTIMES:
+    if runtime and runtime not in RUNTIMES:
         raise UserError(
-            f"--runtime {asked}",
-            "is no program for container images",
+            f"--runtime {runtime}",
+            "is not a supported container program",
             allowed=", ".join(RUNTIMES),
-            remedy=did_you_mean(asked, RUNTIMES) or None,
+            remedy=did_you_mean(runtime, RUNTIMES) or None,
         )
-    names = (asked,) if asked else RUNTIMES
+    names = (runtime,) if runtime else RUNTIMES
     for name in names:
         if shutil.which(name):
             return name
     raise UserError(
         "container",
-        f"{asked} is not installed" if asked else "no program for container images is installed",
+        f"{runtime} is not installed" if runtime else "no container program is installed",
         allowed=", ".join(RUNTIMES),
-        remedy="on a cluster with pyxis install enroot (github.com/NVIDIA/enroot), else docker; or "
-        "stage on a machine that has one, in a folder that both see",
+        remedy="install enroot (github.com/NVIDIA/enroot) on a cluster with pyxis, else docker; "
+        "or stage to a shared folder from a machine that has one",
     )
 
 
@@ -58,18 +58,18 @@ class ImageFetch:
     runtime: str
     check: Callable[[], None]
 
-    def fetch(self, done: Path, underway: Path) -> str | None:
+    def fetch(self, complete: Path, underway: Path) -> str | None:
         """Fetch the image into `done`; return its manifest's digest, or None if it is unknown.
 
         skopeo keeps complete layers in `underway`; other programs keep them in their own cache.
-        Raises UserError if access is refused, and SystemFaultError if the image cannot be fetched
-        or its digest differs from the stated one.
+        Raises UserError if access is denied, and SystemFaultError if the image cannot be fetched
+        or its digest differs from the recipe's.
         """
-        file = done / image_file(self.asset, self.runtime)
-        if self.runtime in IN_A_DAEMON:
-            return self._pull(done)
+        file = complete / image_file(self.asset, self.runtime)
+        if self.runtime in WITH_IMAGE_STORE:
+            return self._pull(complete)
         digest = self._registry_digest()
-        self._refuse_another(digest)
+        self._check_digest(digest)
         if self.runtime == "skopeo":
             assert digest
             self._copy(digest, underway, file)
@@ -77,16 +77,16 @@ class ImageFetch:
             self._run(*image_command(self.runtime, image_name(self.asset), file))
         return digest
 
-    def _pull(self, done: Path) -> str | None:
+    def _pull(self, complete: Path) -> str | None:
         image = image_name(self.asset)
         self._run(self.runtime, "pull", "--quiet", image)
         template = "{{range .RepoDigests}}{{println .}}{{end}}"
         command = (self.runtime, "image", "inspect", "--format", template, image)
-        told = run_program(command, self.check).stdout
-        digest = _of_repository(told, self.asset.source)
-        self._refuse_another(digest)
+        output = run_program(command, self.check).stdout
+        digest = _repository_digest(output, self.asset.source)
+        self._check_digest(digest)
         note = {"runtime": self.runtime, "image": image, "digest": digest}
-        (done / NOTE_FILE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+        (complete / NOTE_FILE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
         return digest
 
     def _registry_digest(self) -> str | None:
@@ -113,38 +113,38 @@ class ImageFetch:
             raise
         shutil.rmtree(layers)
 
-    def _refuse_another(self, digest: str | None) -> None:
-        stated = self.asset.digest
-        by_tag = stated is not None and self.asset.revision is not None
-        if stated and (digest or by_tag) and digest != stated:
-            told = f"has digest {digest}" if digest else "does not tell its digest"
+    def _check_digest(self, digest: str | None) -> None:
+        expected = self.asset.digest
+        by_tag = expected is not None and self.asset.revision is not None
+        if expected and (digest or by_tag) and digest != expected:
+            fault = f"has digest {digest}" if digest else "does not report its digest"
             raise SystemFaultError(
-                f"container {image_name(self.asset)}", f"{told}, {stated} is stated"
+                f"container {image_name(self.asset)}", f"{fault}; the recipe expects {expected}"
             )
 
     def _run(self, *command: str) -> str:
         """Return the output of a command; raises UserError or SystemFaultError if it failed."""
-        ended = run_program(command, self.check)
-        if ended.returncode:
-            raise _failed(self.asset, self.runtime, ended.stderr or ended.stdout)
-        return ended.stdout
+        result = run_program(command, self.check)
+        if result.returncode:
+            raise _fetch_error(self.asset, self.runtime, result.stderr or result.stdout)
+        return result.stdout
 
 
 def fetch_image(
-    asset: Asset, done: Path, underway: Path, runtime: str, check: Callable[[], None]
+    asset: Asset, complete: Path, underway: Path, runtime: str, check: Callable[[], None]
 ) -> str | None:
     """Fetch an image as `ImageFetch.fetch` does.
 
-    Raises UserError before the fetch if a stated digest cannot be checked.
+    Raises UserError before the fetch if the recipe's digest cannot be checked.
     """
     by_tag = asset.digest is not None and asset.revision is not None
-    if by_tag and runtime not in IN_A_DAEMON and shutil.which("skopeo") is None:
+    if by_tag and runtime not in WITH_IMAGE_STORE and shutil.which("skopeo") is None:
         raise UserError(
             f"container {image_name(asset)}",
-            f"{runtime} does not tell the digest that is stated",
-            remedy="install skopeo, or state the digest without a revision",
+            f"{runtime} cannot check the recipe's digest",
+            remedy="install skopeo, or set the digest without a revision",
         )
-    return ImageFetch(asset, runtime, check).fetch(done, underway)
+    return ImageFetch(asset, runtime, check).fetch(complete, underway)
 
 
 def image_name(asset: Asset) -> str:
@@ -186,7 +186,7 @@ def _registry(image: str) -> str | None:
     return first if slash and (set(".:") & set(first) or first == "localhost") else None
 
 
-def _of_repository(text: str, source: str) -> str | None:
+def _repository_digest(text: str, source: str) -> str | None:
     """Return the digest of an image in its own repository; each repository may have its own."""
     pairs = [line.strip().rpartition("@")[::2] for line in text.splitlines() if "@" in line]
     return next(
@@ -194,30 +194,30 @@ def _of_repository(text: str, source: str) -> str | None:
     )
 
 
-def _failed(asset: Asset, runtime: str, said: str) -> Exception:
-    where, why = f"container {image_name(asset)}", _reason(said)
-    if not _REFUSED.search(said):
-        plain = "HTTP response to HTTPS client" in said
+def _fetch_error(asset: Asset, runtime: str, output: str) -> Exception:
+    where, why = f"container {image_name(asset)}", _reason(output)
+    if not _ACCESS_DENIED.search(output):
+        plain = "HTTP response to HTTPS client" in output
         return SystemFaultError(
             where,
             f"{runtime} cannot fetch it: {why}",
-            remedy="name it `insecure` in registries.conf if it is meant to be so"
+            remedy="if intended, mark the registry as `insecure` in registries.conf"
             if plain
             else None,
         )
     registry = registry_of(asset)
     logins = {
-        "enroot": "put a login into ~/.config/enroot/.credentials",
+        "enroot": "add credentials to ~/.config/enroot/.credentials",
         "apptainer": f"`apptainer registry login docker://{registry}`",
     }
-    page = f"ask for access on {asset.gate}; " if asset.gate else ""
+    page = f"request access at {asset.gate}; " if asset.gate else ""
     login = logins.get(runtime, f"`{runtime} login {registry}`")
     key = " (user $oauthtoken, password: your NGC API key)" if registry == NGC else ""
-    return UserError(where, f"access is refused: {why}", remedy=f"{page}{login}{key}")
+    return UserError(where, f"access denied: {why}", remedy=f"{page}{login}{key}")
 
 
-def _reason(said: str) -> str:
+def _reason(output: str) -> str:
     """Return the error of a program, without the time and level that some add."""
-    line = last_line(said)
+    line = last_line(output)
     message = _MESSAGE.search(line)
     return message[1].replace('\\"', '"') if message else line

@@ -11,12 +11,12 @@ from pathlib import Path
 from paceline.core.assets import Asset
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.machines.programs import last_line, run_program
-from paceline.staging.credentials import shown
+from paceline.staging.credentials import redact_url
 
-_WHOLE = re.compile(r"[0-9a-f]{40}")
+_FULL_HASH = re.compile(r"[0-9a-f]{40}")
 _ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "LC_ALL": "C"}
-"""Environment in which git fails instead of waiting for a log-in."""
-_REFUSED = re.compile(
+"""Environment in which git fails instead of asking for a login."""
+_ACCESS_DENIED = re.compile(
     r"Authentication failed|could not read Username|HTTP 40[13]|error: 40[13]|Permission denied"
 )
 
@@ -24,11 +24,13 @@ _REFUSED = re.compile(
 def clone(asset: Asset, folder: Path, check: Callable[[], None]) -> str:
     """Check out a commit into an empty `folder` and return its full hash.
 
-    Raises UserError if git is missing, a patch does not apply or access is refused, and
+    Raises UserError if git is missing, a patch does not apply or access is denied, and
     SystemFaultError if the commit cannot be fetched. `check` is called regularly, and may raise.
     """
     if shutil.which("git") is None:
-        raise UserError(f"git {asset.source}", "takes the program git", remedy="install git")
+        raise UserError(
+            f"git {asset.source}", "requires git, which is not installed", remedy="install git"
+        )
     revision = asset.revision or ""
 
     def git(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -39,40 +41,42 @@ def clone(asset: Asset, folder: Path, check: Callable[[], None]) -> str:
     git("remote", "add", "origin", asset.source)
     # A server may refuse to send a single commit, and does not accept an abbreviated hash.
     only = ("fetch", "--quiet", "--depth", "1", "origin", revision)
-    if not _WHOLE.fullmatch(revision) or git(*only).returncode:
-        _must(asset, git("fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/origin/*"))
-    _must(asset, git("checkout", "--quiet", "--detach", revision))
+    if not _FULL_HASH.fullmatch(revision) or git(*only).returncode:
+        _require_success(
+            asset, git("fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/origin/*")
+        )
+    _require_success(asset, git("checkout", "--quiet", "--detach", revision))
     commit = git("rev-parse", "HEAD").stdout.strip()
     if not commit.startswith(revision.lower()):
         # A tag or branch may have the name of an abbreviated hash.
         raise SystemFaultError(
-            f"git {shown(asset.source) or asset.source}",
-            f"takes {revision} for {commit[:12]}",
-            remedy="state the whole commit, 40 digits",
+            f"git {redact_url(asset.source) or asset.source}",
+            f"resolves {revision} to {commit[:12]}",
+            remedy="give the full commit hash, 40 digits",
         )
     if asset.submodules:
-        _must(asset, git("submodule", "--quiet", "update", "--init", "--recursive"))
+        _require_success(asset, git("submodule", "--quiet", "update", "--init", "--recursive"))
     for number, patch in enumerate(asset.patches, 1):
-        done = git("apply", "--whitespace=nowarn", "-", text=patch)
-        if done.returncode:
+        result = git("apply", "--whitespace=nowarn", "-", text=patch)
+        if result.returncode:
             raise UserError(
-                f"git {shown(asset.source)}",
-                f"patch {number} does not apply to {revision}: {last_line(done.stderr)}",
+                f"git {redact_url(asset.source)}",
+                f"patch {number} does not apply to {revision}: {last_line(result.stderr)}",
             )
     return commit
 
 
-def _must(asset: Asset, done: subprocess.CompletedProcess[str]) -> None:
-    if not done.returncode:
+def _require_success(asset: Asset, result: subprocess.CompletedProcess[str]) -> None:
+    if not result.returncode:
         return
-    said = last_line(done.stderr)
-    where = f"git {shown(asset.source) or asset.source}"
-    if _REFUSED.search(done.stderr):
+    message = last_line(result.stderr)
+    where = f"git {redact_url(asset.source) or asset.source}"
+    if _ACCESS_DENIED.search(result.stderr):
         raise UserError(
             where,
-            f"access is refused: {said}",
-            remedy="git takes credentials from its credential helper or ~/.netrc",
+            f"access denied: {message}",
+            remedy="git reads credentials from its credential helper or ~/.netrc",
         )
     raise SystemFaultError(
-        where, f"{asset.revision} cannot be had: {said}", remedy="run the command again"
+        where, f"{asset.revision} cannot be fetched: {message}", remedy="run the command again"
     )

@@ -18,9 +18,14 @@ import httpx2
 
 from paceline.core.assets import HUB_KINDS, UNSTAGED_FOLDERS, Asset
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
-from paceline.staging.connection import TransientError, refusal, refused, tried
+from paceline.staging.connection import (
+    TransientError,
+    access_denied,
+    error_for_status,
+    with_retries,
+)
 from paceline.staging.credentials import HUB, hub_endpoint
-from paceline.staging.ending import StageEnd
+from paceline.staging.stop_signal import StopSignal
 from paceline.staging.transfer import RemoteFile, SourceListing, inner_path, is_included
 
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -50,25 +55,25 @@ def require_library(asset: Asset) -> None:
     if importlib.util.find_spec("huggingface_hub") is None:
         raise UserError(
             f"{asset.kind} {asset.source}",
-            "takes huggingface_hub, which is not installed",
+            "requires huggingface_hub, which is not installed",
             remedy="pip install 'paceline[stage]'",
         )
 
 
-def list_hub(asset: Asset, ended: StageEnd) -> SourceListing:
+def list_hub(asset: Asset, stop: StopSignal) -> SourceListing:
     """Return the files of a repository at the current commit of its revision.
 
-    Raises UserError if access is refused, and SystemFaultError if there is no such repository.
+    Raises UserError if access is denied, and SystemFaultError if there is no such repository.
     """
     require_library(asset)
-    info: Any = tried(lambda: _info(asset), f"{hub_endpoint()}/{asset.source}", ended)
+    info: Any = with_retries(lambda: _info(asset), f"{hub_endpoint()}/{asset.source}", stop)
     from huggingface_hub import hf_hub_url
 
-    chosen = [file for file in info.siblings or () if _is_chosen(asset, file.rfilename)]
-    if not chosen:
+    selection = [file for file in info.siblings or () if _is_selected(asset, file.rfilename)]
+    if not selection:
         raise SystemFaultError(
             f"{asset.kind} {asset.source}",
-            f"has no file like {', '.join(asset.include) or 'those of a tokenizer'}",
+            f"has no file that matches {', '.join(asset.include or TOKENIZER_FILES)}",
         )
     files = [
         RemoteFile(
@@ -84,12 +89,12 @@ def list_hub(asset: Asset, ended: StageEnd) -> SourceListing:
             sha256=file.lfs.sha256 if file.lfs else None,
             git_sha1=file.blob_id if not file.lfs and file.size is not None else None,
         )
-        for file in chosen
+        for file in selection
     ]
     return SourceListing(tuple(files), f"{hub_endpoint()}/{asset.source}", info.sha)
 
 
-def copy_cached(asset: Asset, done: Path, check: Callable[[], None] = lambda: None) -> str | None:
+def copy_cached(asset: Asset, target: Path, check: Callable[[], None] = lambda: None) -> str | None:
     """Copy an asset from the hub's local cache, without network; return its commit.
 
     The content of `done` is replaced. Raises UserError before that if the cached copy is
@@ -110,44 +115,44 @@ def copy_cached(asset: Asset, done: Path, check: Callable[[], None] = lambda: No
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
         raise UserError(
             f"{asset.kind} {asset.source}",
-            "is not in the hub's cache of this machine, and HF_HUB_OFFLINE forbids the network",
-            remedy="unset HF_HUB_OFFLINE, name a mirror with HF_ENDPOINT, or copy a stage folder",
+            "is not in this machine's hub cache, and HF_HUB_OFFLINE forbids downloads",
+            remedy="unset HF_HUB_OFFLINE, set HF_ENDPOINT to a mirror, or copy a stage folder",
         ) from None
     folder = Path(str(snapshot))
     files = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-    paths = sorted(path for path in files if _is_chosen(asset, path))
-    if lacking := _lacking(asset, folder, paths):
+    paths = sorted(path for path in files if _is_selected(asset, path))
+    if gap := _missing_content(asset, folder, paths):
         raise UserError(
             f"{asset.kind} {asset.source}",
-            f"is not whole in the hub's cache of this machine: {lacking}",
-            remedy="fetch it once with the network, or copy a stage folder",
+            f"is incomplete in this machine's hub cache: {gap}",
+            remedy="download it once while online, or copy a stage folder",
         )
-    shutil.rmtree(done, ignore_errors=True)
+    shutil.rmtree(target, ignore_errors=True)
     for path in paths:
         check()
-        (done / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / path, done / path)
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / path, target / path)
     return folder.name
 
 
-def _lacking(asset: Asset, folder: Path, paths: Sequence[str]) -> str | None:
+def _missing_content(asset: Asset, folder: Path, paths: Sequence[str]) -> str | None:
     """Return what a cached snapshot lacks, or why that is unknown; None if it is complete."""
     listing = folder.parents[1] / "trees" / f"{folder.name}.json"
     if listing.is_file() and paths:
         return None  # The library has already compared the snapshot with this listing.
-    needed = {path for path in asset.include if not set("*?[") & set(path)}
+    required_paths = {path for path in asset.include if not set("*?[") & set(path)}
     for index in (path for path in paths if path.endswith(".index.json")):
-        needed.update(path for path in _indexed(folder, index) if _is_chosen(asset, path))
-    if missing := sorted(needed.difference(paths)):
+        required_paths.update(path for path in _indexed(folder, index) if _is_selected(asset, path))
+    if missing := sorted(required_paths.difference(paths)):
         return f"{', '.join(missing[:3])} {'are' if missing[1:] else 'is'} missing"
     if asset.kind == "hub-dataset":
-        return "it has no listing of the data set's files"
+        return "the list of the data set's files is missing"
     if asset.kind == "hub-tokenizer":
         essential = asset.include or ("*tokenizer.*", "vocab*", "spiece.model")
-        return None if any(is_included(path, essential) for path in paths) else "no tokenizer"
+        return None if any(is_included(path, essential) for path in paths) else "no tokenizer found"
     takes_weights = any(p.endswith((*WEIGHT_ENDINGS, "*")) for p in asset.include or ("*",))
     has_weights = any(path.endswith(WEIGHT_ENDINGS) for path in paths)
-    return "it has no weights" if not paths or (takes_weights and not has_weights) else None
+    return "no weights found" if not paths or (takes_weights and not has_weights) else None
 
 
 def _indexed(folder: Path, index: str) -> set[str]:
@@ -175,26 +180,28 @@ def _info(asset: Asset) -> Any:
             timeout=TIMEOUT_S,
         )
     except GatedRepoError:
-        raise _refused(asset, "gated: its licence has to be accepted first") from None
+        raise _access_denied(asset, "gated: accept its license first") from None
     except HfHubHTTPError as error:
-        raise _of_status(asset, where, error.response) from None
+        raise _status_error(asset, where, error.response) from None
     except (httpx2.RequestError, OSError):
-        raise TransientError("does not answer") from None
+        raise TransientError("does not respond") from None
     except Exception as error:  # the library's own exceptions differ between its versions
         raise SystemFaultError(where, f"cannot be listed ({type(error).__name__})") from None
 
 
-def _of_status(asset: Asset, where: str, response: Any) -> Exception:
-    """Return the error for a refusal; without a token, 401 may also mean "not found"."""
+def _status_error(asset: Asset, where: str, response: Any) -> Exception:
+    """Return the error for an HTTP status; without a token, 401 may also mean "not found"."""
     status = getattr(response, "status_code", None)
     if status is None:
-        return TransientError("does not answer")
+        return TransientError("does not respond")
     if status == 401:
-        return _refused(asset, "HTTP 401: it needs a token, or there is no such repository")
+        return _access_denied(
+            asset, "HTTP 401: a token is needed, or the repository does not exist"
+        )
     if status == 403:
-        return _refused(asset, "HTTP 403")
+        return _access_denied(asset, "HTTP 403")
     wait = response.headers.get("Retry-After")
-    return refusal(int(status), where, asset.gate, wait)
+    return error_for_status(int(status), where, asset.gate, wait)
 
 
 def access_page(asset: Asset) -> str | None:
@@ -205,8 +212,8 @@ def access_page(asset: Asset) -> str | None:
     return f"{HUB}/{folder}{asset.source}"
 
 
-def _refused(asset: Asset, why: str) -> PacelineError:
-    return refused(f"{asset.kind} {asset.source}", why, access_page(asset))
+def _access_denied(asset: Asset, why: str) -> PacelineError:
+    return access_denied(f"{asset.kind} {asset.source}", why, access_page(asset))
 
 
 def _repo_type(asset: Asset) -> str:
@@ -217,7 +224,7 @@ def _patterns(asset: Asset) -> Iterable[str]:
     return asset.include or (TOKENIZER_FILES if asset.kind == "hub-tokenizer" else ())
 
 
-def _is_chosen(asset: Asset, path: str) -> bool:
+def _is_selected(asset: Asset, path: str) -> bool:
     if path == ".gitattributes" or UNSTAGED_FOLDERS.intersection(PurePosixPath(path).parts):
         return False
     return is_included(path, _patterns(asset))

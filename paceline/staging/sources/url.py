@@ -11,61 +11,67 @@ from urllib.parse import quote, unquote, urlsplit
 
 from paceline.core.assets import Asset, AssetFile
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.staging.connection import length_of, read_small, tried
-from paceline.staging.credentials import ACCESS_VARIABLES, shown
-from paceline.staging.ending import StageEnd
+from paceline.staging.connection import content_length, read_small, with_retries
+from paceline.staging.credentials import ACCESS_VARIABLES, redact_url
+from paceline.staging.stop_signal import StopSignal
 from paceline.staging.transfer import RemoteFile, SourceListing, inner_path, is_included
 
-AT_ONCE = 8
+MAX_SIZE_REQUESTS = 8
 """Maximum number of concurrent requests for file sizes."""
 _MD5_LINE = re.compile(r"([0-9a-f]{32})\s+\*?(?:\./)?(\S.*)")
 
 
-def list_urls(asset: Asset, ended: StageEnd) -> SourceListing:
+def list_urls(asset: Asset, stop: StopSignal) -> SourceListing:
     """Return the files that the recipe lists."""
     files = asset.files or (_only_file(asset),)
     remote = [_remote(asset, file) for file in files]
-    return SourceListing(_sized(asset, remote, ended), shown(asset.source))
+    return SourceListing(_with_sizes(asset, remote, stop), redact_url(asset.source))
 
 
-def list_r2(asset: Asset, ended: StageEnd) -> SourceListing:
+def list_r2(asset: Asset, stop: StopSignal) -> SourceListing:
     """Return the files of a data set that MLCommons publishes as `NAME.uri` and `NAME.md5`.
 
     `NAME.uri` holds the URL of the folder with the files. `NAME.md5` in the same folder holds one
     line per file with its MD5 and path. Raises UserError if a login is required, and
     SystemFaultError if a file has another format.
     """
-    base = tried(lambda: read_small(asset.source, asset.gate), asset.source, ended).strip()
+    base = with_retries(lambda: read_small(asset.source, asset.gate), asset.source, stop).strip()
     if base.startswith("<"):
         # Data for members redirects to a login page.
         variables = " and ".join(ACCESS_VARIABLES)
         raise UserError(
-            shown(asset.source), "asks for a login", remedy=f"{variables} are a service account's"
+            redact_url(asset.source),
+            "requires a login",
+            remedy=f"set {variables} to those of an MLCommons service account",
         )
     list_url = asset.source.removesuffix(".uri") + ".md5"
-    lines = tried(lambda: read_small(list_url, asset.gate), list_url, ended).splitlines()
+    lines = with_retries(lambda: read_small(list_url, asset.gate), list_url, stop).splitlines()
     matches = [_MD5_LINE.fullmatch(line.strip()) for line in lines if line.strip()]
     if not base.startswith(("http://", "https://")) or not matches or None in matches:
-        raise SystemFaultError(shown(asset.source), "is no list of files with their checksums")
+        raise SystemFaultError(redact_url(asset.source), "does not list files with checksums")
     files = [
         AssetFile(path=inner_path(match[2], asset), digest=f"md5:{match[1]}")
         for match in matches
         if match and is_included(match[2], asset.include)
     ]
     if not files:
-        raise SystemFaultError(shown(list_url), f"lists no file like {', '.join(asset.include)}")
+        raise SystemFaultError(
+            redact_url(list_url), f"lists no file that matches {', '.join(asset.include)}"
+        )
     remote = [_remote(asset.model_copy(update={"source": base}), file) for file in files]
-    return SourceListing(_sized(asset, remote, ended), shown(base))
+    return SourceListing(_with_sizes(asset, remote, stop), redact_url(base))
 
 
-def _sized(asset: Asset, files: Sequence[RemoteFile], ended: StageEnd) -> tuple[RemoteFile, ...]:
+def _with_sizes(
+    asset: Asset, files: Sequence[RemoteFile], stop: StopSignal
+) -> tuple[RemoteFile, ...]:
     """Return the files with the sizes from the server, which the disk space check needs."""
 
     def size(file: RemoteFile) -> int | None:
-        ended.check(asset.name)
-        return length_of(file.url, asset.gate) if file.bytes is None else file.bytes
+        stop.check(asset.name)
+        return content_length(file.url, asset.gate) if file.bytes is None else file.bytes
 
-    with ThreadPoolExecutor(AT_ONCE, "sizes") as pool:
+    with ThreadPoolExecutor(MAX_SIZE_REQUESTS, "sizes") as pool:
         sizes = list(pool.map(size, files))
     return tuple(replace(file, bytes=size) for file, size in zip(files, sizes, strict=True))
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.staging.conversions import made
+from paceline.staging.conversions import stdlib_corpus
 from paceline.staging.converters import ConversionJob, convert
 from paceline.trainer.data.indexed_corpus import read_indexed
 
 MAKERS = {
-    "tokenizer": made.make_tokenizer,
-    "jsonl": made.make_jsonl,
-    "indexed": made.make_indexed,
-    "gpt2": made.make_gpt2,
+    "tokenizer": stdlib_corpus.make_tokenizer,
+    "jsonl": stdlib_corpus.make_jsonl,
+    "indexed": stdlib_corpus.make_indexed,
+    "gpt2": stdlib_corpus.make_gpt2,
 }
 
 
@@ -41,7 +41,7 @@ def test_every_maker_fills_its_folder_and_says_how_far_it_is(tmp_path: Path) -> 
 
 
 def test_settings_that_a_maker_does_not_take_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not vocab_size"):
+    with pytest.raises(UserError, match="no settings: vocab_size"):
         convert("jsonl", ConversionJob(tmp_path, {}, {"vocab_size": 7}, lambda: None))
 
 
@@ -49,7 +49,7 @@ def test_transformers_loads_the_model_and_its_tokenizer(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    made.make_gpt2(tmp_path, lambda done, total: None)
+    stdlib_corpus.make_gpt2(tmp_path, lambda done, total: None)
 
     model, tokenizer = (
         kind.from_pretrained(tmp_path) for kind in (AutoModelForCausalLM, AutoTokenizer)

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.staging.conversions import Progress, unwatched
+from paceline.staging.conversions import Progress, ignore_progress
 from paceline.staging.conversions.tokenization import tokenization, tokenize
 
 VOCABULARY = 2048
 END = "<|endoftext|>"
-MOST_BYTES = 1_500_000
+MAX_BYTES = 1_500_000
 """Maximum size of the text: tens of thousands of samples of a small model."""
-LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib"}
+EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib"}
 """Excluded folders: third-party packages, and packages that some installations lack."""
 HIDDEN, LAYERS, HEADS, POSITIONS = 64, 2, 4, 256
 
@@ -32,30 +32,30 @@ def sources() -> Iterator[tuple[str, str]]:
     root = Path(sysconfig.get_path("stdlib"))
     taken_bytes = 0
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = sorted(set(subfolders) - LEFT_OUT)
+        subfolders[:] = sorted(set(subfolders) - EXCLUDED_FOLDERS)
         for name in sorted(names):
             if not name.endswith(".py"):
                 continue
             path = Path(folder, name)
             text = path.read_text(encoding="utf-8", errors="replace")
             taken_bytes += len(text.encode())
-            if taken_bytes > MOST_BYTES:
+            if taken_bytes > MAX_BYTES:
                 return
             yield str(path.relative_to(root)), text
 
 
-def make_jsonl(folder: Path, progress: Progress = unwatched) -> None:
+def make_jsonl(folder: Path, progress: Progress = ignore_progress) -> None:
     """Write `code.jsonl` with one record {"name", "text"} per module."""
     with (folder / "code.jsonl").open("w", encoding="utf-8") as file:
-        done = 0
+        num_chars = 0
         for name, text in sources():
             file.write(json.dumps({"name": name, "text": text}) + "\n")
-            done += len(text)
-            progress(min(done, MOST_BYTES), MOST_BYTES)
+            num_chars += len(text)
+            progress(min(num_chars, MAX_BYTES), MAX_BYTES)
 
 
 def make_tokenizer(
-    folder: Path, progress: Progress = unwatched, vocab_size: int = VOCABULARY
+    folder: Path, progress: Progress = ignore_progress, vocab_size: int = VOCABULARY
 ) -> None:
     """Write `tokenizer.json`, a byte-level BPE of `vocab_size` tokens trained on the sources."""
     (folder / "tokenizer.json").write_text(_trained_tokenizer(vocab_size), encoding="utf-8")
@@ -66,7 +66,7 @@ def make_tokenizer(
         "model_max_length": POSITIONS,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
-    progress(MOST_BYTES, MOST_BYTES)
+    progress(MAX_BYTES, MAX_BYTES)
 
 
 @cache
@@ -87,7 +87,7 @@ def _trained_tokenizer(vocab_size: int) -> str:
     return tokenizer.to_str(pretty=True)
 
 
-def make_indexed(folder: Path, progress: Progress = unwatched) -> None:
+def make_indexed(folder: Path, progress: Progress = ignore_progress) -> None:
     """Write two indexed data sets, `code-0` and `code-1`, as large corpora have several.
 
     Each is a .bin and an .idx file. The folder also holds tokenizer.json and the jsonl of each half
@@ -97,14 +97,14 @@ def make_indexed(folder: Path, progress: Progress = unwatched) -> None:
     halves: list[list[str]] = [[], []]
     for number, (name, text) in enumerate(sources()):
         halves[number % 2].append(json.dumps({"name": name, "text": text}) + "\n")
-    how = tokenization(folder / "tokenizer.json")
+    options = tokenization(folder / "tokenizer.json")
     for number, lines in enumerate(halves):
         part = folder / f"code-{number}.jsonl"
         part.write_text("".join(lines), encoding="utf-8")
-        tokenize([part], folder / f"code-{number}", how, progress=progress)
+        tokenize([part], folder / f"code-{number}", options, progress=progress)
 
 
-def make_gpt2(folder: Path, progress: Progress = unwatched) -> None:
+def make_gpt2(folder: Path, progress: Progress = ignore_progress) -> None:
     """Write a model folder in the hub's format: config.json, model.safetensors, tokenizer files.
 
     The model is a GPT-2 of 2 layers and width 64 with random weights, N(0, 0.02).

@@ -12,14 +12,14 @@ import httpx2
 from paceline.core.errors import IncompleteError
 
 
-class StageEndedError(IncompleteError):
-    """Staging was stopped before this asset was complete."""
+class StagingStoppedError(IncompleteError):
+    """Staging stopped before this asset was complete."""
 
-    def __init__(self, where: str, why: str = "was ended before it was whole") -> None:
+    def __init__(self, where: str, why: str = "was stopped before it was complete") -> None:
         super().__init__(where, why)
 
 
-class StageEnd:
+class StopSignal:
     """Stop signal, set once by an interrupt or another thread."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class StageEnd:
     def check(self, where: str) -> None:
         """Raise StageEndedError if the signal is set."""
         if self.is_set():
-            raise StageEndedError(where)
+            raise StagingStoppedError(where)
 
     def wait(self, seconds: float) -> bool:
         """Wait for `seconds` or until the signal is set; return whether it is set."""
@@ -49,7 +49,7 @@ class StageEnd:
                     connection.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
-    def breaking(self, response: httpx2.Response) -> Iterator[None]:
+    def closed_on_stop(self, response: httpx2.Response) -> Iterator[None]:
         """Shut down this connection if the signal is set while the block runs."""
         connection = response.extensions["network_stream"].get_extra_info("socket")
         with self._lock:
