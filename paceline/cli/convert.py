@@ -40,7 +40,11 @@ def convert(
         ),
     ],
     model: Annotated[
-        str, typer.Option("--model", help="Recipe of the trained model, by name or file.")
+        str,
+        typer.Option(
+            "--model",
+            help="Trained model: recipe, or config.json or name of a Hugging Face model.",
+        ),
     ],
     published: Annotated[
         str | None, typer.Option("--from", help="FLOPs convention of the published figure.")

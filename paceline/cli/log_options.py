@@ -27,7 +27,12 @@ RecipeName = Annotated[
     _fact("--recipe", help="Recipe that supplies the settings that the log does not state."),
 ]
 ModelName = Annotated[
-    str | None, _fact("--model", help="Recipe that supplies only the model, e.g. llama31-8b.")
+    str | None,
+    _fact(
+        "--model",
+        help="Model of the run: recipe (llama31-8b), or config.json or name of a Hugging Face "
+        "model.",
+    ),
 ]
 DeviceName = Annotated[
     str | None, _fact("--device", help="Device of the catalog, e.g. H100 or B200.")

@@ -41,7 +41,12 @@ def _checked_software(stack: str | None) -> str | None:
 
 
 Recipe = Annotated[
-    str, typer.Argument(help="Recipe name, or path of a recipe YAML file.", metavar="RECIPE")
+    str,
+    typer.Argument(
+        help="Recipe: name or YAML file; or a Hugging Face model: config.json, its folder, or "
+        "name.",
+        metavar="RECIPE",
+    ),
 ]
 DeviceName = Annotated[
     str, typer.Option(help="Device name, as listed by `paceline devices`, e.g. H100.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,16 +21,37 @@ from paceline.cli.output import (
     select_rows,
 )
 from paceline.cli.terminal import echo
+from paceline.core.errors import UserError
 from paceline.core.shape import num_parameters
 from paceline.core.units import count
+from paceline.files.documents import write_text
 from paceline.files.field_docs import field_docs
-from paceline.files.recipe import Recipe, load_recipe, recipe_names, recipe_path
+from paceline.files.recipe import Recipe, load_recipe, recipe_names, recipe_yaml
 from paceline.report.document import Column
+
+NEW = "new"
+"""Word in place of a recipe's name that makes a recipe from a Hugging Face model."""
 
 
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(help="Recipe name or file whose YAML is printed.")
+        str | None,
+        typer.Argument(
+            help="Recipe or Hugging Face model whose YAML is printed, or `new` with --from."
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="MODEL",
+            help="Model of a new recipe: config.json, a folder with one, or its name on the "
+            "Hugging Face Hub.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the YAML to this file instead of printing it."),
     ] = None,
     fields: Annotated[
         bool, typer.Option("--fields", help="List all fields that --set takes, with their meaning.")
@@ -45,13 +67,23 @@ def recipes(
       paceline recipes
 
       paceline recipes tiny-llama > mine.yaml && paceline run mine.yaml
+
+      paceline recipes new --from meta-llama/Llama-3.1-8B --output mine.yaml
     """
     form = TableFormat.json if as_json else form
+    if name == NEW:
+        if source is None:
+            allowed = "config.json, a folder with one, or a name on the Hugging Face Hub"
+            raise UserError("recipes new", "needs --from MODEL", allowed=allowed)
+        name = source
+    elif source is not None:
+        remedy = f"write `paceline recipes new --from {source}`"
+        raise UserError("--from", "has an effect only with `new`", remedy=remedy)
     if fields:
         _print_fields(where, form)
     elif name is not None:
         refuse_where(where, name)
-        _print_one(name, form)
+        _print_one(name, form, output)
     else:
         emit_table(select_rows(_rows(), where), _columns(), form)
 
@@ -87,10 +119,15 @@ def _columns() -> list[Column]:
     ]
 
 
-def _print_one(name: str, form: TableFormat) -> None:
+def _print_one(name: str, form: TableFormat, output: Path | None) -> None:
     recipe = load_recipe(name).model_dump(mode="json")
-    if form is TableFormat.text:
-        echo(recipe_path(name).read_text(encoding="utf-8"), nl=False)
+    if output is not None:
+        if output.exists():
+            raise UserError(f"--output {output}", "exists", remedy="choose another name")
+        write_text(output, recipe_yaml(name))
+        echo(f"wrote {output}; try `paceline estimate {output} --device H100 --gpus 8`", err=True)
+    elif form is TableFormat.text:
+        echo(recipe_yaml(name), nl=False)
     elif form is TableFormat.json:
         emit_json(recipe)
     else:

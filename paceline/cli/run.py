@@ -42,7 +42,10 @@ def run(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            help="Recipe name, or path of a recipe YAML file.", metavar="RECIPE", show_default=False
+            help="Recipe: name or YAML file; or a Hugging Face model: config.json, its folder, or "
+            "name.",
+            metavar="RECIPE",
+            show_default=False,
         ),
     ] = None,
     command: Annotated[

@@ -12,6 +12,7 @@ from paceline.core.value import BlockCount, MoreBlocks, NonNegativeInt, Positive
 LoraTarget = Literal["q", "k", "v", "o", "up", "gate", "down"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 FFN: frozenset[LoraTarget] = frozenset({"up", "gate", "down"})
+ATTENTION_INPUTS: frozenset[LoraTarget] = frozenset({"q", "k", "v"})
 
 
 class LatentAttention(Value):
@@ -139,6 +140,8 @@ class DecoderShape(Value):
     """Multiply token embeddings by the square root of `hidden_size` (Gemma)."""
     bias: bool = True
     """Use biases in linear layers."""
+    qkv_bias: bool = False
+    """Use biases in query, key and value projections even if `bias` is false (Qwen 2)."""
     tied_embeddings: bool = True
     """Share the weights of embedding and output head."""
     embedding_size: PositiveInt | None = None
@@ -303,6 +306,10 @@ class DecoderShape(Value):
         """Unit of the mean loss."""
         return "nats/token"
 
+    def has_bias(self, name: LoraTarget) -> bool:
+        """Return whether the linear layer of this name has a bias."""
+        return self.bias or (self.qkv_bias and name in ATTENTION_INPUTS)
+
     def padded_vocab(self, tp: int = 1) -> int:
         """Return the rows of the embedding.
 
@@ -378,10 +385,10 @@ def block_parameters(shape: DecoderShape) -> int:
     weights = sum(
         rows * columns * matrices_per_block(shape, name) for name, (rows, columns) in sizes
     )
-    biases = (
-        sum(columns * matrices_per_block(shape, name) for name, (_, columns) in sizes)
-        if shape.bias
-        else 0
+    biases = sum(
+        columns * matrices_per_block(shape, name)
+        for name, (_, columns) in sizes
+        if shape.has_bias(name)
     )
     num_norms = 4 if shape.norm_position == "both" else 2
     of_heads = 2 * shape.head_dim * vectors_of_norm(shape) if shape.qk_norm else 0

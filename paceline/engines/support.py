@@ -167,6 +167,7 @@ def _schedule(spec: RunSpec) -> str:
 
 _SHAPE_OPTIONS = (
     "norm_zero_centered",
+    "qkv_bias",
     "qk_norm",
     "rope_local_theta",
     "rope_scaling_factor",

@@ -220,6 +220,7 @@ def estimate_on(
         provenance=estimate_provenance(evidence, machine, *_links(request)),
         notes=(
             *machine.notes,
+            *request.resolved_recipe.notes,
             *_recipe_notes(training),
             *_data_notes(spec.data),
             *uncomputed_flops_notes(levels, spec.flops_convention),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast, get_origin
@@ -21,7 +22,7 @@ from paceline.core.layout_checks import layout_problems
 from paceline.core.node_groups import ScalingKind
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.run import EngineSettings, RunSpec
-from paceline.core.shape import LoraSpec, Shape
+from paceline.core.shape import LoraSpec, Shape, num_parameters
 from paceline.core.training import (
     DEFAULT_TIME_LIMIT_S,
     Checkpointing,
@@ -31,19 +32,29 @@ from paceline.core.training import (
     TrainingBase,
     log_problem,
 )
-from paceline.core.units import LARGEST_INT
+from paceline.core.units import LARGEST_INT, count
 from paceline.core.value import PositiveInt, Value
 from paceline.files.compile_choice import with_compile
+from paceline.files.hf_config import is_hf_config
+from paceline.files.hf_hub import CONFIG, cached_config, hub_config, is_hub_id
+from paceline.files.model_recipe import (
+    OF_EVERY_MODEL,
+    add_defaults,
+    config_name,
+    read_config,
+    recipe_of_config,
+)
 from paceline.files.yaml_file import (
     Document,
     line_of,
     models_in,
     parse_value,
     plain,
-    read_model,
+    read_document,
     read_shipped,
     refuse_secrets,
     validate,
+    yaml_text,
 )
 
 PerNode = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8} per node$")]
@@ -155,6 +166,8 @@ class Recipe(Value):
     """Models, data, code and containers that `paceline stage` fetches or builds."""
     variants: dict[str, dict[str, Any]] = {}
     """Named sets of overrides, selected with `--variant`."""
+    notes: tuple[str, ...] = ()
+    """Differences between this description and the real model, shown with estimates and runs."""
 
     @field_validator("name")
     @classmethod
@@ -210,16 +223,44 @@ def recipe_names() -> list[str]:
 
 
 def recipe_path(name: str) -> Path:
-    """Return the file of a recipe by name or path; raise UserError that suggests the nearest
-    name."""
+    """Return the file of a recipe: a name or path of a recipe, or of a Hugging Face model.
+
+    A model is named by its config.json, a folder with one, or its name on the hub. Raises UserError
+    that suggests the nearest name.
+    """
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
+    if path.suffix in (".yaml", ".yml", ".json") or path.is_file():
         return path
-    names = recipe_names()
-    if name not in names:
-        hint = did_you_mean(name, names) or "`paceline recipes` lists them"
-        raise UserError(f"recipe {name!r}", "is unknown", allowed=", ".join(names), remedy=hint)
-    return SHIPPED / f"{name}.yaml"
+    if name in recipe_names():
+        return SHIPPED / f"{name}.yaml"
+    if (path / CONFIG).is_file():
+        return path / CONFIG
+    if is_hub_id(name):
+        return hub_config(name)
+    cached = cached_config(name) if name and "/" not in name else None
+    if cached is not None:
+        return cached
+    near = get_close_matches(name.lower(), recipe_names(), n=3, cutoff=0.4)
+    raise UserError(
+        f"recipe {name!r}",
+        "is unknown",
+        allowed="a recipe name, a YAML file, a config.json, or ORGANIZATION/MODEL on the hub",
+        remedy=(f"did you mean {' or '.join(map(repr, near))}? " if near else "")
+        + "`paceline recipes` lists them",
+    )
+
+
+def recipe_yaml(name: str) -> str:
+    """Return the YAML of a recipe, or of the recipe for a Hugging Face model."""
+    path = recipe_path(name)
+    if path.suffix != ".json":
+        return path.read_text(encoding="utf-8")
+    recipe, _, assumed = _read(path, path.stat().st_mtime_ns)
+    content = recipe.model_dump(mode="json", exclude_defaults=True)
+    content["model"] = {"kind": recipe.model.kind, **content["model"]}
+    comments = [f"# {count(num_parameters(recipe.model))} parameters"]
+    comments += [f"# Assumed: {', '.join(sorted(assumed))}"] if assumed else []
+    return "\n".join([*comments, yaml_text(content)])
 
 
 def load_recipe(name: str, variant: str | None = None, overrides: Iterable[str] = ()) -> Recipe:
@@ -235,32 +276,67 @@ def load_recipe(name: str, variant: str | None = None, overrides: Iterable[str] 
 
 @lru_cache(maxsize=128)
 def _load(path: Path, changed_ns: int, variant: str | None, overrides: tuple[str, ...]) -> Recipe:
-    recipe, document = _read(path, changed_ns)
+    recipe, document, assumed = _read(path, changed_ns)
     if variant is None and not overrides:
-        return recipe
+        return _with_assumptions(recipe, assumed)
     content = document
     if variant is not None:
         for key, value in _variant(recipe, variant, path).items():
             content = _with(content, key, value)
             validate(Recipe, content, f"variant {variant}: {key}")
+            assumed = frozenset(name for name in assumed if not _is_set_by(name, key))
     for text in overrides:
         key, value = parse_override(text)
         content = _with(content, key, value)
-    return validate(Recipe, content, " ".join(f"--set {text}" for text in overrides) or str(path))
+        assumed = frozenset(name for name in assumed if not _is_set_by(name, key))
+    where = " ".join(f"--set {text}" for text in overrides) or str(path)
+    return _with_assumptions(validate(Recipe, content, where), assumed)
 
 
 @lru_cache(maxsize=128)
-def _read(path: Path, _changed_ns: int) -> tuple[Recipe, Document]:
-    """Return the recipe in a file, and the file's content without line numbers.
+def _read(path: Path, _changed_ns: int) -> tuple[Recipe, Document, frozenset[str]]:
+    """Return the recipe in a file, its content without line numbers, and the assumed fields.
 
     Variants of a user's file are checked here; tests check those of the shipped ones.
     """
     if path.parent == SHIPPED:
         document = read_shipped(path)
-        return validate(Recipe, document, str(path)), document
-    recipe, document = read_model(Recipe, path)
+        return validate(Recipe, document, str(path)), document, frozenset()
+    document = read_config(path) if path.suffix == ".json" else read_document(path)
+    refuse_secrets(document, str(path))
+    name, assumed = path.stem, frozenset[str]()
+    if is_hf_config(document):
+        document, name = recipe_of_config(document, path), config_name(document, path)
+        assumed = OF_EVERY_MODEL
+    assumed |= add_defaults(document, name)
+    recipe = validate(Recipe, document, str(path))
     _check_variants(recipe, document, path)
-    return recipe, cast(Document, plain(document))
+    return recipe, cast(Document, plain(document)), assumed
+
+
+def _is_set_by(assumed: str, key: str) -> bool:
+    """Return whether an override of `key` replaces an assumed field; both kinds of batch do."""
+    rivals = {"training.global_batch", "training.batch_per_device"}
+    return assumed == key or assumed.startswith(f"{key}.") or {assumed, key} == rivals
+
+
+def _with_assumptions(recipe: Recipe, assumed: frozenset[str]) -> Recipe:
+    """Return the recipe with a note on settings that its file does not state."""
+    if not assumed:
+        return recipe
+    training = recipe.training
+    values = {
+        "training.seq_len": f"sequences of {training.seq_len:,} tokens (training.seq_len)",
+        "training.batch_per_device": f"{training.batch_per_device} sequences per device and step "
+        "(training.global_batch)",
+        "training.dtype": f"{training.dtype} (training.dtype)",
+        "layout": f"ZeRO stage {recipe.layout.zero_stage} (layout)",
+    }
+    stated = [words for name, words in values.items() if name in assumed]
+    if not stated:
+        return recipe
+    note = f"assumed, because {recipe.name} does not state it: {', '.join(stated)}, Adam"
+    return recipe.model_copy(update={"notes": (*recipe.notes, note)})
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Generator, Iterable
 from contextlib import suppress
 from importlib.resources.abc import Traversable
+from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -183,6 +184,16 @@ def _refuse_huge_document(document: Any, where: str) -> None:
             f"expands to {MAX_NODES:,} values or more",
             remedy="use fewer aliases",
         )
+
+
+def yaml_text(content: Document) -> str:
+    """Return a mapping as YAML, in its own order."""
+    text = StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output = False, False  # type: ignore[assignment]
+    yaml.width = 100
+    yaml.dump(content, text)
+    return text.getvalue()
 
 
 def plain(node: Any) -> Any:

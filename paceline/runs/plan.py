@@ -176,7 +176,7 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     spec = resolve(recipe, cluster, _native_bf16(cluster, machine), request.variant)
     spec = with_command(spec, request)
     spec, compile_notices = choose_compilation(spec, recipe.training.compile)
-    notices += compile_notices
+    notices += [*compile_notices, *recipe.notes]
     if request.timeout_s is not None:
         spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
     _check(spec, force)

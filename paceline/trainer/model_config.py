@@ -39,6 +39,8 @@ class ModelConfig:
     """Dropout probability of the attention weights; None for `dropout`."""
     norm_zero_centered: bool = False
     """True if norms multiply by 1 + weight."""
+    qkv_bias: bool = False
+    """True if query, key and value projections have biases even without `bias`."""
     qk_norm: bool = False
     """True if every query and key head is normalized."""
     rope_local_theta: float | None = None

@@ -17,8 +17,8 @@ from tests.command import paceline
 
 QUICK = ("convert", "devices", "hosts", "recipes", "scale --from")
 """Beginnings of examples that need neither runs nor logs nor minutes."""
-ELSEWHERE = ("--idle", "--check")
-"""What needs a cluster."""
+ELSEWHERE = ("--idle", "--check", "meta-llama/")
+"""What needs a cluster or a network."""
 MEASURED = "nodes,host,samples_per_s,benchmark\n" + "".join(
     f"1,node-{number},{70 + number % 3}.25,opt-13b_bs16_zero0\n1,node-{number},{940 + number},b\n"
     for number in range(1, 9)

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from paceline.cli import app
 from paceline.cli.verbs import GROUPS, VERBS
+from paceline.files.hf_hub import is_hub_id
 from paceline.files.recipe import load_recipe, recipe_names
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +72,8 @@ def test_examples_are_there():
 def test_every_example_is_understood(command: str):
     parameters = parsed(command)
     recipe = parameters.get("recipe") or parameters.get("model")
-    if isinstance(recipe, str) and not recipe.endswith(".yaml"):
+    is_file = isinstance(recipe, str) and recipe.endswith((".yaml", ".json"))
+    if isinstance(recipe, str) and not is_file and not is_hub_id(recipe):
         assert recipe in recipe_names()
         overrides = parameters.get("overrides") or ()
         single = [text for text in overrides if "," not in text or "{" in text]

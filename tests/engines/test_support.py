@@ -37,6 +37,7 @@ EXAMPLES: dict[str, Any] = {
     "model.dropout": 0.1,
     "model.attention_dropout": 0.1,
     "model.norm_zero_centered": True,
+    "model.qkv_bias": True,
     "model.qk_norm": True,
     "model.rope_local_theta": 1e4,
     "model.rope_scaling_factor": 8.0,

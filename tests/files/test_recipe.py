@@ -93,7 +93,7 @@ def test_a_recipe_file_by_path(tmp_path: Path):
         (("num_heads: 4", "num_heads: 5"), 4, ["not a multiple of num_heads 5"]),
         (("micro_batch: 4", "zero_stage: 7"), 6, ["layout.zero_stage", "0, 1, 2, 3"]),
         (("seq_len: 64", "seq_len: many"), 5, ["training.seq_len: 'many' is no whole number"]),
-        (("batch_per_device: 4, ", ""), 5, ["exactly one of global_batch"]),
+        (("steps: 10", "steps: 10, global_batch: 8"), 5, ["exactly one of global_batch"]),
         (("title: Mine", "title: Mine\ntitle: Yours"), 4, ['duplicate key "title"; keep one']),
         (("title: Mine", "title: [Mine"), None, ["is not YAML"]),
     ],

@@ -27,6 +27,8 @@ from transformers import (
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -142,6 +144,8 @@ def _kin_of_llama(model: Mapping[str, Any]) -> str:
         return "gemma3" if model["norm_zero_centered"] else "qwen3"
     if model["partial_rotary_factor"] < 1:
         return "phi3"
+    if model["qkv_bias"]:
+        return "qwen2"
     return "llama" if model["sliding_window"] is None else "mistral"
 
 
@@ -168,6 +172,11 @@ def opt(model: Mapping[str, Any]) -> PreTrainedModel:
 def llama(model: Mapping[str, Any]) -> PreTrainedModel:
     """A Llama with plain rotary positions."""
     return LlamaForCausalLM(LlamaConfig(head_dim=model["head_size"], **_like_llama(model)))
+
+
+def qwen2(model: Mapping[str, Any]) -> PreTrainedModel:
+    """A Qwen2, with biases at queries, keys and values alone."""
+    return Qwen2ForCausalLM(Qwen2Config(**_like_llama(model)))
 
 
 def qwen3(model: Mapping[str, Any]) -> PreTrainedModel:
@@ -266,6 +275,7 @@ def gpt2(model: Mapping[str, Any]) -> PreTrainedModel:
 PEERS = {
     "opt": opt,
     "llama": llama,
+    "qwen2": qwen2,
     "qwen3": qwen3,
     "mistral": mistral,
     "gemma3": gemma3,
@@ -275,6 +285,7 @@ PEERS = {
 PLACES = {
     "opt": OPT,
     "llama": LLAMA,
+    "qwen2": LLAMA,
     "qwen3": QWEN3,
     "mistral": LLAMA,
     "gemma3": GEMMA3,

@@ -54,7 +54,7 @@ def block_weights(x: ParallelRun) -> list[Weight]:
             weights.append(Weight(outputs // tp, inputs))
         else:
             weights.append(Weight(outputs, inputs // tp))
-        if shape.bias:
+        if shape.has_bias(name):
             cut = tp if name in COLUMN_CUT else 1
             weights.append(Weight(outputs // cut, 1, whole=name in ROW_CUT))
     return weights

@@ -7,11 +7,8 @@ import os
 import re
 import shlex
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
-
-from ruamel.yaml import YAML
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
@@ -22,6 +19,7 @@ from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.files.documents import write_text, write_value
 from paceline.files.recipe import Recipe, load_recipe, recipe_path, resolve
 from paceline.files.staged import with_staged_files
+from paceline.files.yaml_file import yaml_text
 from paceline.layouts.search.space import SearchSpace
 from paceline.layouts.sweep.trials import SweepObserver
 from paceline.layouts.tune.candidates import Candidates, find_candidates
@@ -104,12 +102,7 @@ def write_recipe(recipe: Recipe, path: Path, head: str) -> None:
     """Write a recipe as YAML below one comment line; defaults are omitted."""
     content: dict[str, Any] = recipe.model_dump(mode="json", exclude_defaults=True)
     content["model"] = {"kind": recipe.model.kind, **content["model"]}
-    text = StringIO()
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output = False, False  # type: ignore[assignment]
-    yaml.width = 100
-    yaml.dump(content, text)
-    write_text(path, f"# {head}\n{text.getvalue()}")
+    write_text(path, f"# {head}\n{yaml_text(content)}")
 
 
 RESULT_FILE = "tune.json"

@@ -78,6 +78,7 @@ ARCHITECTURES = {
 }
 OPTIONS: dict[str, Any] = {
     "norm_zero_centered": False,
+    "qkv_bias": False,
     "qk_norm": False,
     "rope_local_theta": None,
     "rope_scaling_factor": 1.0,

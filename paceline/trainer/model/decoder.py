@@ -84,9 +84,10 @@ class Attention(nn.Module):
         self.dropout = model.attention_dropout_p
         hidden, bias = model.hidden_size, model.bias
         heads_size, kv_size = model.num_heads * self.head_dim, model.kv_heads * self.head_dim
-        self.q = ColumnParallelLinear(hidden, heads_size, bias, setting.adapter("q"))
-        self.k = ColumnParallelLinear(hidden, kv_size, bias, setting.adapter("k"))
-        self.v = ColumnParallelLinear(hidden, kv_size, bias, setting.adapter("v"))
+        qkv_bias = bias or model.qkv_bias
+        self.q = ColumnParallelLinear(hidden, heads_size, qkv_bias, setting.adapter("q"))
+        self.k = ColumnParallelLinear(hidden, kv_size, qkv_bias, setting.adapter("k"))
+        self.v = ColumnParallelLinear(hidden, kv_size, qkv_bias, setting.adapter("v"))
         self.o = RowParallelLinear(setting.tp, heads_size, hidden, bias, setting.adapter("o"))
         self.q_norm = QKNorm(model) if model.qk_norm else None
         self.k_norm = QKNorm(model) if model.qk_norm else None

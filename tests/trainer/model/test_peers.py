@@ -82,6 +82,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_size": 32,
         "rope_theta": 1e4,
     },
+    "qwen2": {**LLAMA, "qkv_bias": True},
     "qwen3": {**LLAMA, "head_size": 32, "qk_norm": True},
     "mistral, window": {**LLAMA, "sliding_window": 7},
     "gemma3": GEMMA3,
@@ -91,7 +92,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 ATTENTION, FFN = ("q", "k", "v", "o"), ("gate", "up", "down")
 ADAPTERS = {"attention": (ATTENTION, False), "all, rest trains": ((*ATTENTION, *FFN), True)}
-PLAIN = ("qwen3", "mistral, window", "gemma3", "phi4-mini")
+PLAIN = ("qwen2", "qwen3", "mistral, window", "gemma3", "phi4-mini")
 """Models that are compared without adapters."""
 GPT_ADAPTERS = {"o, ffn": (("o", *FFN), False), "o, ffn, rest trains": (("o", *FFN), True)}
 """GPT-2 has q, k and v in one matrix, which would have one adapter."""

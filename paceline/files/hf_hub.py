@@ -1,0 +1,140 @@
+"""The config.json of a model on the Hugging Face Hub: from the local cache, else by a download."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import NoReturn
+
+from paceline.core.errors import IncompleteError, UserError
+from paceline.files.documents import write_text
+from paceline.files.home import cache_folder, home_path
+
+HUB = "https://huggingface.co"
+CONFIG = "config.json"
+OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+LARGEST_CONFIG = 1 << 22
+TIMEOUT_S = 15.0
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+
+
+def hub_endpoint() -> str:
+    """Return the URL of the Hugging Face Hub, or of the mirror in $HF_ENDPOINT."""
+    return (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+
+
+def is_offline() -> bool:
+    """Return whether the environment forbids access to the hub."""
+    values = [os.environ.get(name, "").upper() for name in OFFLINE_VARIABLES]
+    return any(value in ("1", "TRUE", "YES", "ON") for value in values)
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether a name has the form of a model on the hub, ORGANIZATION/MODEL."""
+    return _HUB_ID.fullmatch(name) is not None and not name.endswith((".yaml", ".yml", ".json"))
+
+
+def hub_config(name: str) -> Path:
+    """Return the path of a hub model's config.json, downloaded if the cache does not have it.
+
+    Raises UserError for a model that does not exist or that is gated, and IncompleteError if the
+    hub cannot be reached.
+    """
+    cached = cached_config(name)
+    if cached is not None:
+        return cached
+    if is_offline():
+        raise _not_reached(name, "HF_HUB_OFFLINE forbids the network")
+    return _download(name)
+
+
+def cached_config(name: str) -> Path | None:
+    """Return a model's config.json in the local caches of the hub's library or of Paceline."""
+    folder = _library_cache() / f"models--{name.replace('/', '--')}"
+    try:
+        commit = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        commit = "*"
+    if not re.fullmatch(r"[0-9a-f]{40}", commit):
+        commit = "*"
+    found = sorted(folder.glob(f"snapshots/{commit}/{CONFIG}"))
+    own = _own_copy(name)
+    return found[-1] if found else own if own.is_file() else None
+
+
+def model_of_cache(path: Path) -> str | None:
+    """Return the hub's name of the model whose config.json is in a cache; None elsewhere."""
+    for folder in path.parents:
+        if folder.name.startswith("models--"):
+            return folder.name.removeprefix("models--").replace("--", "/", 1)
+    return None
+
+
+def _library_cache() -> Path:
+    named = os.environ.get("HF_HUB_CACHE")
+    return home_path("HF_HUB_CACHE", named) if named else _library_home() / "hub"
+
+
+def _library_home() -> Path:
+    named = os.environ.get("HF_HOME")
+    return home_path("HF_HOME", named) if named else cache_folder().parent / "huggingface"
+
+
+def _token() -> str | None:
+    """Return the user's token for the hub, from the environment or from `hf auth login`."""
+    if token := os.environ.get("HF_TOKEN"):
+        return token
+    try:
+        return (_library_home() / "token").read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _own_copy(name: str) -> Path:
+    return cache_folder() / "hub" / f"models--{name.replace('/', '--')}" / CONFIG
+
+
+def _download(name: str) -> Path:
+    """Download into Paceline's cache, so that no library of the hub is needed."""
+    token = _token()
+    headers = {"Authorization": " ".join(("Bearer", token))} if token else {}
+    url = f"{hub_endpoint()}/{name}/resolve/main/{CONFIG}"
+    try:
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            text = answer.read(LARGEST_CONFIG).decode("utf-8")
+    except urllib.error.HTTPError as error:
+        _raise_refusal(name, error.code, error)
+    except (OSError, ValueError) as error:
+        _raise_refusal(name, None, error)
+    write_text(_own_copy(name), text)
+    return _own_copy(name)
+
+
+def _raise_refusal(name: str, status: int | None, error: Exception) -> NoReturn:
+    """Raise the error for an HTTP status, or for a hub that gives no answer."""
+    if status in (401, 403):
+        raise UserError(
+            name,
+            "is gated, private or does not exist on the Hugging Face Hub",
+            remedy=f"accept its licence at {hub_endpoint()}/{name} and set HF_TOKEN, "
+            "or pass the path of its config.json",
+        ) from error
+    if status == 404:
+        raise UserError(
+            name,
+            f"has no config.json on {hub_endpoint()}",
+            remedy="check the name, or pass the path of a config.json",
+        ) from error
+    raise _not_reached(name, f"{hub_endpoint()} cannot be reached") from error
+
+
+def _not_reached(name: str, why: str) -> IncompleteError:
+    return IncompleteError(
+        name,
+        f"is not in the Hugging Face cache, and {why}",
+        remedy="pass the path of its config.json, or of a folder with one",
+    )
