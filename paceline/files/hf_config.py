@@ -172,7 +172,7 @@ class ConfigShape:
     model: Fields
     """Fields of the shape, as in a recipe."""
     notes: tuple[str, ...]
-    uncounted: int
+    num_uncounted: int
     """Parameters of the model minus those of the shape."""
 
 
@@ -210,13 +210,15 @@ def shape_of_config(config: Config, where: str) -> ConfigShape:
     _refuse_odd_numbers(fields, config, where)
     for part in (_activation, _attention, _windows, _rotation, _experts, _family_parts):
         part(fields, config, family, notes)
-    uncounted, reasons = _uncounted(fields, config, family)
+    num_uncounted, reasons = _parameter_difference(fields, config, family)
     shape = validate(DecoderShape, fields, where)
-    if uncounted:
-        difference = "does not count" if uncounted > 0 else "counts too many"
-        notes.append(f"the shape {difference} {abs(uncounted):,} parameters: {', '.join(reasons)}")
+    if num_uncounted:
+        difference = "does not count" if num_uncounted > 0 else "counts too many"
+        notes.append(
+            f"the shape {difference} {abs(num_uncounted):,} parameters: {', '.join(reasons)}"
+        )
     return ConfigShape(
-        shape.model_dump(mode="json", exclude_defaults=True), tuple(notes), uncounted
+        shape.model_dump(mode="json", exclude_defaults=True), tuple(notes), num_uncounted
     )
 
 
@@ -247,9 +249,9 @@ def _named_fields(config: Config) -> Fields:
     rope = config.get("rope_parameters")
     config = {**(cast(Config, rope) if isinstance(rope, dict) else {}), **config}
     for field, names in NAMES.items():
-        stated = [config[name] for name in names if config.get(name) is not None]
-        if stated:
-            fields[field] = stated[0]
+        values = [config[name] for name in names if config.get(name) is not None]
+        if values:
+            fields[field] = values[0]
     return fields
 
 
@@ -383,7 +385,7 @@ def _family_parts(fields: Fields, config: Config, family: str, notes: list[str])
         notes.append("norms and their place differ from the shape's, at about the same time")
 
 
-def _uncounted(fields: Fields, config: Config, family: str) -> tuple[int, list[str]]:
+def _parameter_difference(fields: Fields, config: Config, family: str) -> tuple[int, list[str]]:
     """Return the parameters that the shape does not count, minus those it has too many."""
     layers, hidden, heads = fields["num_layers"], fields["hidden_size"], fields["num_heads"]
     parts: dict[str, int] = {}
@@ -415,10 +417,10 @@ def _uncounted(fields: Fields, config: Config, family: str) -> tuple[int, list[s
 
 def _unread_fields(config: Config) -> list[str]:
     """Return a note on fields that change size or work and that nothing here reads."""
-    known = {name for names in NAMES.values() for name in names} | {*LATENT, "layer_types"}
+    read_names = {name for names in NAMES.values() for name in names} | {*LATENT, "layer_types"}
     unread = sorted(
         name
         for name, value in config.items()
-        if value and name not in known and any(word in name for word in DECIDES)
+        if value and name not in read_names and any(word in name for word in DECIDES)
     )
     return [f"not read: {', '.join(unread)}"] if unread else []

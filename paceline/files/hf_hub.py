@@ -60,9 +60,9 @@ def cached_config(name: str) -> Path | None:
         commit = "*"
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
         commit = "*"
-    found = sorted(folder.glob(f"snapshots/{commit}/{CONFIG}"))
-    own = _own_copy(name)
-    return found[-1] if found else own if own.is_file() else None
+    paths = sorted(folder.glob(f"snapshots/{commit}/{CONFIG}"))
+    copy = _own_copy(name)
+    return paths[-1] if paths else copy if copy.is_file() else None
 
 
 def model_of_cache(path: Path) -> str | None:
@@ -74,13 +74,13 @@ def model_of_cache(path: Path) -> str | None:
 
 
 def _library_cache() -> Path:
-    named = os.environ.get("HF_HUB_CACHE")
-    return home_path("HF_HUB_CACHE", named) if named else _library_home() / "hub"
+    folder = os.environ.get("HF_HUB_CACHE")
+    return home_path("HF_HUB_CACHE", folder) if folder else _library_home() / "hub"
 
 
 def _library_home() -> Path:
-    named = os.environ.get("HF_HOME")
-    return home_path("HF_HOME", named) if named else cache_folder().parent / "huggingface"
+    folder = os.environ.get("HF_HOME")
+    return home_path("HF_HOME", folder) if folder else cache_folder().parent / "huggingface"
 
 
 def _token() -> str | None:

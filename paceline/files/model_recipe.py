@@ -36,8 +36,8 @@ def read_config(path: Path) -> Document:
 
 def config_name(config: Document, path: Path) -> str:
     """Return the name of the model of a config.json: that on the hub, else that of its folder."""
-    stated = str(config.get("_name_or_path") or "")
-    name = (model_of_cache(path) or stated).rstrip("/").rpartition("/")[2]
+    hub_name = str(config.get("_name_or_path") or "")
+    name = (model_of_cache(path) or hub_name).rstrip("/").rpartition("/")[2]
     return name or (path.resolve().parent.name if path.stem == "config" else path.stem)
 
 
@@ -70,12 +70,12 @@ def add_defaults(document: Document, name: str) -> frozenset[str]:
     training = document.setdefault("training", {})
     if not isinstance(training, dict):
         return frozenset()
-    assumed: set[str] = set()
+    fields: set[str] = set()
     for field, value in _training_defaults(cast(Document, model), cast(Document, training)).items():
         if field not in training:
             training[field] = value
-            assumed.add(f"training.{field}")
-    return frozenset(assumed)
+            fields.add(f"training.{field}")
+    return frozenset(fields)
 
 
 def _training_defaults(model: Document, training: Document) -> Document:

@@ -255,11 +255,11 @@ def recipe_yaml(name: str) -> str:
     path = recipe_path(name)
     if path.suffix != ".json":
         return path.read_text(encoding="utf-8")
-    recipe, _, assumed = _read(path, path.stat().st_mtime_ns)
+    recipe, _, assumptions = _read(path, path.stat().st_mtime_ns)
     content = recipe.model_dump(mode="json", exclude_defaults=True)
     content["model"] = {"kind": recipe.model.kind, **content["model"]}
     comments = [f"# {count(num_parameters(recipe.model))} parameters"]
-    comments += [f"# Assumed: {', '.join(sorted(assumed))}"] if assumed else []
+    comments += [f"# Assumed: {', '.join(sorted(assumptions))}"] if assumptions else []
     return "\n".join([*comments, yaml_text(content)])
 
 
@@ -276,21 +276,21 @@ def load_recipe(name: str, variant: str | None = None, overrides: Iterable[str] 
 
 @lru_cache(maxsize=128)
 def _load(path: Path, changed_ns: int, variant: str | None, overrides: tuple[str, ...]) -> Recipe:
-    recipe, document, assumed = _read(path, changed_ns)
+    recipe, document, assumptions = _read(path, changed_ns)
     if variant is None and not overrides:
-        return _with_assumptions(recipe, assumed)
+        return _with_assumptions(recipe, assumptions)
     content = document
     if variant is not None:
         for key, value in _variant(recipe, variant, path).items():
             content = _with(content, key, value)
             validate(Recipe, content, f"variant {variant}: {key}")
-            assumed = frozenset(name for name in assumed if not _is_set_by(name, key))
+            assumptions = frozenset(name for name in assumptions if not _is_set_by(name, key))
     for text in overrides:
         key, value = parse_override(text)
         content = _with(content, key, value)
-        assumed = frozenset(name for name in assumed if not _is_set_by(name, key))
+        assumptions = frozenset(name for name in assumptions if not _is_set_by(name, key))
     where = " ".join(f"--set {text}" for text in overrides) or str(path)
-    return _with_assumptions(validate(Recipe, content, where), assumed)
+    return _with_assumptions(validate(Recipe, content, where), assumptions)
 
 
 @lru_cache(maxsize=128)
@@ -304,25 +304,25 @@ def _read(path: Path, _changed_ns: int) -> tuple[Recipe, Document, frozenset[str
         return validate(Recipe, document, str(path)), document, frozenset()
     document = read_config(path) if path.suffix == ".json" else read_document(path)
     refuse_secrets(document, str(path))
-    name, assumed = path.stem, frozenset[str]()
+    name, assumptions = path.stem, frozenset[str]()
     if is_hf_config(document):
         document, name = recipe_of_config(document, path), config_name(document, path)
-        assumed = OF_EVERY_MODEL
-    assumed |= add_defaults(document, name)
+        assumptions = OF_EVERY_MODEL
+    assumptions |= add_defaults(document, name)
     recipe = validate(Recipe, document, str(path))
     _check_variants(recipe, document, path)
-    return recipe, cast(Document, plain(document)), assumed
+    return recipe, cast(Document, plain(document)), assumptions
 
 
-def _is_set_by(assumed: str, key: str) -> bool:
+def _is_set_by(field: str, key: str) -> bool:
     """Return whether an override of `key` replaces an assumed field; both kinds of batch do."""
     rivals = {"training.global_batch", "training.batch_per_device"}
-    return assumed == key or assumed.startswith(f"{key}.") or {assumed, key} == rivals
+    return field == key or field.startswith(f"{key}.") or {field, key} == rivals
 
 
-def _with_assumptions(recipe: Recipe, assumed: frozenset[str]) -> Recipe:
+def _with_assumptions(recipe: Recipe, assumptions: frozenset[str]) -> Recipe:
     """Return the recipe with a note on settings that its file does not state."""
-    if not assumed:
+    if not assumptions:
         return recipe
     training = recipe.training
     values = {
@@ -332,10 +332,10 @@ def _with_assumptions(recipe: Recipe, assumed: frozenset[str]) -> Recipe:
         "training.dtype": f"{training.dtype} (training.dtype)",
         "layout": f"ZeRO stage {recipe.layout.zero_stage} (layout)",
     }
-    stated = [words for name, words in values.items() if name in assumed]
-    if not stated:
+    phrases = [words for name, words in values.items() if name in assumptions]
+    if not phrases:
         return recipe
-    note = f"assumed, because {recipe.name} does not state it: {', '.join(stated)}, Adam"
+    note = f"assumed, because {recipe.name} does not state it: {', '.join(phrases)}, Adam"
     return recipe.model_copy(update={"notes": (*recipe.notes, note)})
 
 
