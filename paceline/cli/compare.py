@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from paceline.cli import log_options as log
 from paceline.cli.options import Html, Json, RunsDir, refuse_unused
 from paceline.cli.output import emit, emit_files
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.files.run_folder import runs_root
+from paceline.logs.facts import UserSettings
 from paceline.runs.comparison import (
     ComparisonOptions,
     compare_runs,
@@ -29,7 +32,8 @@ ALWAYS_USED = frozenset(
     {"first", "second", "margin", "allow", "metric", "runs_dir", "form", "as_json"}
 )
 USED_IN_PAIRS = ALWAYS_USED | {"sequential", "max_pairs", "group", "probe"}
-USED_WITHOUT_PAIRS = ALWAYS_USED | {"against", "html", "sequential"}
+LOG_SETTINGS = {field.name for field in fields(UserSettings)} | {"gpus"}
+USED_WITHOUT_PAIRS = ALWAYS_USED | {"against", "html", "sequential"} | LOG_SETTINGS
 
 
 class CompareFormat(StrEnum):
@@ -48,8 +52,9 @@ def compare(
         str,
         typer.Argument(
             metavar="A",
-            help="Baseline: a run, a group of repeats, a tag, a result file, or a "
-            "comma-separated list of these. With --against, the side to judge.",
+            help="Baseline: a training log, a folder of logs, a stored run, group or tag, a "
+            "bundle, a CSV file with step times, a result file, or a comma-separated list of "
+            "these. With --against, the side to judge.",
         ),
     ],
     second: Annotated[
@@ -109,6 +114,15 @@ def compare(
             help="Measure the achievable GEMM throughput of this machine before the first run.",
         ),
     ] = True,
+    engine: log.EngineName = None,
+    recipe: log.RecipeName = None,
+    model: log.ModelName = None,
+    device: log.DeviceName = None,
+    gpus: log.NumDevices = None,
+    global_batch: log.GlobalBatch = None,
+    seq_len: log.SeqLen = None,
+    dtype: log.DtypeName = None,
+    window: log.WindowRule = None,
     html: Html = None,
     runs_dir: RunsDir = None,
     form: Annotated[
@@ -124,6 +138,9 @@ def compare(
     run-to-run variation. Ratios are B over A: a step time above 1 is slower. With --against they
     are A over the reference.
 
+    Logs of any known framework need no import. Settings that they do not state are assumed equal,
+    and can be added with options, as for `parse`. Logs of several ranks of one run count once.
+
     Exit codes: 0 same or faster; 3 slower, not comparable or invalid; 4 undecided, with the number
     of further repeats that are needed.
 
@@ -132,6 +149,10 @@ def compare(
     finished runs, and the same command resumes.
 
     Examples:
+
+      paceline compare before.log after.log
+
+      paceline compare 'before/*.log' 'after/*.log'         several runs per side
 
       paceline compare before after --margin 1%
 
@@ -146,7 +167,13 @@ def compare(
             "compare", "takes either B or --against, not both", remedy="give one of them"
         )
     root = runs_root(runs_dir)
-    gate = ComparisonOptions(parse_margin(margin), tuple(allow or ()), tuple(metric or ()))
+    settings = UserSettings(
+        engine, recipe, model, device, gpus, global_batch, seq_len, dtype, window=window
+    )
+    settings.check()
+    gate = ComparisonOptions(
+        parse_margin(margin), tuple(allow or ()), tuple(metric or ()), settings
+    )
     if sequential:
         refuse_unused(context, "--sequential", USED_IN_PAIRS)
         # It needs launchers and engines, which a plain comparison does without.

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from paceline.compare.comparability import (
+    UNKNOWN,
     ComparabilityReport,
     Difference,
     compare_settings,
@@ -37,7 +38,7 @@ from paceline.compare.verdict_warnings import (
     remark_on_runs,
     suspicion,
 )
-from paceline.compare.verdicts import sentence
+from paceline.compare.verdicts import observed_difference, proof
 from paceline.core.metrics import metric_class
 from paceline.core.result import finite_value
 
@@ -54,10 +55,23 @@ VERDICT_PRIORITY: tuple[Verdict, ...] = (
 """Verdicts by priority: with several primary metrics, the first of these that occurs is the
 verdict."""
 
+RATES = ("tokens_per_s", "samples_per_s", "tokens_per_s_per_device")
+"""Metrics that are compared if the source states no step time."""
+
 ONE_LEVEL = (
     "runs that keep to one level decide: find what changes them, or take a window on one level"
 )
 """Advice for a run with two levels of step time."""
+
+STATING_OPTIONS = {
+    "model": "--model",
+    "device": "--device",
+    "num_devices": "--gpus",
+    "dtype": "--dtype",
+    "seq_len": "--seq-len",
+    "global_batch": "--global-batch",
+}
+"""Options of `paceline compare` that state a setting of a log."""
 
 FAILED: frozenset[str] = frozenset({"invalid", "not comparable", "slower", "worse", "differs"})
 
@@ -96,13 +110,21 @@ def judge(
     if forbidden:
         differing = "; ".join(f"{d.key} {d.baseline} against {d.candidate}" for d in forbidden)
         slow = " A profiler slows a run: its figures are not valid." if _profiled(forbidden) else ""
-        refusal = f"{sides.names} are not comparable: {differing}.{slow}"
+        refusal = f"{sides.names} are not comparable: {differing}.{slow} {_accept(forbidden)}"
         return blank.model_copy(update={"verdict": "not comparable", "sentence": refusal})
     remarks = Remarks()
     remark_on_runs(sides, alike, remarks, variation)
     primary = tuple(dict.fromkeys(metrics)) or (_fair(sides, alike, remarks),)
     comparisons = compare_metrics(baseline, candidate, primary, margin, variation)
     return _verdict(blank, sides, comparisons, remarks, variation)
+
+
+def _accept(forbidden: Sequence[Difference]) -> str:
+    """Return how to compare in spite of the differences."""
+    unknown = [d.key for d in forbidden if UNKNOWN in (d.baseline, d.candidate)]
+    options = ", ".join(STATING_OPTIONS[key] for key in unknown if key in STATING_OPTIONS)
+    state = f"Add what a log does not state ({options}), or accept it" if options else "To accept"
+    return f"{state}: {' '.join(f'--allow {d.key}' for d in forbidden)}."
 
 
 def _profiled(differences: Sequence[Difference]) -> bool:
@@ -131,13 +153,26 @@ def _verdict(
     else:
         needed, how = _repeats(primaries, verdict, sides, variation)
     low = bool(remarks.why_low)
-    text = sentence(sides, lead, verdict, blank.margin) + (" Low confidence." if low else "")
+    observed = ""
+    if lead.ratio is None or verdict == "invalid":
+        text = f"Not judged: {lead.metric} is not known ({lead.note or 'no value'})."
+    else:
+        names = blank.baseline.short_name, blank.candidate.short_name
+        observed = observed_difference(names, lead)
+        sizes = {
+            name: len(side.valid_runs)
+            for name, side in zip(names, sides.each, strict=True)
+            if not side.published
+        }
+        text = f"{observed} {proof(lead, verdict, blank.margin, sizes, needed)}"
+        text += " Low confidence." if low and verdict != "undecided" else ""
     return blank.model_copy(
         update={
             **{name: getattr(lead, name) for name in ("metric", "ratio", "low", "high", "p")},
             "verdict": verdict,
             "confidence": "low" if low else "normal",
             "why_low": tuple(remarks.why_low),
+            "observed": observed,
             "sentence": text,
             "resolution": lead.resolution,
             "repeats_needed": needed,
@@ -200,9 +235,15 @@ def _summary(side: ComparisonSide) -> SideSummary:
 
 def _fair(sides: Pair, alike: ComparabilityReport, remarks: Remarks) -> str:
     """Return the metric to judge by, and add a note when it is not the step time."""
+
+    def has_values(name: str) -> bool:
+        return all(finite_value(m) is not None for side in sides.each for m in side.metric(name))
+
     name, why = fair_metric(alike.keys)
-    has_flops = all(finite_value(m) is not None for side in sides.each for m in side.metric(name))
-    if name == "model_flops_per_s_per_device" and not has_flops:
+    if name == "step_time_s" and not has_values(name):
+        name = next(filter(has_values, RATES), name)
+        why = f"no step times are known, so {name} is compared" if name in RATES else why
+    if name == "model_flops_per_s_per_device" and not has_values(name):
         name = "tokens_per_s_per_device"
         why = "FLOP/s are not known, so tokens/s a device are compared, of another amount of work"
     if why:

@@ -113,8 +113,10 @@ class Comparison(Value):
     confidence: Literal["low", "normal"]
     why_low: tuple[str, ...] = ()
     """Reasons for a low confidence."""
+    observed: str = ""
+    """Observed difference in one sentence, proven or not; empty if there is none to show."""
     sentence: str
-    """Verdict in one sentence, with its figures."""
+    """The observed difference, what is proven of it, and what would prove more."""
     metric: str | None = None
     """The primary metric of the ratio, the interval and the p-value."""
     ratio: float | None = None

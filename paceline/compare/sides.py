@@ -43,11 +43,13 @@ class ComparedRun:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     place: str = ""
     """The run's folder, if it has one."""
+    digest: str = ""
+    """SHA-256 of the run's log or bundle, the same for all copies."""
 
     @property
     def identity(self) -> str:
         """Unique identity of the run, also among runs of the same name."""
-        return self.place or self.name
+        return self.digest or self.place or self.name
 
     @property
     def averaged(self) -> bool:

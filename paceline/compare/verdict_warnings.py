@@ -14,7 +14,7 @@ from paceline.compare.sides import Pair, outlier_sentences
 from paceline.compare.significance import MIN_REPEATS, NO_SPREAD, power
 from paceline.core.metrics import metric_class
 from paceline.core.result import finite_value
-from paceline.core.units import percent
+from paceline.core.units import percent, pluralize
 
 TOO_GOOD = 0.05
 """Relative improvement above which a result is suspicious if no setting was changed on purpose."""
@@ -41,7 +41,7 @@ def remark_on_runs(
     """Add the remarks that follow from the runs and their settings, without their figures."""
     remarks.warnings += left_out(sides)
     if alike.unknown:
-        remarks.doubt(f"known of neither side: {', '.join(alike.unknown)}")
+        remarks.doubt(f"assumed equal, because neither side states it: {', '.join(alike.unknown)}")
     if alike.unstated:
         stated = ", ".join(alike.unstated)
         remarks.notes.append(f"the source does not state {stated}: taken to be alike")
@@ -51,7 +51,7 @@ def remark_on_runs(
     for name in [
         member.name for member in sides.candidate.valid_runs if member.identity in identities
     ]:
-        remarks.doubt(f"{name} is on both sides, and is alike to itself whatever it is")
+        remarks.doubt(f"{name} is on both sides, so no change can be seen")
     rules = {
         m.window.rule
         for side in sides.each
@@ -111,13 +111,11 @@ def remark_on_figures(
 ) -> None:
     """Lower the confidence for few repeats and values without variation; warn about outliers."""
     fewest = min(sides.sizes)
-    runs = "one run" if fewest == 1 else f"{fewest} runs"
+    runs = f"{pluralize(fewest, 'run')}{' per side' if len(sides.sizes) > 1 else ''}"
     if fewest < MIN_REPEATS and variation is not None:
-        remarks.notes.append(f"{runs} judged by what is known of this machine: {variation.words}")
+        remarks.notes.append(f"{runs}, judged by this machine's history: {variation.words}")
     elif fewest < MIN_REPEATS:
-        remarks.why_low.append(
-            f"{runs}, which tells nothing of the change from run to run: {MIN_REPEATS} make a test"
-        )
+        remarks.why_low.append(f"{runs}: run-to-run variation unknown; a test needs {MIN_REPEATS}")
     for primary in primaries:
         for side, figures in zip(sides.each, (primary.baseline, primary.candidate), strict=True):
             if len(figures.values) == len(side.valid_runs) and all(v > 0 for v in figures.values):

@@ -6,12 +6,12 @@ and their pages, show a verdict by `verdict_label` and `verdict_tone`, with its 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from paceline.compare.judgement import MetricComparison, Verdict
-from paceline.compare.sides import Pair
-from paceline.core.metrics import metric_class
-from paceline.core.units import percent, significant
+from paceline.compare.significance import MAX_FURTHER_REPEATS, MIN_REPEATS
+from paceline.core.units import percent, pluralize, significant
 
 LABELS: dict[str, str] = {
     "same": "✓ same",
@@ -28,6 +28,9 @@ LABELS: dict[str, str] = {
 }
 """Labels by the verdict of a comparison, or by the kind of verdict of one run."""
 
+SMALLEST_SHOWN = 5e-5
+"""Relative difference below which two values are reported as equal."""
+
 GOOD = frozenset({"same", "faster", "better", "pass"})
 PLAIN = frozenset({"undecided", "none"})
 
@@ -43,32 +46,83 @@ def verdict_tone(verdict: str) -> Literal["good", "alert", "plain"]:
     return "good" if verdict in GOOD else "plain" if verdict in PLAIN else "alert"
 
 
-def sentence(sides: Pair, lead: MetricComparison, verdict: Verdict, margin: float) -> str:
-    """Return the verdict in one sentence with its figures."""
-    base, cand = sides.baseline.name, sides.candidate.name
-    if lead.ratio is None or verdict == "invalid":
-        return f"Not judged: {lead.metric} is not known ({lead.note or 'no value'})."
+def observed_difference(names: tuple[str, str], lead: MetricComparison) -> str:
+    """Return the difference of the candidate from the baseline, proven or not.
+
+    `names` are those of the baseline and the candidate: `b is 8.0% slower than a: 1.804 s vs 1.670
+    s.`
+    """
+    base, cand = names
+    values = [
+        f"{significant(side.value, 4)} {lead.unit}" if side.value is not None else "unknown"
+        for side in (lead.candidate, lead.baseline)
+    ]
+    ratio = lead.ratio or 1.0
+    size = percent(abs(ratio - 1), 1 if abs(ratio - 1) >= 0.01 else 2)
+    speed = lead.metric == "step_time_s"
+    word = ("slower" if speed else "higher") if ratio > 1 else ("faster" if speed else "lower")
+    if abs(ratio - 1) < SMALLEST_SHOWN:
+        difference = f"is as fast as {base}" if speed else f"is the same as of {base}"
+    else:
+        difference = (
+            f"is {size} {word} than {base}" if speed else f"is {size} {word} than of {base}"
+        )
+    subject = cand if speed else f"{lead.metric} of {cand}"
+    return f"{subject} {difference}: {values[0]} vs {values[1]}."
+
+
+def proof(
+    lead: MetricComparison,
+    verdict: Verdict,
+    margin: float,
+    sizes: Mapping[str, int],
+    repeats_needed: int | None,
+) -> str:
+    """Return what is proven of the observed difference, and what would prove more.
+
+    `sizes` are the numbers of runs of each side that can be repeated, by its name.
+    """
     within = percent(margin + lead.resolution, 2 if lead.resolution else 1)
-    good = "fast" if metric_class(lead.metric).is_speed else "good"
-    opening = {
-        "same": f"{cand} is as {good} as {base} within {within}",
-        "undecided": f"Undecided whether {cand} differs from {base} by more than {within}",
-        "differs": f"{cand} differs from {base}",
-    }.get(verdict, f"{cand} is {verdict} than {base}")
-    return f"{opening}: {change_text(lead)}."
+    interval = ""
+    if lead.low is not None and lead.high is not None:
+        interval = f"95% interval {percent_change(lead.low)} to {percent_change(lead.high)}, "
+    if verdict != "undecided":
+        same = verdict == "same"
+        if interval:
+            return f"Proven{' the same' if same else ''}: {interval}margin {within}."
+        return f"{'Within' if same else 'More than'} the margin of {within}."
+    needed = dict.fromkeys(sizes, repeats_needed or 0)
+    why = f"{interval}margin {within}"
+    if not interval and min(sizes.values()) < MIN_REPEATS:
+        needed = {name: max(0, MIN_REPEATS - n) for name, n in sizes.items()}
+        counts = dict.fromkeys(sizes.values())
+        runs = " and ".join(pluralize(n, "run") for n in counts)
+        each = " each" if len(counts) < len(sizes) else ""
+        why = f"{runs}{each}, so run-to-run variation is unknown"
+    return f"Not proven: {why}.{_more_runs(needed)}"
+
+
+def _more_runs(needed: Mapping[str, int]) -> str:
+    """Return advice to run more: ` Run 2 more of each.`; empty if no number would help."""
+    numbers = set(needed.values())
+    if numbers <= {0}:
+        return ""
+    if len(numbers) == 1:
+        n = numbers.pop()
+        at_least = "at least " * (n >= MAX_FURTHER_REPEATS)
+        return f" Run {at_least}{n} more{' of each' * (len(needed) > 1)}."
+    return f" Run {' and '.join(f'{n} more of {name}' for name, n in needed.items() if n)}."
 
 
 def change_text(comparison: MetricComparison) -> str:
-    """Return both values, the change and its interval: `0.2356 s against 0.2310 s, +2.0% (...)`."""
+    """Return both values, the change and its interval: `0.2356 s vs 0.2310 s, +2.0% (...)`."""
     values = [
         f"{significant(side.value, 4)} {comparison.unit}" if side.value is not None else "unknown"
         for side in (comparison.candidate, comparison.baseline)
     ]
     if comparison.ratio is None:
-        return f"{comparison.metric} {values[0]} against {values[1]}"
-    text = (
-        f"{comparison.metric} {values[0]} against {values[1]}, {percent_change(comparison.ratio)}"
-    )
+        return f"{comparison.metric} {values[0]} vs {values[1]}"
+    text = f"{comparison.metric} {values[0]} vs {values[1]}, {percent_change(comparison.ratio)}"
     if comparison.low is None or comparison.high is None:
         return text
     low, high = percent_change(comparison.low), percent_change(comparison.high)

@@ -332,6 +332,11 @@ def find_runs(root: Path, name: str) -> list[Path]:
     return sorted(alike, key=_creation_time) if len(alike) > 1 else [find_run(root, name)]
 
 
+def is_stored_name(root: Path, name: str) -> bool:
+    """Return whether `name` is exactly the name, group or tag of a run under `root`."""
+    return any(name in (f.name, _tag_of(f), _group(f)) for f in run_folders(root))
+
+
 def run_files(folder: Path) -> tuple[str, ...]:
     """Return the path of every file of a run inside the folder, except hidden files."""
     files = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file())

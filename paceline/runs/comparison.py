@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from paceline.compare.comparability import COMPARED_SETTINGS, FIGURE_SETTINGS
 from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
-from paceline.compare.over_time.environment import environment_items
 from paceline.compare.published import nearest_row, published_side, rows_with_step_time
 from paceline.compare.run_variation import RunVariation
-from paceline.compare.sides import ComparedRun, ComparisonSide, Pair
+from paceline.compare.sides import ComparisonSide, Pair
 from paceline.compare.significance import MARGIN, MIN_REPEATS
 from paceline.core.errors import PacelineError, UserError, did_you_mean
 from paceline.core.metrics import METRICS
-from paceline.core.problem import invalid_input
-from paceline.core.result import Result
-from paceline.core.run import RunSettings
-from paceline.core.run_report import RunReport
-from paceline.core.stats import printed_step_s
 from paceline.files import references
-from paceline.files.documents import parse_json, read_text
-from paceline.files.run_folder import RUN_FILE, find_runs, read_record, run_folders
-from paceline.logs.parsed_log import ParsedLog
-from paceline.report.run_description import window_mask
+from paceline.files.run_folder import read_record, run_folders
+from paceline.logs.facts import UserSettings
 from paceline.runs.bundles.writing import BUNDLE_FILE
+from paceline.runs.comparison_inputs import NO_SETTINGS, find_side
 from paceline.runs.history import recipe_history
-from paceline.runs.logged_run import RUN_STATUS
-from paceline.runs.outcome import evaluate
 
 BEST_REFERENCE = "reference"
 """Name for the published row that is most similar to the run."""
@@ -42,11 +29,13 @@ BEST_REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """Margin, allowed differences and metrics of a comparison."""
+    """Margin, allowed differences and metrics of a comparison, and settings of its logs."""
 
     margin: float = MARGIN
     allowed: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
+    settings: UserSettings = NO_SETTINGS
+    """Settings that logs do not state."""
 
     def __post_init__(self) -> None:
         for key in self.allowed:
@@ -58,9 +47,9 @@ class ComparisonOptions:
 def compare_runs(root: Path, first: str, second: str, options: ComparisonOptions) -> Comparison:
     """Compare the runs named `second` with those named `first`.
 
-    Raises UserError when a name matches no run.
+    Raises UserError when a name matches no run; `find_side` lists what is accepted.
     """
-    baseline, candidate = find_side(root, first), find_side(root, second)
+    baseline, candidate = (find_side(root, name, options.settings) for name in (first, second))
     return _judge(baseline, candidate, options, machine_scatter(root, Pair(baseline, candidate)))
 
 
@@ -71,7 +60,7 @@ def compare_with_reference(
 
     Raises UserError when a name is unknown or no row has a step time.
     """
-    side = find_side(root, name)
+    side = find_side(root, name, options.settings)
     rows = rows_with_step_time(_rows(reference, side))
     if not rows:
         raise UserError(f"--against {reference}", "has no row with a step time")
@@ -82,32 +71,6 @@ def compare_with_reference(
         return comparison
     note = "no published row is known for the recipe; the most similar row was used"
     return comparison.model_copy(update={"notes": (*comparison.notes, note)})
-
-
-def find_side(root: Path, name: str) -> ComparisonSide:
-    """Return the runs of a run name, group, tag or result file, or of a comma-separated list.
-
-    Raises UserError when there is none.
-    """
-    parts = [part.strip() for part in name.split(",") if part.strip()]
-    parts = [name] if _is_result_file(name) else parts
-    members: list[ComparedRun] = []
-    for part in parts or [name]:
-        if _is_result_file(part):
-            members += _members_in(Path(part))
-        else:
-            members += [member_of_run(evaluate(folder)) for folder in find_runs(root, part)]
-    if not members:
-        raise UserError(f"side {name!r}", "matches no run")
-    unique = tuple({member.identity: member for member in members}.values())
-    # File names that are not valid UTF-8 cannot be printed.
-    printable_name = name.encode(errors="replace").decode()
-    return ComparisonSide(unique[0].name if len(unique) == 1 else printable_name, unique)
-
-
-def _is_result_file(name: str) -> bool:
-    # Path.is_file raises if a list of runs is longer than the limit for file names.
-    return name.endswith(".json") and os.path.isfile(name)  # noqa: PTH113
 
 
 def parse_margin(text: str) -> float:
@@ -137,76 +100,6 @@ def _judge(
         allowed=options.allowed,
         metrics=options.metrics,
         variation=variation,
-    )
-
-
-def member_of_run(report: RunReport) -> ComparedRun:
-    """Return the settings and metrics of a run that a comparison needs."""
-    result = report.result
-    times = report.steps["step_time_s"][window_mask(report)]
-    return ComparedRun(
-        name=result.run,
-        place=report.folder,
-        status=result.status,
-        facts=_settled_facts(report.facts, result),
-        metrics=result.metrics,
-        reason=result.reason,
-        window=result.window,
-        printed_step_s=printed_step_s(times),
-        created=result.created,
-        environment=environment_items(report.inventory, result.versions),
-    )
-
-
-def _settled_facts(facts: RunSettings, result: Result | ParsedLog) -> RunSettings:
-    """Return the settings with the window's batch and sequence length, which a ramp-up varies."""
-    window = result.window
-    if window is None:
-        return facts
-    batch, seq_len = window.global_batch, window.seq_len
-    return facts.model_copy(
-        update={"global_batch": batch or facts.global_batch, "seq_len": seq_len or facts.seq_len}
-    )
-
-
-def _members_in(path: Path) -> list[ComparedRun]:
-    """Return the runs of a JSON file: a result.json, or the output of `paceline parse --json`."""
-    if path.name == "result.json" and (path.parent / RUN_FILE).is_file():
-        return [member_of_run(evaluate(path.parent))]
-    try:
-        document = parse_json(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(str(path), f"cannot be read as JSON: {error}") from error
-    entries: list[Any] = document if isinstance(document, list) else [document]
-    try:
-        return [_member_in(entry) for entry in entries]
-    except ValidationError as error:
-        raise UserError(
-            str(path),
-            f"is not a run's result: {invalid_input(str(path), error).what}",
-            allowed="result.json, or the output of `paceline parse --json`",
-        ) from error
-
-
-def _member_in(entry: Any) -> ComparedRun:
-    if isinstance(entry, dict) and "file" in entry:
-        log = ParsedLog.model_validate(entry)
-        status = RUN_STATUS.get(log.status, "failed")
-        facts = _settled_facts(log.facts, log)
-        return ComparedRun(
-            log.file, status, facts, log.metrics, log.reason or log.status, log.window
-        )
-    result = Result.model_validate(entry)
-    facts = _settled_facts(RunSettings(origin="imported"), result)
-    return ComparedRun(
-        result.run,
-        result.status,
-        facts,
-        result.metrics,
-        result.reason,
-        result.window,
-        created=result.created,
-        environment=environment_items({}, result.versions),
     )
 
 

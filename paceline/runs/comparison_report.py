@@ -69,11 +69,10 @@ def comparison_document(comparison: Comparison) -> Document:
     suspicion = (f"too good: {comparison.too_good}",) if comparison.too_good else ()
     return Document(
         kind="comparison",
-        title=comparison.title,
-        headline=comparison.sentence,
+        title=comparison.observed.rstrip(".") or comparison.title,
         verdict=comparison_verdict(comparison),
         setup=(_margin(comparison), f"n {comparison.n_a} and {comparison.n_b}"),
-        answer=(comparison.sentence,),
+        answer=(comparison.sentence.removeprefix(comparison.observed).strip(),),
         figures=_figures(comparison),
         sections=(
             Notes(
@@ -159,7 +158,8 @@ def _side_figure(
 
 
 def _confidence_figure(comparison: Comparison) -> Figure:
-    details = [f"{comparison.n_a} and {pluralize(comparison.n_b, 'run')}", *comparison.why_low]
+    not_warned = [why for why in comparison.why_low if why not in comparison.warnings]
+    details = [f"{comparison.n_a} and {pluralize(comparison.n_b, 'run')}", *not_warned]
     if comparison.repeats_needed:
         noun = "repeat" if comparison.repeats_needed == 1 else "repeats"
         whose = "" if comparison.baseline.kind == "reference" else " per side"

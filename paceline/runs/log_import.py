@@ -25,7 +25,8 @@ from paceline.files.run_folder import (
     run_folders,
 )
 from paceline.logs.facts import UserSettings
-from paceline.logs.parser import as_text, parse_log
+from paceline.logs.parsed_log import ParsedLog
+from paceline.logs.parser import Parsing, as_text, parse_log
 from paceline.runs.flow import finish
 from paceline.runs.logged_run import RUN_STATUS
 
@@ -50,14 +51,8 @@ def import_log(
     user_settings.check()
     if not path.is_file():
         raise UserError(str(path), "is not a file", remedy="give one log file, plain or .gz")
-    document = parse_log(path, user_settings).document
-    if document.status not in RUN_STATUS:
-        raise UserError(
-            str(path),
-            f"{document.status}: {document.reason}",
-            remedy="`paceline parse` shows its content; set its log format with --engine",
-        )
-    digest = _digest(path)
+    document = parse_run(path, user_settings).document
+    digest = file_digest(path)
     earlier = None if reimport else _imported_before(root, digest)
     if earlier is not None:
         raise UserError(
@@ -69,24 +64,46 @@ def import_log(
     folder = new_folder(root, imported_name(document.facts, _stem(path), now, tag))
     log = f"{LOGS_FOLDER}/{redact(as_text(path.name), os.environ)}"
     _copy(path, folder / log)
-    write_value(
-        folder / RUN_FILE,
-        RunRecord(
-            name=folder.name,
-            tag=tag,
-            created=now.isoformat(timespec="milliseconds"),
-            command=tuple(map(as_text, command)),
-            spec=None,
-            facts=document.facts,
-            log=log,
-            log_sha256=digest,
-            window=user_settings.window,
-            status=RUN_STATUS[document.status],
-            reason=document.reason,
-            paceline_version=__version__,
-        ),
-    )
+    record = log_record(folder.name, document, log, digest, user_settings)
+    stored = {
+        "tag": tag,
+        "created": now.isoformat(timespec="milliseconds"),
+        "command": tuple(map(as_text, command)),
+    }
+    write_value(folder / RUN_FILE, record.model_copy(update=stored))
     return finish(folder, root)
+
+
+def parse_run(path: Path, user_settings: UserSettings, *, called: Path | None = None) -> Parsing:
+    """Parse a log that must contain a run; raise UserError for any other file."""
+    parsing = parse_log(path, user_settings, called=called)
+    document = parsing.document
+    if document.status not in RUN_STATUS:
+        raise UserError(
+            str(called or path),
+            f"{document.status}: {document.reason}",
+            remedy="`paceline parse` shows its content; set its log format with --engine",
+        )
+    return parsing
+
+
+def log_record(
+    name: str, document: ParsedLog, log: str, digest: str, user_settings: UserSettings
+) -> RunRecord:
+    """Return the record of the run that wrote a log, without a time and a tag."""
+    return RunRecord(
+        name=name,
+        created="",
+        command=(),
+        spec=None,
+        facts=document.facts,
+        log=log,
+        log_sha256=digest,
+        window=user_settings.window,
+        status=RUN_STATUS[document.status],
+        reason=document.reason,
+        paceline_version=__version__,
+    )
 
 
 def _copy(path: Path, target: Path) -> None:
@@ -121,7 +138,7 @@ def _is_packed(path: Path) -> bool:
         return log.read(2) == b"\x1f\x8b"
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -76,16 +76,19 @@ def evaluate_log(folder: Path, record: RunRecord) -> RunReport:
     user_settings = UserSettings(
         engine=record.settings.engine, window=record.window, facts=record.settings
     )
-    parsing = parse_log(path, user_settings)
+    report = report_of_log(folder.name, record, parse_log(path, user_settings))
+    return replace(report, folder=str(folder), files=run_files(folder))
+
+
+def report_of_log(name: str, record: RunRecord, parsing: Parsing) -> RunReport:
+    """Return the report of the run that wrote a parsed log, without a folder."""
     return RunReport(
-        result=log_result(folder.name, record, parsing),
+        result=log_result(name, record, parsing),
         steps=_attempt(parsing),
         spec=None,
         facts=record.settings,
         command=shlex.join(record.command),
         job_script="",
-        folder=str(folder),
-        files=run_files(folder),
     )
 
 

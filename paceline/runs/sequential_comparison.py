@@ -20,7 +20,8 @@ from paceline.core.errors import UserError
 from paceline.core.result import Result
 from paceline.files.run_folder import Repeat, find_runs, groups, read_record
 from paceline.machines.placement import Request
-from paceline.runs.comparison import ComparisonOptions, find_side
+from paceline.runs.comparison import ComparisonOptions
+from paceline.runs.comparison_inputs import find_side
 from paceline.runs.repeat_plan import (
     ScheduledRepeat,
     Series,

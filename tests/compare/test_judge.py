@@ -16,7 +16,8 @@ def test_clearly_slower_repeats_are_slower():
     assert (judged.verdict, judged.confidence, judged.repeats_needed) == ("slower", "normal", 0)
     assert judged.ratio == pytest.approx(1.03) and judged.low is not None and judged.low > 1
     assert (judged.n_a, judged.n_b, judged.metric) == (3, 3, "step_time_s")
-    assert "b is slower than a" in judged.sentence and "+3.00%" in judged.sentence
+    assert judged.observed == "b is 3.0% slower than a: 0.2060 s vs 0.2000 s."
+    assert judged.sentence.startswith(f"{judged.observed} Proven: 95% interval +")
 
 
 def test_exchanged_sides_give_the_opposite():
@@ -47,8 +48,11 @@ def test_fewer_than_three_repeats_decide_nothing_that_is_timed(n: int, change: f
     judged = judge(repeats(n, deviation=0.001, name="a"), repeats(n, change, 0.001, name="b"))
     assert (judged.verdict, judged.confidence) == ("undecided", "low")
     assert (judged.p, judged.low, judged.repeats_needed) == (None, None, 3 - n)
-    assert f"{100 * change:+.{1 if change > 0.1 else 2}f}%" in judged.sentence
-    assert "Low confidence" in judged.sentence and judged.why_low
+    size = f"{100 * abs(change):.{2 if abs(change) < 0.01 else 1}f}%"
+    assert f"b is {size} {'slower' if change > 0 else 'faster'} than a: " in judged.observed
+    runs = {1: "1 run each", 2: "2 runs each"}[n]
+    advice = f"Not proven: {runs}, so run-to-run variation is unknown. Run {3 - n} more of each."
+    assert judged.sentence == f"{judged.observed} {advice}" and judged.why_low
 
 
 def test_what_is_counted_needs_no_repeats():

@@ -1,0 +1,1 @@
+"""Questions as a stranger types them, and the answers that help."""

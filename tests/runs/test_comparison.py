@@ -27,9 +27,9 @@ from paceline.runs.comparison import (
     ComparisonOptions,
     compare_runs,
     compare_with_reference,
-    find_side,
     parse_margin,
 )
+from paceline.runs.comparison_inputs import find_side
 from paceline.runs.outcome import evaluate
 from tests.compare.members import metrics_at
 from tests.example import make_spec

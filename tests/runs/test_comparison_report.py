@@ -135,7 +135,9 @@ def test_junit_counts_failures_and_errors(comparison: Comparison, failures: int,
     assert (suite.get("failures"), suite.get("errors")) == (str(failures), str(errors))
     assert suite.get("tests") == str(len(cases)) and cases[0].get("name") == "comparable"
     assert len(suite.findall(".//failure")) == failures and len(suite.findall(".//error")) == errors
-    assert comparison.sentence in (suite.findtext("system-out") or "")
+    printed = suite.findtext("system-out") or ""
+    assert comparison.observed.rstrip(".") in printed
+    assert comparison.sentence.removeprefix(comparison.observed).strip() in printed
 
 
 def test_a_primary_metric_within_the_correction_is_an_error_not_a_failure():

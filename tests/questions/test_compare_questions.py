@@ -1,0 +1,172 @@
+"""Is B slower than A? Asked with whatever files there are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.engines import log_formats
+from tests.command import paceline
+from tests.engines.samples import log_text
+
+NOISE = (0.001, -0.002, 0.003, -0.001, 0.0, 0.002, -0.003)
+"""Relative deviations of steps, the same in every log."""
+
+
+def write_log(path: Path, step_s: float, name: str = "megatron") -> Path:
+    times = [step_s * (1 + NOISE[n % len(NOISE)]) for n in range(40)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(log_text(name, times, noise=()))
+    return path
+
+
+def compare(folder: Path, *arguments: object, code: int) -> dict[str, Any]:
+    done = paceline("compare", *arguments, "--json", cwd=folder, runs=folder / "runs")
+    assert (done.returncode, done.stderr) == (code, "")
+    assert not (folder / "runs").exists() or not list((folder / "runs").glob("*/run.json"))
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """Three logs a side, the one side 8% slower."""
+    for number, change in enumerate((0.0, 0.001, -0.001), 1):
+        write_log(tmp_path / f"a/{number}.log", 1.67 * (1 + change))
+        write_log(tmp_path / f"b/{number}.log", 1.804 * (1 + change))
+    shutil.copy(tmp_path / "a/1.log", tmp_path / "a.log")
+    shutil.copy(tmp_path / "b/1.log", tmp_path / "b.log")
+    return tmp_path
+
+
+def test_two_logs_show_the_difference_first_and_then_what_would_prove_it(logs: Path):
+    done = paceline("compare", "a.log", "b.log", cwd=logs, runs=logs / "runs")
+    first, badge, proof = done.stdout.splitlines()[:3]
+    assert first.startswith("b.log is 8.0% slower than a.log: 1.804 s vs 1.670 s · margin ")
+    assert badge.strip() == "? undecided (low confidence)" and done.returncode == 4
+    why = "Not proven: 1 run each, so run-to-run variation is unknown. Run 2 more of each."
+    assert proof.strip() == why
+
+
+@pytest.mark.parametrize("form", ["md", "junit", "csv"])
+def test_every_form_takes_logs(logs: Path, form: str):
+    done = paceline("compare", "a.log", "b.log", "--format", form, cwd=logs)
+    assert done.returncode == 4 and "1.804" in done.stdout and not done.stderr
+
+
+def test_a_page_of_two_logs_has_the_difference_as_its_title(logs: Path):
+    paceline("compare", "a.log", "b.log", "--html", "page.html", cwd=logs)
+    text = (logs / "page.html").read_text("utf-8")
+    assert "<title>b.log is 8.0% slower than a.log: 1.804 s vs 1.670 s</title>" in text
+    assert "run-to-run variation" in text
+
+
+@pytest.mark.parametrize("name", sorted(log_formats()))
+def test_logs_of_every_framework_are_compared(tmp_path: Path, name: str):
+    write_log(tmp_path / "a.log", 10.0, name)
+    write_log(tmp_path / "b.log", 11.0, name)
+    judged = compare(tmp_path, "a.log", "b.log", code=4)
+    # Some frameworks print rates alone.
+    slower = ("b.log is 10.0% slower than a.log: ", "of b.log is 9.1% lower than of a.log: ")
+    assert any(words in judged["observed"] for words in slower)
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [
+        ("a", "b"),
+        ("a/", "./b"),
+        ("a/*.log", "b/?.log"),
+        ("a/1.log,a/2.log,a/3.log", "b"),
+        ("a.tar.gz", "b.tar.gz"),
+    ],
+)
+def test_several_logs_per_side_are_a_test(logs: Path, sides: tuple[str, str]):
+    for side in "ab":
+        shutil.make_archive(str(logs / side), "gztar", logs / side)
+    judged = compare(logs, *sides, code=3)
+    assert (judged["verdict"], judged["n_a"], judged["n_b"]) == ("slower", 3, 3)
+    assert "Proven: 95% interval +7." in judged["sentence"]
+
+
+def test_sides_of_unequal_size_say_which_one_lacks_runs(logs: Path):
+    judged = compare(logs, "a", "b.log", code=4)
+    assert judged["sentence"].endswith("Run 2 more of b.log.")
+    judged = compare(logs, "a/1.log,a/2.log", "b.log", code=4)
+    assert judged["sentence"].endswith("Run 1 more of a/1.log,a/2.log and 2 more of b.log.")
+
+
+def test_direct_comparison_and_import_give_the_same_figures(logs: Path):
+    direct = compare(logs, "a", "b", code=3)
+    for side in "ab":
+        for log in sorted((logs / side).iterdir()):
+            paceline("import", log, "--tag", side, runs=logs / "stored")
+    done = paceline("compare", "a", "b", "--json", runs=logs / "stored")
+    stored = json.loads(done.stdout)
+    for key in ("verdict", "ratio", "low", "high", "p", "metrics", "differing_keys"):
+        assert direct[key] == stored[key], key
+    mixed = paceline("compare", "a", "b", "--json", cwd=logs, runs=logs / "stored")
+    assert json.loads(mixed.stdout)["ratio"] == stored["ratio"]
+
+
+def test_a_log_and_its_own_import_are_one_run(logs: Path):
+    paceline("import", logs / "a.log", "--tag", "stored", runs=logs / "stored")
+    done = paceline("compare", "stored", "a.log", "--json", cwd=logs, runs=logs / "stored")
+    assert any("is on both sides" in line for line in json.loads(done.stdout)["warnings"])
+    one = paceline("compare", "stored,a.log", "b", "--json", cwd=logs, runs=logs / "stored")
+    assert json.loads(one.stdout)["n_a"] == 1
+
+
+def test_ranks_of_one_run_are_no_repeats(tmp_path: Path):
+    for side, step_s in (("a", 1.67), ("b", 1.804)):
+        for rank in range(3):
+            write_log(tmp_path / f"{side}/rank-{rank}.log", step_s + rank * 1e-3)
+            write_log(tmp_path / f"t{side}/attempt_0/{rank}/stdout.log", step_s + rank * 1e-3)
+    assert compare(tmp_path, "a", "b", code=4)["n_a"] == 1
+    assert compare(tmp_path, "ta", "tb", code=4)["n_b"] == 1
+
+
+def test_step_times_as_csv_are_a_run_and_several_with_a_column_of_files(logs: Path):
+    for side in "ab":
+        done = paceline("parse", side, "--per-step", "--format", "csv", cwd=logs)
+        (logs / f"{side}.csv").write_text(done.stdout)
+    assert compare(logs, "a.csv", "b.csv", code=3)["n_a"] == 3
+    (logs / "s.csv").write_text("time_s\n" + "1.670\n1.671\n1.669\n" * 10)
+    (logs / "ms.csv").write_text("step_time_ms\n" + "1804\n1805\n1803\n" * 10)
+    judged = compare(logs, "ms.csv", "s.csv", code=4)
+    assert judged["observed"] == "s.csv is 7.4% faster than ms.csv: 1.670 s vs 1.804 s."
+
+
+def test_a_setting_that_only_one_log_states_can_be_added(tmp_path: Path):
+    write_log(tmp_path / "a.log", 1.67)
+    (tmp_path / "b.csv").write_text("step_time_s\n" + "1.80\n1.81\n1.79\n" * 10)
+    refused = compare(tmp_path, "a.log", "b.csv", code=3)
+    assert "--global-batch" in refused["sentence"] and "--allow global_batch" in refused["sentence"]
+    values = {each["key"]: each["baseline"] for each in refused["differences"]}
+    allowed = [word for key in values if key != "global_batch" for word in ("--allow", key)]
+    compare(tmp_path, "a.log", "b.csv", "--global-batch", values["global_batch"], *allowed, code=4)
+
+
+@pytest.mark.parametrize(
+    ("sides", "words"),
+    [
+        (("a.log", "c.log"), "run 'c.log': is not in"),
+        (("a.log", "c.log"), "did you mean"),
+        (("a.log", "notes.txt"), "notes.txt: not-a-training-log"),
+        (("a.log", "empty"), "empty: contains no training log"),
+        (("a.log", "bad.csv"), "bad.csv: has 0 columns with step times; allowed: step_time_s"),
+        (("a.log", "word.csv"), "word.csv:3: step_time_s: 'fast' is not a number"),
+        (("a.log",), "takes either B or --against"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_what_cannot_be_compared_is_one_clear_error(logs: Path, sides: tuple[str, ...], words: str):
+    (logs / "notes.txt").write_text("nothing\n")
+    (logs / "empty").mkdir()
+    (logs / "bad.csv").write_text("seconds per step\n1.0\n")
+    (logs / "word.csv").write_text("step_time_s\n1.0\nfast\n")
+    done = paceline("compare", *sides, cwd=logs, runs=logs / "runs")
+    assert (done.returncode, done.stdout) == (1, "") and words in done.stderr
