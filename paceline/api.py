@@ -187,7 +187,7 @@ def compare(
 ) -> Report[Comparison]:
     """Test whether `candidate` is slower than `baseline`, faster, or the same.
 
-    A side is what `paceline compare` takes: a run, a group, a tag or a file, or a list of them.
+    A side is what `paceline compare` takes: logs, folders, runs, groups, tags, or a list of them.
     `against` compares the baseline with a published row instead. `margin` is a fraction:
     differences below it do not count. The DataFrame has one row per metric.
 

@@ -11,7 +11,7 @@ from paceline.cli import host_options as place
 from paceline.cli.options import Device, DeviceKind, Json, Panel, RunsDir
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
-from paceline.core.errors import UserError
+from paceline.core.errors import EXIT_INCOMPLETE, UserError
 from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
 from paceline.scaling.check.preflight import CheckRequest
@@ -75,7 +75,7 @@ def check(
         bool,
         typer.Option(
             "--fail-on-findings",
-            help="Exit with 3 if a host should be drained.",
+            help="Exit with 3 if a host is slow, broken or not reached.",
             rich_help_panel=Panel.criteria,
         ),
     ] = False,
@@ -84,7 +84,7 @@ def check(
         typer.Option(
             metavar="FILE",
             help="Write the hosts to drain to this file, one per line, for `sbatch --exclude "
-            "./FILE`.",
+            "./FILE`. Not written if most hosts fail.",
             rich_help_panel=Panel.criteria,
         ),
     ] = None,
@@ -95,6 +95,9 @@ def check(
     location: place.HostOptions,
 ) -> None:
     """Check all hosts at the same time and report which to drain, with the evidence.
+
+    Each host is fit, suspect, slow, broken or not reached. If most hosts fail, the check itself is
+    in doubt: no host is listed to drain, the drain file is not written, and the exit code is 4.
 
     Covers log-in, clocks, versions, limits and the shared folder; GPUs and their health; disks;
     GEMM throughput, memory bandwidth and all-reduce, within each host and in pairs of hosts. Eight
@@ -131,6 +134,10 @@ def check(
     for notice in outcome.notices:
         echo(f"note: {notice}", err=True)
     emit(check_document(outcome), TableFormat.json if as_json else form)
+    if outcome.report.drain_withheld:
+        if drain_file is not None:
+            echo(f"note: {drain_file} is not written", err=True)
+        raise typer.Exit(EXIT_INCOMPLETE)
     if drain_file is not None:
         write_text(drain_file, "".join(f"{host}\n" for host in outcome.report.drain))
     if fail_on_findings and outcome.report.drain:

@@ -28,6 +28,15 @@ class JobEnd:
     """Hosts at fault."""
 
 
+@dataclass(frozen=True)
+class UnfitHost:
+    """Why no job can be started on a host."""
+
+    reason: str
+    reached: bool = True
+    """False if the host did not answer; the network or this machine may be the cause."""
+
+
 class Handle(Protocol):
     """A started job. Subclasses may omit the methods that have a body here."""
 
@@ -90,7 +99,7 @@ class Launcher(Protocol):
         """Start the script that `prepare` wrote."""
         ...
 
-    def unfit_hosts(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+    def unfit_hosts(self, cluster: Cluster, folder: Path) -> dict[str, UnfitHost]:
         """Return the named hosts on which no job can be started, each with the reason."""
         ...
 

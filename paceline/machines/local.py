@@ -24,7 +24,7 @@ from paceline.core.hardware import Cluster
 from paceline.core.job import COLLECTIVE_LIMIT, Job
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER
-from paceline.machines import Handle, JobEnd
+from paceline.machines import Handle, JobEnd, UnfitHost
 from paceline.machines.node.script import open_variables, secret_variables
 from paceline.machines.programs import die_with_parent
 
@@ -190,6 +190,6 @@ def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRu
     return LocalRun(process, deadline)
 
 
-def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, str]:
+def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, UnfitHost]:
     """Return no hosts, because this machine runs the check itself."""
     return {}

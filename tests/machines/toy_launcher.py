@@ -11,7 +11,7 @@ from paceline.core.hardware import Cluster
 from paceline.core.job import Job
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE
-from paceline.machines import Handle, JobEnd
+from paceline.machines import Handle, JobEnd, UnfitHost
 from paceline.machines.node.script import (
     NODE_SCRIPT,
     prepare_node,
@@ -74,5 +74,5 @@ def submit(job: Job, folder: Path) -> ToyRun:
     return ToyRun(nodes, time.monotonic() + (job.timeout_s or 600.0))
 
 
-def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, str]:
+def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, UnfitHost]:
     return {}

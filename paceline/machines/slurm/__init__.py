@@ -13,7 +13,7 @@ from paceline.core.hardware import Cluster
 from paceline.core.job import Job
 from paceline.files.documents import write_text
 from paceline.files.run_folder import SCRIPT_FILE
-from paceline.machines import Handle
+from paceline.machines import Handle, UnfitHost
 from paceline.machines.node.script import prepare_node, secret_variables
 from paceline.machines.slurm import client
 from paceline.machines.slurm.batch import BatchRun
@@ -142,9 +142,10 @@ def check_folder(folder: Path, container: bool = False) -> None:
         )
 
 
-def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, str]:
+def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, UnfitHost]:
     """Return the named hosts that are down or drained, each with the reason."""
-    return {host: f"Slurm says: {why}" for host, why in _unusable_hosts(cluster).items()}
+    unusable = _unusable_hosts(cluster).items()
+    return {host: UnfitHost(f"Slurm reports: {why}", reached=False) for host, why in unusable}
 
 
 def _unusable_hosts(cluster: Cluster) -> dict[str, str]:

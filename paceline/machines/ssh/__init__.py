@@ -20,6 +20,7 @@ from paceline.core.job import Job
 from paceline.core.units import pluralize, there_are
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LOGS_FOLDER, SCRIPT_FILE
+from paceline.machines import UnfitHost
 from paceline.machines.node.script import NODE_SCRIPT, prepare_node, render_node, rendezvous_port
 from paceline.machines.ssh import remote
 from paceline.machines.ssh.checks import (
@@ -85,11 +86,11 @@ def submit(job: Job, folder: Path) -> SshRun:
     return run
 
 
-def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, str]:
+def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, UnfitHost]:
     """Log in to every host; return those on which no job can be started, with the reason."""
     questions = Questions(cluster.interpreter, folder, cluster.interface, cluster.world_size)
     checks = check_hosts(cluster.hosts, questions, cluster.ssh)
-    return {check.host: check.fault for check in checks if check.fault}
+    return {c.host: UnfitHost(c.fault, reached=c.answered) for c in checks if c.fault}
 
 
 def _start(run: SshRun, job: Job, folder: Path) -> None:

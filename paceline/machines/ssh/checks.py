@@ -39,6 +39,8 @@ class HostCheck(Value):
     host: str
     fault: str | None = None
     """Reason why no job can run on the host."""
+    answered: bool = True
+    """False if no session could be opened on the host."""
     remedy: str | None = None
     round_trip_s: float | None = None
     clock_skew_s: float | None = None
@@ -364,7 +366,7 @@ def _address(text: str) -> str:
 def _host_check(examination: _Examination) -> HostCheck:
     host = examination.session.host
     if examination.late:
-        return HostCheck(host=host, fault=examination.late, remedy=SLOW)
+        return HostCheck(host=host, fault=examination.late, answered=False, remedy=SLOW)
     if examination.unable:
         python = os.fspath(examination.questions.python)
         return HostCheck(
@@ -374,7 +376,7 @@ def _host_check(examination: _Examination) -> HostCheck:
         )
     if examination.facts is None:
         what, remedy = meaning("\n".join(examination.session.messages))
-        return HostCheck(host=host, fault=what, remedy=remedy)
+        return HostCheck(host=host, fault=what, answered=False, remedy=remedy)
     # The shortest round trip bounds the error of the skew most tightly.
     trip_s, skew_s = min(examination.clock, key=lambda reading: reading[0])
     facts = {**examination.facts, "round_trip_s": trip_s, "clock_skew_s": skew_s}

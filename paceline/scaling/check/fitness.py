@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from paceline.core.hardware import Cluster
 from paceline.core.hosts import compress
@@ -48,7 +49,10 @@ SAME = (
     "gpu",
 )
 """Settings that healthy hosts of one cluster have in common."""
-Verdict = Literal["fit", "look", "drain"]
+Verdict = Literal["fit", "suspect", "slow", "broken", "not reached"]
+"""State of a host. `slow` is proven by a repeat or a second measure, `broken` by a fault."""
+USABLE: tuple[Verdict, ...] = ("fit", "suspect")
+"""States of hosts that a job may use."""
 
 
 class HostRate(Value):
@@ -72,9 +76,9 @@ class HostReport(Value):
     host: str
     verdict: Verdict
     evidence: tuple[str, ...] = ()
-    """Reasons to drain the host."""
+    """Reasons why the host is slow, broken or not reached."""
     remarks: tuple[str, ...] = ()
-    """Observations to investigate that do not justify draining."""
+    """Observations to investigate that prove nothing yet."""
     figures: dict[str, HostRate] = {}
     facts: dict[str, Any] = {}
 
@@ -103,6 +107,9 @@ class CheckReport(Value):
     hosts: tuple[HostReport, ...]
     measures: dict[str, Measure]
     drain: tuple[str, ...]
+    """Hosts to drain: slow, broken or not reached, unless most hosts are."""
+    drain_withheld: str | None = None
+    """Reason why no host is to be drained although some failed; the check itself is in doubt."""
     sentences: tuple[str, ...]
 
 
@@ -116,6 +123,10 @@ class Reading:
     """Values of each measure; several values of one host are repeats."""
     faults: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    reached: bool = True
+    """False if the host did not answer."""
+    timed_out: bool = False
+    """True if the time limit of the check ended it."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +169,11 @@ def judge(
         )
         for what, nodes in speeds.items()
     }
-    drain = tuple(report.host for report in hosts if report.verdict == "drain")
+    drain = tuple(report.host for report in hosts if report.verdict not in USABLE)
+    withheld = _drain_withheld(readings, hosts)
     sentences = (
-        _count(hosts, drain, elapsed_s),
+        _count(hosts, elapsed_s),
+        *([f"No host is listed to drain: {withheld}."] if withheld else []),
         *(_power(measure, blames[what]) for what, measure in measures.items()),
     )
     return CheckReport(
@@ -169,7 +182,8 @@ def judge(
         elapsed_s=elapsed_s,
         hosts=hosts,
         measures=measures,
-        drain=drain,
+        drain=() if withheld else drain,
+        drain_withheld=withheld,
         sentences=sentences,
     )
 
@@ -211,11 +225,43 @@ def _report(
     remarks = (*reading.remarks, *odd, *(() if sure else words))
     return HostReport(
         host=reading.host,
-        verdict="drain" if evidence else "look" if remarks else "fit",
+        verdict=_verdict(reading, broken=bool(reading.faults or lost), slow=sure, remarks=remarks),
         evidence=evidence,
         remarks=remarks,
         figures=figures,
         facts=dict(reading.facts),
+    )
+
+
+def _verdict(reading: Reading, *, broken: bool, slow: bool, remarks: Sequence[str]) -> Verdict:
+    if not reading.reached:
+        return "not reached"
+    if broken:
+        return "broken"
+    return "slow" if slow else "suspect" if remarks else "fit"
+
+
+def _drain_withheld(readings: Sequence[Reading], hosts: Sequence[HostReport]) -> str | None:
+    """Return why the failures are more likely the fault of the check than of the hosts, or None.
+
+    That is so if more than half of several hosts fail, or if a single host did not answer or did
+    not finish in time.
+    """
+    failed = [report for report in hosts if report.verdict not in USABLE]
+    alone = len(hosts) == 1 and (not readings[0].reached or readings[0].timed_out)
+    if not failed or not (alone or (len(hosts) > 1 and 2 * len(failed) > len(hosts))):
+        return None
+    if all(reading.timed_out for reading in readings):
+        return "the check did not finish in time; raise --time-limit"
+    verdicts = Counter(report.verdict for report in failed)
+    # Numbers differ between hosts that fail for the same reason.
+    causes = [re.sub(r"\d[\d.,]*", "N", report.evidence[0]) for report in failed]
+    cause, number = Counter(causes).most_common(1)[0]
+    example = failed[causes.index(cause)].evidence[0]
+    counts = " and ".join(f"{n} {verdict}" for verdict, n in verdicts.items())
+    return (
+        f"{counts} of {pluralize(len(hosts), 'host')}, {number} of them alike ({example}), so this "
+        "machine, its network or name resolution is the more likely cause; check it first"
     )
 
 
@@ -276,12 +322,13 @@ def _fact(facts: Mapping[str, Any], name: str) -> str:
     return str(facts.get(name) if facts.get(name) is not None else "unknown")
 
 
-def _count(hosts: Sequence[HostReport], drain: Sequence[str], elapsed_s: float) -> str:
-    look = [report.host for report in hosts if report.verdict == "look"]
-    fit = len(hosts) - len(drain) - len(look)
-    parts = [f"{fit} fit"]
-    parts += [f"{len(look)} worth a look ({compress(look)})"] if look else []
-    parts += [f"{len(drain)} to drain ({compress(drain)})"] if drain else []
+def _count(hosts: Sequence[HostReport], elapsed_s: float) -> str:
+    by_verdict = {
+        verdict: [report.host for report in hosts if report.verdict == verdict]
+        for verdict in get_args(Verdict)
+    }
+    parts = [f"{len(by_verdict.pop('fit'))} fit"]
+    parts += [f"{len(v)} {verdict} ({compress(v)})" for verdict, v in by_verdict.items() if v]
     noun = "host" if len(hosts) == 1 else "hosts"
     return f"{len(hosts)} {noun} checked in {elapsed_s:.1f} s: {', '.join(parts)}."
 
@@ -382,7 +429,8 @@ def _reading(
         if line not in grave
     )
     kept = {key: value for key, value in facts.items() if key not in ("event", "rank", "schema")}
-    return Reading(name, kept, _rates(lines), tuple(faults), tuple(remarks))
+    timed_out = verdict is not None and verdict.status == "timeout" and ended < started
+    return Reading(name, kept, _rates(lines), tuple(faults), tuple(remarks), timed_out=timed_out)
 
 
 def _part(part: str, names: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +29,7 @@ from paceline.machines.probe.inventory import inventory, local_cluster
 from paceline.machines.slurm.client import from_allocation
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.check.fitness import (
+    USABLE,
     CheckReport,
     Past,
     Reading,
@@ -187,7 +188,7 @@ def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
         verdict = run_job(_job(cluster, request), folder, request.wait_s, "check")
         lines = read_lines(folder)
     readings = [
-        *(Reading(host, faults=(why,)) for host, why in unfit.items()),
+        *(Reading(host, faults=(why.reason,), reached=why.reached) for host, why in unfit.items()),
         *(host_readings(cluster, lines, verdict) if cluster else ()),
     ]
     order = {host: at for at, host in enumerate(named)}
@@ -205,7 +206,7 @@ def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     return FinishedCheck(report, folder, tuple(notices))
 
 
-def _without(cluster: Cluster, unfit: Mapping[str, str]) -> Cluster | None:
+def _without(cluster: Cluster, unfit: Collection[str]) -> Cluster | None:
     """Return the cluster of the other hosts, or None when there are none."""
     hosts = tuple(host for host in cluster.hosts if host not in unfit)
     if not cluster.hosts:
@@ -265,7 +266,7 @@ def _earlier(root: Path, identity: Mapping[str, Any]) -> dict[str, dict[str, lis
         if report.identity != identity:
             continue
         for host in report.hosts:
-            for what, figure in host.figures.items() if host.verdict != "drain" else ():
+            for what, figure in host.figures.items() if host.verdict in USABLE else ():
                 rates.setdefault(what, {}).setdefault(host.host, []).append(figure.value)
     return rates
 

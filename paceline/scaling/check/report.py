@@ -13,23 +13,27 @@ from paceline.scaling.check.preflight import FinishedCheck
 def check_document(outcome: FinishedCheck) -> Document:
     """Return the report of a check for every output format."""
     report = outcome.report
-    hosts_to_look_at = [host.host for host in report.hosts if host.verdict == "look"]
-    tone = "alert" if report.drain else "plain" if hosts_to_look_at else "good"
-    words = (
-        f"{len(report.drain)} to drain" if report.drain else f"{len(hosts_to_look_at)} to look at"
-    )
+    num_suspects = sum(host.verdict == "suspect" for host in report.hosts)
+    badge = Verdict("all fit", "good")
+    if report.drain_withheld:
+        badge = Verdict("most hosts failed", "alert")
+    elif report.drain:
+        badge = Verdict(f"{len(report.drain)} to drain", "alert")
+    elif num_suspects:
+        badge = Verdict(f"{num_suspects} suspect", "plain")
     return Document(
         kind=f"check of hosts, {report.created}",
         title=pluralize(len(report.hosts), "host"),
-        verdict=Verdict(words if report.drain or hosts_to_look_at else "all fit", tone),
+        verdict=badge,
         answer=report.sentences,
         sections=(
             Table(columns=_columns(), rows=[_row(host) for host in report.hosts]),
             Notes(
                 title="Evidence",
                 lines=[
-                    *(f"drain {h.host}: {line}" for h in report.hosts for line in h.evidence),
-                    *(f"look at {h.host}: {line}" for h in report.hosts for line in h.remarks),
+                    f"{host.host} is {host.verdict}: {line}"
+                    for host in report.hosts
+                    for line in (*host.evidence, *host.remarks)
                 ],
             ),
         ),

@@ -83,13 +83,27 @@ def test_a_check_of_another_kind_is_no_measure(runs: Path, tmp_path: Path):
 
 
 @pytest.mark.skipif(not shutil.which("ssh"), reason="OpenSSH's client is absent")
-def test_hosts_of_which_none_answers_are_all_to_be_drained(tmp_path: Path):
-    config = tmp_path / "config"
+def test_hosts_of_which_none_answers_are_not_drained(tmp_path: Path):
+    config, drain = tmp_path / "config", tmp_path / "drain.txt"
     config.write_text("Host *\n HostName 127.0.0.1\n Port 1\n")
-    result = run("--hosts", "n[1-2]", "--ssh-config", str(config), "--runs-dir", str(tmp_path))
+    hosts = ("--hosts", "n[1-2]", "--ssh-config", str(config), "--runs-dir", str(tmp_path))
+    drain.write_text("n9\n")
+    result = run(*hosts, "--drain-file", str(drain), "--fail-on-findings")
     document = json.loads(result.stdout)
-    assert document["drain"] == ["n1", "n2"] and document["measures"] == {}
+    assert result.exit_code == 4 and document["drain"] == [] and document["measures"] == {}
+    assert {host["verdict"] for host in document["hosts"]} == {"not reached"}
     assert document["hosts"][0]["evidence"] == ["no ssh server listens there"]
+    assert "this machine, its network or name resolution" in document["drain_withheld"]
+    assert drain.read_text() == "n9\n" and "drain.txt is not written" in result.stderr
+
+
+def test_a_check_of_this_machine_that_ran_out_of_time_drains_nothing(tmp_path: Path):
+    drain = tmp_path / "drain.txt"
+    arguments = ["--device=cpu", "--json", "--time-limit=1", f"--drain-file={drain}"]
+    result = CliRunner().invoke(app, [*arguments, f"--runs-dir={tmp_path}"])
+    document = json.loads(result.stdout)
+    assert result.exit_code == 4 and document["drain"] == [] and not drain.exists()
+    assert "raise --time-limit" in document["drain_withheld"]
 
 
 @pytest.mark.parametrize(

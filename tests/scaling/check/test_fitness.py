@@ -50,7 +50,7 @@ def test_a_fault_twice_the_smallest_is_found_and_nobody_else_is_blamed():
     assert report.drain == ("n5",)
     (evidence,) = report.hosts[4].evidence
     assert evidence.startswith("matrix products at ") and "below the other nodes" in evidence
-    assert "1 to drain (n5)" in report.sentences[0]
+    assert "1 slow (n5)" in report.sentences[0]
 
 
 @pytest.mark.parametrize("number", [1, 2, 7])
@@ -77,6 +77,34 @@ def test_a_fault_of_its_own_drains_a_host_whatever_its_speed():
     assert report.drain == ("n9",) and report.hosts[2].evidence == ("its clock is 9 s ahead",)
 
 
+@pytest.mark.parametrize(
+    ("reached", "fault", "number", "withheld"),
+    [
+        (True, "its clock is 9 s ahead", 2, False),
+        (True, "its clock is 9 s ahead", 3, True),
+        (False, "does not answer", 2, False),
+        (False, "does not answer", 3, True),
+    ],
+)
+def test_hosts_are_drained_unless_most_of_them_fail(
+    reached: bool, fault: str, number: int, withheld: bool
+):
+    bad = [Reading(f"m{n}", faults=(fault,), reached=reached) for n in range(number)]
+    report = checked([*cluster(2), *bad])
+    verdict = "broken" if reached else "not reached"
+    assert [host.verdict for host in report.hosts] == ["fit", "fit", *[verdict] * number]
+    assert len(report.drain) == (0 if withheld else number)
+    assert (report.drain_withheld is not None) == withheld
+    if withheld:
+        words = f"No host is listed to drain: 3 {verdict} of 5 hosts, 3 of them alike ({fault})"
+        assert report.sentences[1].startswith(words)
+
+
+def test_a_single_host_that_answers_and_is_broken_is_drained():
+    report = checked([Reading("n1", faults=("1 GPU has uncorrected errors",))])
+    assert report.drain == ("n1",) and report.hosts[0].verdict == "broken"
+
+
 def facts(**changes: Any) -> dict[str, Any]:
     return {
         "kernel": "6.1",
@@ -92,7 +120,7 @@ def test_a_host_that_differs_from_most_is_worth_a_look():
     readings = [Reading(f"n{n}", facts()) for n in range(3)]
     odd = Reading("n3", facts(kernel="5.4"))
     report = checked([*readings, odd])
-    assert [host.verdict for host in report.hosts] == ["fit", "fit", "fit", "look"]
+    assert [host.verdict for host in report.hosts] == ["fit", "fit", "fit", "suspect"]
     remarks = " ".join(report.hosts[3].remarks)
     assert "kernel 5.4 here, 6.1 on 3 of 4 hosts" in remarks
 
@@ -127,7 +155,7 @@ def test_a_report_survives_its_file():
 def test_where_only_the_margin_judges_no_z_is_made_up_and_the_report_says_so():
     readings = [Reading("a", rates={"pair": [90.0]}), Reading("b", rates={"pair": [100.0]})]
     report = checked(readings, Past(references={"pair": HealthySpeed(100.0)}))
-    assert report.drain == () and report.hosts[0].verdict == "look"
+    assert report.drain == () and report.hosts[0].verdict == "suspect"
     (remark,) = report.hosts[0].remarks
     words = "10.0% below the reference (by the margin alone: low confidence)"
     assert remark.endswith(f"{words}: repeat before draining")
