@@ -30,7 +30,7 @@ class JobEnd:
 
 @dataclass(frozen=True)
 class UnfitHost:
-    """Why no job can be started on a host."""
+    """Reason for starting no job on a host."""
 
     reason: str
     reached: bool = True
