@@ -7,12 +7,12 @@ line in Python; `paceline.api` documents them.
 from typing import Any
 
 __version__ = "0.2.0"
-__all__ = ["check", "compare", "estimate", "load_run", "parse", "runs"]
+_FUNCTIONS = ["check", "compare", "estimate", "load_run", "parse", "runs"]
 
 
 def __getattr__(name: str) -> Any:
     """Load a function of the API on first use, because its imports take a second."""
-    if name not in __all__:
+    if name not in _FUNCTIONS:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     from importlib import import_module
 
