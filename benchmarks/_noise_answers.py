@@ -16,8 +16,8 @@ from _noise_steps import StepSeries
 
 from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
-from paceline.compare.sequential.interim_analysis import Design, PairsLook, look_at
-from paceline.compare.sequential.spending import looks_up_to
+from paceline.compare.sequential.interim_analysis import Design, PairsAnalysis, analyze_at
+from paceline.compare.sequential.spending import analysis_points
 from paceline.compare.sides import ComparisonSide
 from paceline.core.node_groups import GroupThroughput
 from paceline.core.result import Metric
@@ -83,14 +83,14 @@ def _step_time(value: float) -> Metric:
 
 def until_decided(
     noise: RunNoise, rng: np.random.Generator, change: float, most_pairs: int
-) -> PairsLook:
+) -> PairsAnalysis:
     """The look at which pairs in turns end."""
     candidate = in_turns(most_pairs)
     values = noise.medians_s(rng, candidate, change)
     sides = values[~candidate].tolist(), values[candidate].tolist()
     design = Design(most_pairs)
-    looks = (look_at(sides[0][:n], sides[1][:n], design) for n in looks_up_to(most_pairs))
-    return next(look for look in looks if look.answer != "goes on")
+    looks = (analyze_at(sides[0][:n], sides[1][:n], design) for n in analysis_points(most_pairs))
+    return next(look for look in looks if look.conclusion != "continue")
 
 
 def by_day(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

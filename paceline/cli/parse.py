@@ -133,7 +133,7 @@ def _parse_logs(paths: list[Path], facts: UserSettings, one_of_many: bool) -> It
         quiet = len(files) < 2 or not sys.stderr.isatty()
         for path in track(files, "reading logs", console=console, transient=True, disable=quiet):
             source = copy if path == STANDARD_INPUT else path
-            yield parse_log(source, facts, called=path, one_of_many=one_of_many)
+            yield parse_log(source, facts, display_path=path, one_of_many=one_of_many)
 
 
 def _matching_logs(parsings: Iterator[Parsing], where: list[str] | None) -> Iterator[Parsing]:

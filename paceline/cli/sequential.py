@@ -35,5 +35,5 @@ def compare_in_pairs(
 
 def _print_analysis(answer: SequentialComparison) -> None:
     """Print the latest interim analysis to standard error."""
-    if answer.looks:
-        echo(f"  {look_text(answer.looks[-1])}", err=True)
+    if answer.analyses:
+        echo(f"  {look_text(answer.analyses[-1])}", err=True)

@@ -22,14 +22,14 @@ COMPARED_SETTINGS: dict[str, str] = {
     "num_devices": "number of devices",
     "dtype": "number format of the GEMMs",
     "matmul_precision": "precision of fp32 GEMMs",
-    "seq_len": "token positions of a sample",
-    "global_batch": "samples a step over all devices; a device where the number of devices "
+    "seq_len": "token positions per sample",
+    "global_batch": "samples per step over all devices; per device where the number of devices "
     "may differ",
-    "layout": "how the model is spread over the devices",
+    "layout": "how the model is sharded over the devices",
     "recompute": "activation checkpointing",
     "data": "kind of data",
-    "packing": "whether samples are windows of one line of tokens or padded records; what their "
-    "loss counts; whether attention keeps to documents",
+    "packing": "whether samples are windows of one token stream or padded records; what their "
+    "loss counts; whether attention is limited to documents",
     "profiled": "whether a profiler was attached, which slows a run",
 }
 """Settings that must be equal before a verdict, in the order in which differences are reported."""
@@ -68,7 +68,7 @@ class ComparabilityReport:
     differences: tuple[Difference, ...]
     unknown: tuple[str, ...]
     """Keys that neither side states."""
-    unstated: tuple[str, ...] = ()
+    unstated_keys: tuple[str, ...] = ()
     """Keys that a published source does not state."""
     batch_rule: str = EQUAL_BATCH
     """Rule by which the batches were compared."""
@@ -95,19 +95,19 @@ def compare_settings(
     batches, rule = _batches(baseline, candidate, "num_devices" in allowed)
     differences: list[Difference] = []
     unknown: list[str] = []
-    unstated: list[str] = []
+    unstated_keys: list[str] = []
     for key in COMPARED_SETTINGS:
         ours, theirs = batches if key == "global_batch" else _both(baseline, candidate, key)
         if published and key in ("model", "layout", "recompute"):
             ours, theirs = _stated_parts(baseline, ours, theirs, key)
-        slowed = key == "profiled" and _PROFILED in (*ours, *theirs)
-        if published and key in ASSUMED_EQUAL_IF_UNSTATED and not any(ours) and not slowed:
-            unstated.append(key)
+        profiler_slows = key == "profiled" and _PROFILED in (*ours, *theirs)
+        if published and key in ASSUMED_EQUAL_IF_UNSTATED and not any(ours) and not profiler_slows:
+            unstated_keys.append(key)
         elif not any((*ours, *theirs)):
             unknown.append(key)
-        elif slowed or len(_distinct((*ours, *theirs))) > 1:
+        elif profiler_slows or len(_distinct((*ours, *theirs))) > 1:
             differences.append(_difference(key, ours, theirs))
-    return ComparabilityReport(tuple(differences), tuple(unknown), tuple(unstated), rule)
+    return ComparabilityReport(tuple(differences), tuple(unknown), tuple(unstated_keys), rule)
 
 
 def window_difference(
@@ -132,8 +132,8 @@ def fair_metric(differing: Iterable[str]) -> tuple[str, str | None]:
         )
         return (
             "model_flops_per_s_per_device",
-            f"with another {names} a step or token is another amount of work, so model FLOP/s a "
-            "device are compared",
+            f"{names} differ, so steps and tokens are not equal work: model FLOP/s per device are "
+            "compared",
         )
     if keys & {"global_batch", "num_devices"}:
         names = ", ".join(
@@ -141,8 +141,7 @@ def fair_metric(differing: Iterable[str]) -> tuple[str, str | None]:
         )
         return (
             "tokens_per_s_per_device",
-            f"with another {names} a step is another amount of work, so tokens/s a device are "
-            "compared",
+            f"{names} differ, so steps are not equal work: tokens/s per device are compared",
         )
     return "step_time_s", None
 
@@ -166,8 +165,8 @@ def _batches(
     if len(_distinct([*whole[0], *whole[1]])) == 1:
         return whole, "equal global batch on another number of devices (strong scaling)"
     if len(_distinct([*each[0], *each[1]])) == 1:
-        return each, "equal batch a device on another number of devices (weak scaling)"
-    return whole, "neither the global batch nor the batch a device is equal"
+        return each, "equal batch per device on another number of devices (weak scaling)"
+    return whole, "neither the global batch nor the batch per device is equal"
 
 
 def _stated_parts(
@@ -178,11 +177,11 @@ def _stated_parts(
 ) -> SettingPair:
     """Return both sides' settings, limited to the parts that the published rows state."""
     values = [f.model if key == "model" else f.layout for f in published]
-    stated = {name for value in values if value for name in value.model_fields_set}
-    stated |= {""} if key in stated else set()
+    stated_fields = {name for value in values if value for name in value.model_fields_set}
+    stated_fields |= {""} if key in stated_fields else set()
 
     def limited_to_stated(setting: SettingParts | None) -> SettingParts | None:
-        return setting and {name: value for name, value in setting.items() if name in stated}
+        return setting and {name: value for name, value in setting.items() if name in stated_fields}
 
     return [limited_to_stated(s) for s in ours], [limited_to_stated(s) for s in theirs]
 
@@ -245,14 +244,14 @@ def _shape(shape: Shape) -> SettingParts:
     parts = shape.model_dump(exclude={"rope_theta", "norm_eps", "position_offset"})
     if shape.kind == "mmdit":
         return parts
-    filled = {
+    defaults = {
         "num_kv_heads": shape.kv_heads,
         "head_size": shape.head_dim,
         "embedding_size": shape.embed_dim,
     }
     if shape.positions == "rope":
         parts.pop("max_positions")  # only learned positions have a table
-    return parts | filled
+    return parts | defaults
 
 
 def _layout(layout: Layout) -> SettingParts:
@@ -269,11 +268,11 @@ def _difference(
     key: str, ours: Sequence[SettingParts | None], theirs: Sequence[SettingParts | None]
 ) -> Difference:
     """Return both sides' values as text, limited to the parts that differ."""
-    stated = [setting for setting in (*ours, *theirs) if setting is not None]
+    side_settings = [setting for setting in (*ours, *theirs) if setting is not None]
     parts = [
         name
-        for name in dict.fromkeys(name for setting in stated for name in setting)
-        if any(setting.get(name) != stated[0].get(name) for setting in stated)
+        for name in dict.fromkeys(name for setting in side_settings for name in setting)
+        if any(setting.get(name) != side_settings[0].get(name) for setting in side_settings)
     ]
     return Difference(key, _side_text(ours, parts), _side_text(theirs, parts))
 

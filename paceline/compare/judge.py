@@ -58,9 +58,7 @@ verdict."""
 RATES = ("tokens_per_s", "samples_per_s", "tokens_per_s_per_device")
 """Metrics that are compared if the source states no step time."""
 
-ONE_LEVEL = (
-    "runs that keep to one level decide: find what changes them, or take a window on one level"
-)
+ONE_LEVEL = "find what shifts the step time, or choose a window on one level"
 """Advice for a run with two levels of step time."""
 
 STATING_OPTIONS = {
@@ -149,9 +147,9 @@ def _verdict(
         and metric_class(lead.metric).is_speed
         and has_level_shift(sides, blank.margin)
     ):
-        verdict, needed, how = "undecided", None, ONE_LEVEL
+        verdict, repeats_needed, how = "undecided", None, ONE_LEVEL
     else:
-        needed, how = _repeats(primaries, verdict, sides, variation)
+        repeats_needed, how = _repeats(primaries, verdict, sides, variation)
     low = bool(remarks.why_low)
     observed = ""
     if lead.ratio is None or verdict == "invalid":
@@ -164,7 +162,7 @@ def _verdict(
             for name, side in zip(names, sides.each, strict=True)
             if not side.published
         }
-        text = f"{observed} {proof(lead, verdict, blank.margin, sizes, needed)}"
+        text = f"{observed} {proof(lead, verdict, blank.margin, sizes, repeats_needed)}"
         text += " Low confidence." if low and verdict != "undecided" else ""
     return blank.model_copy(
         update={
@@ -175,7 +173,7 @@ def _verdict(
             "observed": observed,
             "sentence": text,
             "resolution": lead.resolution,
-            "repeats_needed": needed,
+            "repeats_needed": repeats_needed,
             "repeats_note": how,
             "too_good": suspicion(
                 sides, lead, verdict, difference_meant=bool(blank.differing_keys)
@@ -245,7 +243,7 @@ def _fair(sides: Pair, alike: ComparabilityReport, remarks: Remarks) -> str:
         why = f"no step times are known, so {name} is compared" if name in RATES else why
     if name == "model_flops_per_s_per_device" and not has_values(name):
         name = "tokens_per_s_per_device"
-        why = "FLOP/s are not known, so tokens/s a device are compared, of another amount of work"
+        why = "FLOP/s are unknown, so tokens/s per device are compared, although the work differs"
     if why:
         remarks.notes.append(why)
     return name
@@ -288,7 +286,7 @@ def _repeats(
     """Return the number of further repeats per side, and how it was determined."""
     fewest = min(sides.sizes)
     if fewest < MIN_REPEATS and (variation is None or verdict == "undecided"):
-        return MIN_REPEATS - fewest, "the fewest that allow a test; to show `same` takes about 5"
+        return MIN_REPEATS - fewest, "minimum for a test; about 5 are needed to show `same`"
     if verdict != "undecided":
         return 0, None
     plans = [
@@ -296,10 +294,10 @@ def _repeats(
     ]
     if None in plans:
         return MAX_FURTHER_REPEATS, (
-            "at least: for the spread between the repeats the difference lies too near the margin; "
-            "a steadier machine, or another margin, decides sooner"
+            "at least: the difference is too close to the margin for the spread between repeats; a "
+            "quieter machine or another margin decides sooner"
         )
     most = max((plan for plan in plans if plan is not None), default=1)
-    turns = "made in turns (A B A B ...); " if sides.not_interleaved else ""
+    turns = "interleaved (A B A B ...); " if sides.not_interleaved else ""
     chance = "decides with 80% probability if ratio and spread stay as they are"
     return max(most, 1), turns + chance

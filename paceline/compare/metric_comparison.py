@@ -28,7 +28,7 @@ from paceline.compare.significance import (
 from paceline.core.flops import without_recompute
 from paceline.core.metrics import METRICS, OVERHEAD, metric_class
 
-IDENTICAL = "identical values in all repeats: rounded or counted, so no spread can be told"
+IDENTICAL = "identical values in all repeats: rounded or counted, so the spread is unknown"
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,24 @@ def compare_metrics(
     names = [*primary, *(name for name in METRICS if name not in primary)]
     sides = Pair(baseline, candidate)
     comparisons = [_compare(name, sides, name in primary, margin, variation) for name in names]
-    shown = [
+    comparisons_with_values = [
         comparison for comparison in comparisons if comparison.primary or _has_values(comparison)
     ]
-    tested = [
+    independent_tests = [
         comparison
-        for comparison in shown
+        for comparison in comparisons_with_values
         if comparison.p is not None and (comparison.primary or comparison.follows is None)
     ]
     p_corrected = dict(
-        zip([t.metric for t in tested], correct_p_values([t.p or 0.0 for t in tested]), strict=True)
+        zip(
+            [t.metric for t in independent_tests],
+            correct_p_values([t.p or 0.0 for t in independent_tests]),
+            strict=True,
+        )
     )
     return tuple(
         comparison.model_copy(update={"p_corrected": p_corrected.get(comparison.metric)})
-        for comparison in shown
+        for comparison in comparisons_with_values
     )
 
 
@@ -86,7 +90,7 @@ def compare_values(
     known_error: float = 0.0,
     variation: RunVariation | None = None,
     not_interleaved: bool = False,
-    counted: bool = False,
+    is_count: bool = False,
 ) -> RatioTest:
     """Compare the candidate with the baseline, given one positive value per run.
 
@@ -103,9 +107,9 @@ def compare_values(
         missing = MIN_REPEATS - min(sizes)
         if variation is not None:
             estimate = compare_with_history(log_ratio, sizes, variation)
-            return _tested(estimate, estimate, sizes, margin, resolution)
+            return _ratio_test(estimate, estimate, sizes, margin, resolution)
         change = decide_by_margin(log_ratio, known_error, margin, resolution)
-        change = change if counted else "undecided"
+        change = change if is_count else "undecided"
         return RatioTest(bounded_exp(log_ratio), change, repeats_needed=missing)
     estimate = (
         compare_with_figure(baseline[0], candidate)
@@ -115,11 +119,11 @@ def compare_values(
     if estimate.identical:
         change = decide_by_margin(log_ratio, 0.0, margin, resolution)
         return RatioTest(estimate.ratio, change, note=IDENTICAL)
-    wider = with_drift_error(estimate, variation) if not_interleaved and not counted else estimate
-    return _tested(estimate, wider, sizes, margin, resolution)
+    wider = with_drift_error(estimate, variation) if not_interleaved and not is_count else estimate
+    return _ratio_test(estimate, wider, sizes, margin, resolution)
 
 
-def _tested(
+def _ratio_test(
     estimate: RatioEstimate,
     wider: RatioEstimate,
     sizes: Sequence[int],
@@ -132,13 +136,13 @@ def _tested(
     """
     change = decide(wider, margin, resolution)
     if change != "undecided":
-        needed: int | None = 0
+        repeats_needed: int | None = 0
     elif wider is not estimate and decide(estimate, margin, resolution) != "undecided":
-        needed = min(sizes)
+        repeats_needed = min(sizes)
     else:
-        needed = further_repeats(estimate, min(sizes), max(sizes), margin, resolution)
+        repeats_needed = further_repeats(estimate, min(sizes), max(sizes), margin, resolution)
     p = wider.p_value(resolution)
-    return RatioTest(wider.ratio, change, *wider.interval(), p=p, repeats_needed=needed)
+    return RatioTest(wider.ratio, change, *wider.interval(), p=p, repeats_needed=repeats_needed)
 
 
 def _compare(
@@ -173,7 +177,7 @@ def _compare(
         known_error=hypot(*errors),
         variation=variation if "step_time_s" in (name, metric_class(name).follows) else None,
         not_interleaved=sides.not_interleaved,
-        counted=not speed and metric_class(name) is not OVERHEAD,
+        is_count=not speed and metric_class(name) is not OVERHEAD,
     )
     return blank.model_copy(
         update={
@@ -249,7 +253,7 @@ def _conventions(name: str, baseline: ComparisonSide, candidate: ComparisonSide)
     convention's name, so it is ignored here.
     """
     metrics = [m for side in (baseline, candidate) for m in side.metric(name) if m]
-    counted = {without_recompute(metric.convention) for metric in metrics if metric.convention}
-    if len(counted) < 2:
+    conventions = {without_recompute(metric.convention) for metric in metrics if metric.convention}
+    if len(conventions) < 2:
         return None
-    return f"counted in different conventions ({', '.join(sorted(counted))})"
+    return f"counted in different conventions ({', '.join(sorted(conventions))})"

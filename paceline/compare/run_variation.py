@@ -50,15 +50,17 @@ def estimate_run_variation(
     within^2) / n0, n0 = (N - sum n_k^2 / N) / (K - 1), not below 0. Outliers are not clipped, so a
     machine that disturbs its runs gets a wide estimate.
     """
-    rests = [
+    residuals = [
         np.log(values) - np.log(level) for values, level in zip(occasions, levels, strict=True)
     ]
-    n, k = sum(map(len, rests)), len(rests)
+    n, k = sum(map(len, residuals)), len(residuals)
     if k - num_levels < MIN_OCCASIONS - 1:
         return None
-    sizes = np.array([len(rest) for rest in rests])
-    means = np.array([float(rest.mean()) for rest in rests])
-    within = sum(float(((rest - rest.mean()) ** 2).sum()) for rest in rests) / max(1, n - k)
+    sizes = np.array([len(residual) for residual in residuals])
+    means = np.array([float(residual.mean()) for residual in residuals])
+    within = sum(float(((residual - residual.mean()) ** 2).sum()) for residual in residuals) / max(
+        1, n - k
+    )
     typical = (n - float((sizes**2).sum()) / n) / (k - 1)
     above = float((sizes * means**2).sum()) / (k - num_levels)
     return RunVariation(

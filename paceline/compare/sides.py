@@ -123,7 +123,7 @@ class ComparisonSide:
             return (
                 f"{self.name} has no valid figure from {len(left_out):,} of "
                 f"{pluralize(len(self.members), 'run')} ({'; '.join(left_out[:3])}); "
-                f"{MIN_REPEATS} good ones would be enough"
+                f"{MIN_REPEATS} valid runs would be enough"
             )
         return None
 
@@ -237,7 +237,7 @@ def outlier_sentences(names: Sequence[str], values: Sequence[float], margin: flo
         reach = max(margin, OUTLYING_RANGES * (max(others) - min(others)))
         if abs(distance) > reach:
             sentences.append(
-                f"{names[at]} lies {100 * abs(distance):.1f}% "
+                f"{names[at]} is {100 * abs(distance):.1f}% "
                 f"{'above' if distance > 0 else 'below'} its other repeats"
             )
     return sentences

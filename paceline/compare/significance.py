@@ -224,7 +224,7 @@ class _Plan:
     error: float
     """True standard error of the log ratio."""
     degrees: FloatColumn
-    seen: FloatColumn
+    sampled_errors: FloatColumn
     """Degrees of freedom and standard errors that the repeats may show, all pairs equally
     likely."""
 
@@ -238,14 +238,14 @@ class _Plan:
         if error < NO_SPREAD:
             return _Plan(error, np.ones(1), np.zeros(1))
         shares: FloatColumn = _special().chdtri(n - 1.0, QUANTILES) / (n - 1)
-        seen = np.meshgrid(*(variance * shares for variance in variances))
-        total = np.sum(seen, axis=0).ravel()
-        degrees = (n - 1) * total**2 / np.sum(np.square(seen), axis=0).ravel()
+        sampled_variances = np.meshgrid(*(variance * shares for variance in variances))
+        total = np.sum(sampled_variances, axis=0).ravel()
+        degrees = (n - 1) * total**2 / np.sum(np.square(sampled_variances), axis=0).ravel()
         return _Plan(error, degrees, np.sqrt(total / n))
 
     def reach(self, quantile: float) -> FloatColumn:
         """Return half the width of Student's t interval for each possible error."""
-        return _special().stdtrit(self.degrees, quantile) * self.seen
+        return _special().stdtrit(self.degrees, quantile) * self.sampled_errors
 
     def chance_above(self, distance: FloatColumn) -> float:
         """Return the probability that the mean is off by more than the `distance` of each error."""

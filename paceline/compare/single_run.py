@@ -30,7 +30,7 @@ def single_run_verdict(
         )
     if window.state == "uneven" or window.shift:
         reference = comparable[0].reference
-        sentence = f"Undecided against {reference}: the run's steps keep to no one level."
+        sentence = f"Undecided against {reference}: step time is not stationary."
         return RunVerdict(kind="undecided", sentence=sentence)
     return _against(comparable[0])
 
@@ -41,10 +41,10 @@ def _against(best: ReferenceComparison) -> RunVerdict:
     printed = f", printed to within {percent(best.resolution, 2)}" if best.resolution > 5e-4 else ""
     place = f"{percent(abs(ratio - 1))} {'slower' if ratio < 1 else 'faster'}"
     suspicious = ratio - 1 > TOO_GOOD + best.resolution
-    doubt = "; too good to be believed at once" if suspicious else ""
+    doubt = "; suspiciously fast" if suspicious else ""
     sentence = (
-        f"Undecided against {best.reference}: {place}{printed}, but one run does not tell how far "
-        f"runs of this machine lie apart{doubt}. {MIN_REPEATS} runs decide: "
+        f"Undecided against {best.reference}: {place}{printed}, but one run does not show the "
+        f"run-to-run variation{doubt}. {MIN_REPEATS} runs decide: "
         f"`--repeat {MIN_REPEATS}`, then `paceline compare GROUP --against reference`."
     )
     return RunVerdict(kind="undecided", sentence=sentence)

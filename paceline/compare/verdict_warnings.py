@@ -42,9 +42,9 @@ def remark_on_runs(
     remarks.warnings += left_out(sides)
     if alike.unknown:
         remarks.doubt(f"assumed equal, because neither side states it: {', '.join(alike.unknown)}")
-    if alike.unstated:
-        stated = ", ".join(alike.unstated)
-        remarks.notes.append(f"the source does not state {stated}: taken to be alike")
+    if alike.unstated_keys:
+        unstated_text = ", ".join(alike.unstated_keys)
+        remarks.notes.append(f"the source does not state {unstated_text}: assumed equal")
     if alike.batch_rule != EQUAL_BATCH:
         remarks.notes.append(alike.batch_rule)
     identities = {member.identity for member in sides.baseline.valid_runs}
@@ -67,18 +67,18 @@ def remark_on_runs(
         if member.window and member.window.shift:
             remarks.doubt(f"{member.name}: {member.window.shift.sentence}")
         if member.window and member.window.state == "uneven":
-            remarks.doubt(f"the steps of {member.name} keep to no one level: their mean counts")
+            remarks.doubt(f"step time of {member.name} is not stationary: its mean is compared")
     if sides.baseline.averaged or sides.candidate.averaged:
         remarks.notes.append("one side prints an average, so the mean steps are compared")
     if sides.not_interleaved and variation is None:
         remarks.doubt(
-            "all runs of one side came before all of the other: a slow change of the machine would "
-            "look the same; interleaved runs tell them apart"
+            "the runs are not interleaved: a slow change of the machine would look like a "
+            "difference; alternate the runs (A B A B ...)"
         )
     elif sides.not_interleaved and variation is not None:
         remarks.notes.append(
-            "all runs of one side came before all of the other: the interval is widened by "
-            f"{100 * variation.between:.2g}% a side, which the machine changes from day to day"
+            "the runs are not interleaved: the interval is widened by "
+            f"{100 * variation.between:.2g}% per side, the day-to-day variation of this machine"
         )
 
 
@@ -132,7 +132,7 @@ def remark_on_figures(
             remarks.notes.append(
                 f"{primary.metric} is printed to within {percent(primary.resolution, 2)}, which "
                 "widens the margin: only differences beyond "
-                f"{percent(margin + primary.resolution, 2)} can be told"
+                f"{percent(margin + primary.resolution, 2)} are detectable"
             )
 
 
@@ -140,18 +140,19 @@ def _power(sides: Pair, primary: MetricComparison, margin: float) -> list[str]:
     """Return the power of such repeats to find a difference, where none was found."""
     figures = zip(sides.each, (primary.baseline, primary.candidate), strict=True)
     spreads = [of_side.spread for side, of_side in figures if not side.published]
-    known = [spread for spread in spreads if spread is not None]
-    few = min(sides.sizes) < MIN_REPEATS or len(known) < len(sides.sizes)
+    known_spreads = [spread for spread in spreads if spread is not None]
+    few = min(sides.sizes) < MIN_REPEATS or len(known_spreads) < len(sides.sizes)
     # Differences within margin and rounding are never reported, so their power is meaningless.
     hidden = 2 * margin <= margin + primary.resolution
     if few or hidden or sides.not_interleaved or primary.verdict not in ("same", "undecided"):
         return []
-    n, variances = min(sides.sizes), [spread**2 for spread in known]
-    variation = (sum(variances) / len(known)) ** 0.5
+    n, variances = min(sides.sizes), [spread**2 for spread in known_spreads]
+    variation = (sum(variances) / len(known_spreads)) ** 0.5
     share = power(variances, n, 2 * margin, margin, primary.resolution)
     return [
-        f"{n} runs{' a side' if len(known) > 1 else ''} that lie {100 * variation:.2g}% apart "
-        f"(between runs) find a change of {percent(2 * margin)} in {100 * share:.0f}% of cases"
+        f"{n} runs{' per side' if len(known_spreads) > 1 else ''} with a run-to-run variation of "
+        f"{100 * variation:.2g}% find a change of {percent(2 * margin)} in {100 * share:.0f}% of "
+        "cases"
     ]
 
 
@@ -173,9 +174,8 @@ def suspicion(
     if lead.better is None or not improves or gain <= TOO_GOOD + lead.resolution:
         return None
     return (
-        f"{lead.metric} is better by {percent(gain)}, more than the {percent(TOO_GOOD, 0)} that is "
-        "believed at once: make sure that both sides did the same work (loss, tokens, skipped "
-        "steps)"
+        f"{lead.metric} is better by {percent(gain)}, and more than {percent(TOO_GOOD, 0)} is "
+        "suspicious: check that both sides did the same work (loss, tokens, skipped steps)"
     )
 
 

@@ -45,8 +45,8 @@ def plain_path(path: str) -> str:
         raise ValueError("must be a relative path that stays inside its folder")
     if PurePosixPath(path).as_posix() != path:
         raise ValueError(f"must be written as {PurePosixPath(path).as_posix()}")
-    if left_out := sorted(UNSTAGED_FOLDERS.intersection(parts)):
-        raise ValueError(f"must not name {left_out[0]}, which programs change as they run")
+    if excluded := sorted(UNSTAGED_FOLDERS.intersection(parts)):
+        raise ValueError(f"must not include {excluded[0]}, which programs change while they run")
     return path
 
 
@@ -57,13 +57,13 @@ def _address(text: str | None) -> str | None:
     """
     address = urlsplit(text) if text and "://" in text else None
     if address and (address.password or (address.username and address.username != "git")):
-        raise ValueError("holds credentials; they belong into ~/.netrc or the environment")
+        raise ValueError("contains credentials; put them in ~/.netrc or the environment")
     if text and address and not text.isascii():
         raise ValueError("must be ASCII; other characters are written as %XX")
     try:
         _ = address and address.port
     except ValueError:
-        raise ValueError("has a port that is no number up to 65535") from None
+        raise ValueError("has an invalid port; allowed: 1 to 65535") from None
     return text
 
 
@@ -138,7 +138,7 @@ class Asset(Value):
             raise ValueError("digest is for a single file; state one for each of files")
         paths = [file.path for file in self.files]
         if twice := {path for path in paths if paths.count(path) > 1}:
-            raise ValueError(f"files names {sorted(twice)[0]} twice")
+            raise ValueError(f"files lists {sorted(twice)[0]} twice")
         if self.kind == "git" and not _COMMIT.fullmatch(self.revision or ""):
             raise ValueError("revision of a git asset must be a commit (7 to 40 digits)")
         if self.kind == "r2" and not self.source.endswith(".uri"):
@@ -175,7 +175,7 @@ class Manifest(Value):
     """Address from which the asset was fetched, including mirrors, without credentials."""
     tool: str | None = None
     """Program that fetched the asset, if it is not part of Paceline."""
-    staged: str
+    staged_at: str
     """Time of staging, UTC."""
     seconds: float
     paceline_version: str
@@ -192,8 +192,8 @@ def asset_key(asset: Asset, assets: Mapping[str, Asset]) -> str:
 
     The contents of its dependencies count as well.
     """
-    needed = [asset_key(assets[name], assets) for name in asset.needs]
-    text = json.dumps([asset.content, needed], sort_keys=True)
+    needed_keys = [asset_key(assets[name], assets) for name in asset.needs]
+    text = json.dumps([asset.content, needed_keys], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -207,13 +207,16 @@ def graph_problem(assets: Iterable[Asset]) -> str | None:
         if asset.name in by_name:
             return f"assets: {asset.name} is declared twice"
         by_name[asset.name] = asset
-    done: set[str] = set()
-    while len(done) < len(by_name):
+    done_names: set[str] = set()
+    while len(done_names) < len(by_name):
         for asset in by_name.values():
             if unknown := [name for name in asset.needs if name not in by_name]:
                 return f"assets: {asset.name} needs {unknown[0]}, which is not declared"
-        ready = {name for name, asset in by_name.items() if done.issuperset(asset.needs)} - done
+        ready = {
+            name for name, asset in by_name.items() if done_names.issuperset(asset.needs)
+        } - done_names
         if not ready:
-            return f"assets: {', '.join(sorted(set(by_name) - done))} need each other in a circle"
-        done |= ready
+            cycle = ", ".join(sorted(set(by_name) - done_names))
+            return f"assets: {cycle} depend on each other in a cycle"
+        done_names |= ready
     return None

@@ -41,7 +41,7 @@ def core_numbers(text: str, where: str = "cores") -> set[int]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         if not CORE_RANGE.fullmatch(part) or int(last or first) < int(first):
-            raise UserError(where, f"{text!r} is no list of cores", allowed="0-3,8")
+            raise UserError(where, f"{text!r} is not a list of cores", allowed="0-3,8")
         cores |= set(range(int(first), int(last or first) + 1))
     return cores
 
@@ -62,14 +62,14 @@ def parse_bind_file(text: str, where: str) -> list[dict[str, str | None]]:
             raise UserError(place, f"{line.strip()!r} is unknown", allowed="LOCAL_RANK CORES [NIC]")
         rank, cores, nic = int(words[0]), words[1], words[2] if len(words) == 3 else None
         if rank in entries:
-            raise UserError(place, f"local rank {rank} was named before")
+            raise UserError(place, f"local rank {rank} is listed twice")
         if nic is not None and not DEVICE_NAME.fullmatch(nic):
-            raise UserError(place, f"{nic!r} is no network device")
+            raise UserError(place, f"{nic!r} is not a network device")
         core_numbers(cores, place)
         entries[rank] = {"cores": cores, "nic": nic}
     missing = next((rank for rank in range(len(entries)) if rank not in entries), None)
     if missing is not None or not entries:
-        raise UserError(where, f"names no cores for local rank {missing or 0}")
+        raise UserError(where, f"has no cores for local rank {missing or 0}")
     return [entries[rank] for rank in range(len(entries))]
 
 
@@ -84,23 +84,27 @@ def binding_warnings(places: Sequence[Place]) -> list[str]:
     if failed:
         ranks = ", ".join(str(place.rank) for place in failed[:8])
         who = f"rank {ranks} was" if len(failed) == 1 else f"ranks {ranks} were"
-        warnings.append(f"{who} not bound although asked: {failed[0].why or 'unknown why'}")
+        warnings.append(
+            f"{who} not bound although binding was requested: {failed[0].why or 'unknown reason'}"
+        )
     faults = [
-        (_doubly_used, "cores are used by several bound ranks"),
-        (_crowded, "have more threads than cores; the ranks disturb each other"),
+        (_shared_cores, "cores are used by several bound ranks"),
+        (_surplus_threads, "have more threads than cores; the ranks disturb each other"),
         (
-            _loose,
+            _unbound_ranks,
             "run unbound ranks over several NUMA nodes; --bind auto keeps each near its device",
         ),
-        (_left_idle, "have cores that no bound rank uses"),
+        (_idle_cores, "have cores that no bound rank uses"),
     ]
     for fault_of, sentence in faults:
-        affected = {
+        faults_by_host = {
             host: text for host, ranks in sorted(hosts.items()) if (text := fault_of(ranks))
         }
-        if affected:
-            first = next(iter(affected))
-            warnings.append(f"{compress(list(affected))} {sentence} ({first}: {affected[first]})")
+        if faults_by_host:
+            first = next(iter(faults_by_host))
+            warnings.append(
+                f"{compress(list(faults_by_host))} {sentence} ({first}: {faults_by_host[first]})"
+            )
     return warnings
 
 
@@ -111,14 +115,14 @@ def oversubscription(places: Sequence[Place]) -> str | None:
         if place.cores is not None:
             hosts.setdefault(place.host, []).append(place)
     for host, ranks in sorted(hosts.items()):
-        if shared := _doubly_used(ranks):
+        if shared := _shared_cores(ranks):
             return f"{host}: bound ranks share {shared}"
-        if crowded := _crowded(ranks):
-            return f"{host}: {crowded}"
+        if surplus := _surplus_threads(ranks):
+            return f"{host}: {surplus}"
     return None
 
 
-def _doubly_used(ranks: Iterable[Place]) -> str | None:
+def _shared_cores(ranks: Iterable[Place]) -> str | None:
     used: set[int] = set()
     twice: set[int] = set()
     for place in ranks:
@@ -129,24 +133,24 @@ def _doubly_used(ranks: Iterable[Place]) -> str | None:
     return f"{len(twice)} of them, core {min(twice)} first" if twice else None
 
 
-def _crowded(ranks: Iterable[Place]) -> str | None:
-    placed = list(ranks)
-    threads = sum(place.threads or 1 for place in placed)
-    cores = set[int]().union(*(core_numbers(place.cores or "") for place in placed))
+def _surplus_threads(ranks: Iterable[Place]) -> str | None:
+    places = list(ranks)
+    threads = sum(place.threads or 1 for place in places)
+    cores = set[int]().union(*(core_numbers(place.cores or "") for place in places))
     if threads <= len(cores):
         return None
     return f"{pluralize(threads, 'thread')} on {pluralize(len(cores), 'core')}"
 
 
-def _loose(ranks: Iterable[Place]) -> str | None:
+def _unbound_ranks(ranks: Iterable[Place]) -> str | None:
     loose = [place for place in ranks if place.bound_by is None and (place.numa_nodes or 1) > 1]
     return f"{len(loose)} ranks, {loose[0].numa_nodes} NUMA nodes" if len(loose) > 1 else None
 
 
-def _left_idle(ranks: Iterable[Place]) -> str | None:
-    placed = list(ranks)
-    if any(place.bound_by is None or place.host_cores is None for place in placed):
+def _idle_cores(ranks: Iterable[Place]) -> str | None:
+    places = list(ranks)
+    if any(place.bound_by is None or place.host_cores is None for place in places):
         return None
-    used = set[int]().union(*(core_numbers(place.cores or "") for place in placed))
-    free = core_numbers(placed[0].host_cores or "") - used
+    used = set[int]().union(*(core_numbers(place.cores or "") for place in places))
+    free = core_numbers(places[0].host_cores or "") - used
     return f"{len(free)} of {len(free) + len(used)}" if free else None

@@ -21,7 +21,7 @@ class CompileGain:
 
     speedup: float
     """Step time without compilation divided by step time with compilation."""
-    reached: float
+    throughput: float
     """Throughput without compilation: FLOP/s per core on CPUs, share of the dense peak on GPUs."""
     compile_s: float
     """Additional time of the first step in seconds. On CPUs it is processor time with an empty
@@ -106,7 +106,7 @@ def saving(
     gain = gains.get((kind, work.dtype)) if kind else None
     if gain is None or not resource:
         return None
-    step_s = work.flops_per_step / (resource * gain.reached)
+    step_s = work.flops_per_step / (resource * gain.throughput)
     return CompileSaving(work.steps * step_s * (1 - 1 / gain.speedup), gain.compile_s, work.steps)
 
 

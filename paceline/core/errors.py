@@ -70,10 +70,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     If several choices differ only in case, the first one is suggested. List the common spelling
     first.
     """
-    spelled: dict[str, str] = {}
+    originals: dict[str, str] = {}
     for choice in choices:
         if choice == word:
             return f"did you mean {word!r}?"
-        spelled.setdefault(choice.lower(), choice)
-    close = difflib.get_close_matches(word.lower(), spelled, n=1, cutoff=0.6)
-    return f"did you mean {spelled[close[0]]!r}?" if close else ""
+        originals.setdefault(choice.lower(), choice)
+    close = difflib.get_close_matches(word.lower(), originals, n=1, cutoff=0.6)
+    return f"did you mean {originals[close[0]]!r}?" if close else ""

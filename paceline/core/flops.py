@@ -92,7 +92,7 @@ def _convention(
 
 @_convention("full-attention", "every query attends to every key; causal mask ignored")
 def full_attention(x: FlopsInput) -> float:
-    """FLOPs per token: 6 per weight of each matrix product + 12 L (a d) s.
+    """FLOPs per token: 6 per weight of each GEMM + 12 L (a d) s.
 
     For Llama this is 12 L h^2 (1 + g/a + s/h) + 18 L f h + 6 V h. Used by NVIDIA's Llama 3.1
     recipe, Megatron-LM up to core 0.11, NeMo up to 25.07. The embedding look-up counts nothing.

@@ -163,8 +163,8 @@ class SlurmSettings(Value):
         options: dict[str, str] = {}
         for field, option in self.declared_options().items():
             value: str | int | tuple[str, ...] | None = getattr(self, field)
-            omitted = value in (None, ()) or (field == "gres" and value == NO_GRES)
-            if not omitted and (option.in_steps or not steps):
+            is_unset = value in (None, ()) or (field == "gres" and value == NO_GRES)
+            if not is_unset and (option.in_steps or not steps):
                 options[option.name] = ",".join(value) if isinstance(value, tuple) else str(value)
         return options
 
@@ -246,21 +246,21 @@ class Cluster(Value):
         except UserError as error:
             raise ValueError(str(error)) from error
         if twice := first_repeated(hosts):
-            raise ValueError(f"{twice} is named twice")
+            raise ValueError(f"{twice} is listed twice")
         return hosts
 
     @field_validator("interface")
     @classmethod
     def _name_of_interface(cls, interface: str | None) -> str | None:
         if interface is not None and not INTERFACE_NAME.fullmatch(interface):
-            raise ValueError(f"{interface!r} is no network interface")
+            raise ValueError(f"{interface!r} is not a network interface")
         return interface
 
     @field_validator("stage")
     @classmethod
     def _is_absolute(cls, stage: str | None) -> str | None:
         if stage is not None and not (stage.startswith("/") and stage.isprintable()):
-            raise ValueError(f"{stage!r} is no absolute path")
+            raise ValueError(f"{stage!r} is not an absolute path")
         return stage
 
     @field_validator("env")

@@ -46,16 +46,16 @@ def split_rounds(
     for number in range(num_rounds):
         match how:
             case "contiguous":
-                order = _rotated(hosts, number * max(1, size // num_rounds))
+                order = _rotate(hosts, number * max(1, size // num_rounds))
             case "pairs":
-                order = _met(hosts, max(1, size // 2), number)
+                order = _pair_order(hosts, max(1, size // 2), number)
             case "random":
                 order = random.Random(f"{seed} {size} {number}").sample(hosts, len(hosts))
             case "topology":
-                rounds.append(_under_switches(hosts, size, number, topology or {}))
+                rounds.append(_switch_groups(hosts, size, number, topology or {}))
                 continue
-        rounds.append(_cut(order, size))
-    return (*rounds, *_make_up(hosts, size, rounds))
+        rounds.append(_split_into_groups(order, size))
+    return (*rounds, *_make_up_rounds(hosts, size, rounds))
 
 
 def _check(
@@ -65,30 +65,32 @@ def _check(
         raise UserError(f"split {how}", "is unknown", allowed=", ".join(get_args(Split)))
     if not 1 <= size <= len(hosts):
         raise UserError(
-            f"size {size}", "is no sub-cluster", allowed=f"1 to {pluralize(len(hosts), 'node')}"
+            f"size {size}",
+            "is not a valid sub-cluster size",
+            allowed=f"1 to {pluralize(len(hosts), 'node')}",
         )
     if num_rounds < 1:
         raise UserError(f"{num_rounds} rounds", "is too few", allowed="1 and more")
     if len(set(hosts)) != len(hosts):
         twice = next(host for host in hosts if list(hosts).count(host) > 1)
-        raise UserError("hosts", f"{twice} is named twice", remedy="name every host once")
+        raise UserError("hosts", f"{twice} is listed twice", remedy="list every host once")
     missing = [host for host in hosts if host not in (topology or {})]
     if how == "topology" and missing:
         raise UserError("split topology", f"the switch of {missing[0]} is not known")
 
 
-def _cut(order: Sequence[str], size: int) -> Round:
+def _split_into_groups(order: Sequence[str], size: int) -> Round:
     end = len(order) // size * size
     groups = tuple(tuple(order[at : at + size]) for at in range(0, end, size))
     return Round(groups, tuple(order[end:]))
 
 
-def _rotated(items: Sequence[str], by: int) -> list[str]:
+def _rotate(items: Sequence[str], by: int) -> list[str]:
     by %= len(items)
     return [*items[by:], *items[:by]]
 
 
-def _met(hosts: Sequence[str], unit: int, number: int) -> list[str]:
+def _pair_order(hosts: Sequence[str], unit: int, number: int) -> list[str]:
     """Return the hosts in an order that puts each unit next to its partner of this round.
 
     The circle method keeps the first unit in place and rotates the others around it. In as many
@@ -96,19 +98,19 @@ def _met(hosts: Sequence[str], unit: int, number: int) -> list[str]:
     """
     units = [tuple(hosts[at : at + unit]) for at in range(0, len(hosts), unit)]
     whole = [members for members in units if len(members) == unit]
-    rest = [host for members in units if len(members) < unit for host in members]
+    leftover = [host for members in units if len(members) < unit for host in members]
     odd: list[tuple[str, ...]] = [()] if len(whole) % 2 else []
     circle = whole + odd
     turn = number % max(1, len(circle) - 1)
-    moved = [circle[0], *circle[1:][turn:], *circle[1:][:turn]]
-    half = len(moved) // 2
-    couples = list(zip(moved[:half], reversed(moved[half:]), strict=True))
+    rotation = [circle[0], *circle[1:][turn:], *circle[1:][:turn]]
+    half = len(rotation) // 2
+    couples = list(zip(rotation[:half], reversed(rotation[half:]), strict=True))
     # The unit without a partner goes last, so that it becomes the left-over group.
     couples.sort(key=lambda couple: () in couple)
-    return [host for couple in couples for members in couple for host in members] + rest
+    return [host for couple in couples for members in couple for host in members] + leftover
 
 
-def _under_switches(
+def _switch_groups(
     hosts: Sequence[str], size: int, number: int, topology: Mapping[str, str]
 ) -> Round:
     """Return groups within one switch, followed by groups of the hosts that remain."""
@@ -116,23 +118,23 @@ def _under_switches(
     remaining: list[str] = []
     for switch in dict.fromkeys(topology[host] for host in hosts):
         under = [host for host in hosts if topology[host] == switch]
-        cut = _cut(_rotated(under, number * max(1, size // 2)), size)
-        inside += cut.groups
-        remaining += cut.left_over
-    across = _cut(remaining, size)
+        part = _split_into_groups(_rotate(under, number * max(1, size // 2)), size)
+        inside += part.groups
+        remaining += part.left_over
+    across = _split_into_groups(remaining, size)
     return Round((*inside, *across.groups), across.left_over)
 
 
-def _make_up(hosts: Sequence[str], size: int, rounds: Sequence[Round]) -> list[Round]:
+def _make_up_rounds(hosts: Sequence[str], size: int, rounds: Sequence[Round]) -> list[Round]:
     """Return additional rounds for hosts without a round.
 
     Hosts of other rounds fill up the groups.
     """
-    met = {host for finished in rounds for group in finished.groups for host in group}
-    never = [host for host in hosts if host not in met]
-    if not never:
+    grouped_hosts = {host for finished in rounds for group in finished.groups for host in group}
+    hosts_to_place = [host for host in hosts if host not in grouped_hosts]
+    if not hosts_to_place:
         return []
-    partners = [host for host in hosts if host in met][: -len(never) % size]
-    groups = _cut([*never, *partners], size).groups
+    partners = [host for host in hosts if host in grouped_hosts][: -len(hosts_to_place) % size]
+    groups = _split_into_groups([*hosts_to_place, *partners], size).groups
     inside = {host for group in groups for host in group}
     return [Round(groups, tuple(host for host in hosts if host not in inside), made_up=True)]

@@ -17,9 +17,9 @@ from paceline.core.value import Value
 MAX_HOSTS = 100_000
 """Maximum number of hosts in one text. A longer range is most likely a typing error."""
 
-MOST_RANGES = 8
+MAX_RANGES = 8
 """Maximum number of ranges in one name, such as rack, shelf and node."""
-MOST_SHOWN = 60
+MAX_SHOWN_CHARS = 60
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _IPV6 = re.compile(r"\[?([0-9A-Fa-f:.]{2,45})\]?")
@@ -52,18 +52,18 @@ def check_name(name: str, where: str = "host") -> str:
             return IPv6Address(match[1]).compressed
     raise UserError(
         where,
-        f"{name!r} is no host name",
+        f"{name!r} is not a host name",
         allowed="letters, digits, . _ - or an IPv6 address (fd00::5, [fd00::5]:8 with 8 slots)",
     )
 
 
 def first_repeated(names: Iterable[str]) -> str | None:
     """Return the first duplicate name, ignoring case; None if there is none."""
-    seen: set[str] = set()
+    previous: set[str] = set()
     for name in names:
-        if name.casefold() in seen:
+        if name.casefold() in previous:
             return name
-        seen.add(name.casefold())
+        previous.add(name.casefold())
     return None
 
 
@@ -74,9 +74,9 @@ def expand(text: str, where: str = "hosts") -> list[str]:
     """
     names: list[str] = []
     for part in filter(None, map(str.strip, _COMMA.split(text))):
-        names += _expanded(part, where)
+        names += _expand_ranges(part, where)
         if len(names) > MAX_HOSTS:
-            raise UserError(where, "names too many", allowed=f"{MAX_HOSTS} hosts")
+            raise UserError(where, "has too many hosts", allowed=f"{MAX_HOSTS} hosts")
     return [check_name(name, where) for name in names]
 
 
@@ -134,9 +134,9 @@ def hostfile_text(hosts: Iterable[Host]) -> str:
 
 
 def _hosts_of(words: str, where: str) -> list[Host]:
-    name, *rest = words.split()
+    name, *options = words.split()
     slots: list[int] = []
-    for word in rest:
+    for word in options:
         match = _SLOTS.fullmatch(word)
         if match is None or match[1] is None:
             raise UserError(where, f"{word!r} is unknown", allowed="HOST, HOST slots=N or HOST:N")
@@ -147,20 +147,20 @@ def _hosts_of(words: str, where: str) -> list[Host]:
     if ends_address and (match := _SLOTS.search(name)):
         name, slots = name[: match.start()], [int(match[2]), *slots]
     if 0 in slots or len(slots) > 1:
-        what = "has no slots" if 0 in slots else "names its slots twice"
-        raise UserError(where, what, allowed="1 and more, once")
+        what = "has no slots" if 0 in slots else "sets its slots twice"
+        raise UserError(where, what, allowed="1 or more, once")
     return [Host(name=host, slots=slots[0] if slots else None) for host in expand(name, where)]
 
 
-def _expanded(text: str, where: str) -> list[str]:
+def _expand_ranges(text: str, where: str) -> list[str]:
     match = _RANGE.fullmatch(text)
     if match is None:
         return [text]
-    head, numbers, rest = match.groups()
-    if rest.count("[") >= MOST_RANGES:
-        raise UserError(where, "has too many ranges in one name", allowed=f"{MOST_RANGES}")
+    head, numbers, suffix = match.groups()
+    if suffix.count("[") >= MAX_RANGES:
+        raise UserError(where, "has too many ranges in one name", allowed=f"{MAX_RANGES}")
     pieces = [_ends(piece, numbers, where) for piece in numbers.split(",")]
-    tails = _expanded(rest, where)
+    tails = _expand_ranges(suffix, where)
     if sum(last - first + 1 for first, last, _ in pieces) * len(tails) > MAX_HOSTS:
         raise UserError(where, f"[{_short(numbers)}] is too many", allowed=f"{MAX_HOSTS} hosts")
     middle = [str(n).zfill(width) for first, last, width in pieces for n in range(first, last + 1)]
@@ -172,12 +172,12 @@ def _ends(piece: str, numbers: str, where: str) -> tuple[int, int, int]:
     ends = _NUMBERS.fullmatch(piece)
     first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
     if ends is None or last < first:
-        raise UserError(where, f"[{_short(numbers)}] is no range", allowed="node[001-064,70]")
+        raise UserError(where, f"[{_short(numbers)}] is not a range", allowed="node[001-064,70]")
     return first, last, len(ends[1])
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
 def _range_text(part: Sequence[tuple[str, str]]) -> str:

@@ -62,13 +62,13 @@ def capabilities(name: str) -> Capabilities:
     return LAUNCHERS[name]
 
 
-def _known(name: str) -> str:
+def _check_name(name: str) -> str:
     if name not in LAUNCHERS:
         raise ValueError(f"{name!r} is not a launcher; allowed: {', '.join(sorted(LAUNCHERS))}")
     return name
 
 
 LauncherName = Annotated[
-    str, AfterValidator(_known), Field(json_schema_extra={"enum": [*LAUNCHERS]})
+    str, AfterValidator(_check_name), Field(json_schema_extra={"enum": [*LAUNCHERS]})
 ]
 """Name of a launcher, validated when a file or an option is read."""

@@ -81,8 +81,8 @@ class Layout(Value):
     @property
     def effective_schedule(self) -> Schedule:
         """Pipeline schedule that runs. 1F1B with several chunks per rank is interleaved."""
-        chunked = self.schedule == "1f1b" and self.pp > 1 and self.vp > 1
-        return "interleaved" if chunked else self.schedule
+        is_chunked = self.schedule == "1f1b" and self.pp > 1 and self.vp > 1
+        return "interleaved" if is_chunked else self.schedule
 
     @property
     def recomputation(self) -> str:

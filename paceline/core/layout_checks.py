@@ -157,10 +157,10 @@ def features(x: ParallelRun) -> frozenset[str]:
         x.dtype or "": x.dtype is not None,
         x.device or "": x.device is not None,
     }
-    return frozenset(name for name, there in present.items() if there)
+    return frozenset(name for name, is_present in present.items() if is_present)
 
 
-def broken_rules(present: frozenset[str], rules: Iterable[Rule] = RULES) -> list[Rule]:
+def violated_rules(present: frozenset[str], rules: Iterable[Rule] = RULES) -> list[Rule]:
     """Return the rules whose features are all present."""
     return [rule for rule in rules if rule.features <= present]
 
@@ -186,6 +186,6 @@ def native_problems(x: ParallelRun) -> list[str]:
 
 
 def _problems(x: ParallelRun, size_rules: Iterable[SizeRule], *, native: bool) -> list[str]:
-    broken = broken_rules(features(x), (rule for rule in RULES if rule.native == native))
+    broken_rules = violated_rules(features(x), (rule for rule in RULES if rule.native == native))
     unmet = (problem for rule in size_rules if (problem := rule(x)))
-    return [*(rule.reason for rule in broken), *unmet]
+    return [*(rule.reason for rule in broken_rules), *unmet]

@@ -13,16 +13,16 @@ import numpy as np
 from paceline.core.steps import FloatColumn
 from paceline.core.units import compact
 
-FEWEST_STEPS = 20
+MIN_STEPS = 20
 """Minimum number of steps. With fewer, one level often looks like two by chance."""
-LEAST_SHARE = 0.25
+MIN_SHARE = 0.25
 """Minimum share of the rarer level. Rarer values are spikes, which do not affect the median."""
-LEAST_EXPLAINED = 0.95
+MIN_EXPLAINED_VARIANCE = 0.95
 """Minimum share of the variance between the levels. Splitting one normal distribution explains
 0.64."""
-LEAST_DISTANCE = 0.05
+MIN_DISTANCE = 0.05
 """Minimum distance between the levels, relative to the lower one."""
-MOST_SAMPLED = 5000
+MAX_SAMPLE = 5000
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ def two_levels(times: FloatColumn, resolution_s: float = 0.0) -> TwoLevels | Non
 
     Levels that differ by one printed digit (`resolution_s`) are one level that was rounded.
     """
-    if len(times) < FEWEST_STEPS:
+    if len(times) < MIN_STEPS:
         return None
     values = np.sort(_sample(times))
     n, shares = len(values), np.arange(1, len(values)) / len(values)
     sums = np.cumsum(values)
     low, high = sums[:-1] / np.arange(1, n), (sums[-1] - sums[:-1]) / np.arange(n - 1, 0, -1)
     between = np.where(
-        np.minimum(shares, 1 - shares) >= LEAST_SHARE, shares * (1 - shares) * (high - low) ** 2, 0
+        np.minimum(shares, 1 - shares) >= MIN_SHARE, shares * (1 - shares) * (high - low) ** 2, 0
     )
     at = int(np.argmax(between))
     distance = high[at] - low[at]
-    apart = distance > max(LEAST_DISTANCE * low[at], 1.5 * resolution_s)
-    if not apart or between[at] < LEAST_EXPLAINED * np.var(values):
+    is_separated = distance > max(MIN_DISTANCE * low[at], 1.5 * resolution_s)
+    if not is_separated or between[at] < MIN_EXPLAINED_VARIANCE * np.var(values):
         return None
     return TwoLevels(float(low[at]), float(high[at]), float(1 - shares[at]))
 
@@ -61,7 +61,7 @@ def uneven_warning(times: FloatColumn) -> str:
     mean = f"the figures are those of the mean step, {compact(float(np.mean(times)))} s"
     levels = two_levels(times)
     if levels is None:
-        return f"uneven-steps: no five steps in a row keep to one level; {mean}"
+        return f"uneven-steps: no five steps in a row are on one level; {mean}"
     low, high = (f"about {compact(level_s)} s" for level_s in (levels.low_s, levels.high_s))
     return (
         f"bimodal-steps: {1 - levels.high_share:.0%} of the steps take {low} "
@@ -74,6 +74,6 @@ def _sample(times: FloatColumn) -> FloatColumn:
 
     A regular selection could alias with a period of the steps.
     """
-    if len(times) <= MOST_SAMPLED:
+    if len(times) <= MAX_SAMPLE:
         return times
-    return times[np.random.default_rng(0).integers(0, len(times), MOST_SAMPLED)]
+    return times[np.random.default_rng(0).integers(0, len(times), MAX_SAMPLE)]

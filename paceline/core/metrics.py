@@ -160,7 +160,7 @@ def _step_time_p95(run: TimedRun) -> Metric:
     OVERHEAD,
     needs="steps",
 )
-def _jitter_tax(run: TimedRun) -> Metric:
+def _jitter_overhead(run: TimedRun) -> Metric:
     return Metric(value=run.times.jitter_overhead, unit="fraction", n=run.times.n)
 
 
@@ -218,7 +218,7 @@ def _attended_share(run: TimedRun) -> Metric:
     """Return sum l^2 / seq_len^2 over documents of l tokens, as the FLOPs of the run count it."""
     share = run.attended_share
     if share is None:
-        return Metric(value=None, unit="fraction", note="no document masking was told of")
+        return Metric(value=None, unit="fraction", note="document masking is not reported")
     return Metric(value=share, unit="fraction", n=run.times.n, statistic="mean")
 
 

@@ -38,8 +38,8 @@ def main_series(
     for group in measured:
         hosts.setdefault(group.series, set()).update(group.hosts)
     main = max(hosts, key=lambda name: len(hosts[name]))
-    kept = [group for group in measured if group.series == main]
-    return kept, [group for group in measured if group.series != main]
+    main_groups = [group for group in measured if group.series == main]
+    return main_groups, [group for group in measured if group.series != main]
 
 
 def by_size(

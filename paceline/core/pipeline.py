@@ -51,8 +51,8 @@ def stage_sizes(num_layers: int, pp: int, vp: int, mtp_layers: int = 0) -> list[
     if num_layers % stages == 0:
         return [num_layers // stages] * stages
     for further in dict.fromkeys((0, mtp_layers)):
-        size, rest = divmod(num_layers + further + 2, stages)
-        if rest == 0 and size > further:
+        size, remainder = divmod(num_layers + further + 2, stages)
+        if remainder == 0 and size > further:
             return [size - 1, *[size] * (stages - 2), size - 1 - further]
     raise ValueError(f"{pluralize(num_layers, 'layer')} cannot be split into {stages} stages")
 
@@ -110,13 +110,15 @@ def idle_fraction(orders: Sequence[Sequence[Pass]], duration: Callable[[Pass], f
     rank_of = {p: rank for rank, order in enumerate(orders) for p in order}
     ends: dict[Pass, float] = {}
     free = [0.0] * len(orders)
-    left = [list(reversed(order)) for order in orders]
-    while any(left):
-        ready = [rank for rank, rest in enumerate(left) if rest and _ready(rest[-1], rank_of, ends)]
+    pending = [list(reversed(order)) for order in orders]
+    while any(pending):
+        ready = [
+            rank for rank, queue in enumerate(pending) if queue and _ready(queue[-1], rank_of, ends)
+        ]
         if not ready:
-            raise ValueError("the orders of passes wait for each other in a circle")
+            raise ValueError("the orders of passes form a deadlock")
         for rank in ready:
-            work = left[rank].pop()
+            work = pending[rank].pop()
             arrivals = (ends[need] for need in _needs(work) if need in rank_of)
             free[rank] = ends[work] = max([free[rank], *arrivals]) + duration(work)
     busy = sum(duration(work) for order in orders for work in order)

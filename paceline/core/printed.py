@@ -137,9 +137,9 @@ def misprints(printed: Printed) -> Iterator[tuple[str, Printed]]:
     places = [at for at, sign in enumerate(digits.lower().partition("e")[0]) if sign.isdigit()]
     for at, after in pairwise(places):
         if digits[at] != digits[after]:
-            swapped = list(digits)
-            swapped[at], swapped[after] = digits[after], digits[at]
-            yield from _other(printed, "two digits swapped", "".join(swapped))
+            characters = list(digits)
+            characters[at], characters[after] = digits[after], digits[at]
+            yield from _other(printed, "two digits swapped", "".join(characters))
     for at in places:
         for digit in "0123456789":
             if digit != digits[at]:

@@ -15,20 +15,20 @@ from paceline.core.errors import UserError
 from paceline.core.secrets import redact
 from paceline.core.units import LARGEST_INT, pluralize
 
-LONGEST_SHOWN = 60
+MAX_VALUE_CHARS = 60
 """Maximum number of characters of a value in a message."""
-LONGEST_MESSAGE = 300
+MAX_MESSAGE_CHARS = 300
 """Maximum number of characters of another check's message."""
 _KINDS = {
-    "int": ("no whole number", "a whole number"),
-    "float": ("no number", "a number"),
-    "finite": ("no finite number", "a finite number"),
-    "bool": ("neither true nor false", "true or false"),
-    "string": ("no text", "text, in quotes where it reads as something else"),
-    "date": ("no date", "a date, as 2026-11-30"),
-    "path": ("no path", "a path"),
-    **dict.fromkeys(("list", "tuple", "set"), ("no list", "a list, as [a, b]")),
-    **dict.fromkeys(("dict", "model"), ("no group of fields", "fields, as {name: value}")),
+    "int": ("not a whole number", "a whole number"),
+    "float": ("not a number", "a number"),
+    "finite": ("not a finite number", "a finite number"),
+    "bool": ("not a boolean", "true or false"),
+    "string": ("not text", "text, in quotes if it looks like a number or date"),
+    "date": ("not a date", "a date, such as 2026-11-30"),
+    "path": ("not a path", "a path"),
+    **dict.fromkeys(("list", "tuple", "set"), ("not a list", "a list, such as [a, b]")),
+    **dict.fromkeys(("dict", "model"), ("not a mapping", "a mapping, such as {name: value}")),
 }
 """Description of the required kind and allowed values, by the first word of the error type."""
 _WRONG_KIND = ("type", "parsing", "number", "from_float", "inexact")
@@ -56,24 +56,24 @@ class Problem(NamedTuple):
 
 def problem_of(error: ErrorDetails, hidden: bool = False) -> Problem:
     """Describe one error in a sentence; `hidden` leaves the value out."""
-    kind, value, facts = error["type"], error["input"], error.get("ctx", {})
-    first, _, rest = kind.partition("_")
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    first, _, suffix = kind.partition("_")
     if kind in _SENTENCES:
         return Problem(_SENTENCES[kind])
     if kind in ("literal_error", "enum"):
-        choices = str(facts.get("expected", "")).replace(" or ", ", ")
+        choices = str(context.get("expected", "")).replace(" or ", ", ")
         return Problem(_of(value, "is not one of the choices", hidden), choices)
     if kind in _BOUNDS:
         what, key, allowed = _BOUNDS[kind]
         # Values from options are still text at this point.
-        shown = "" if hidden else f"{_shown(value, str)} "
-        return Problem(f"{shown}{what}", allowed.format(_bound(facts[key])))
+        prefix = "" if hidden else f"{_format_value(value, str)} "
+        return Problem(f"{prefix}{what}", allowed.format(_bound(context[key])))
     if kind == "int_parsing_size":
         return Problem("is too large", f"{LARGEST_INT:,} or less")
-    if first in _KINDS and rest.endswith(_WRONG_KIND):
+    if first in _KINDS and suffix.endswith(_WRONG_KIND):
         noun, allowed = _KINDS[first]
         return Problem(_of(value, f"is {noun}", hidden), allowed)
-    return _size_problem(error, hidden) or Problem(_told(error, hidden))
+    return _size_problem(error, hidden) or Problem(_other_message(error, hidden))
 
 
 def problem_of_union(errors: Sequence[ErrorDetails], hidden: bool = False) -> Problem:
@@ -84,7 +84,7 @@ def problem_of_union(errors: Sequence[ErrorDetails], hidden: bool = False) -> Pr
     if len(errors) == 1:
         return problem_of(errors[0], hidden)
     allowed = filter(None, (problem_of(error).allowed for error in errors))
-    what = _of(errors[0]["input"], "does not fit", hidden)
+    what = _of(errors[0]["input"], "is not valid", hidden)
     return Problem(what, ", or ".join(dict.fromkeys(allowed)) or None)
 
 
@@ -105,7 +105,7 @@ def _of(value: object, what: str, hidden: bool) -> str:
     """Return `what` after the value that it describes."""
     if value is None:
         return "is empty"
-    return what if hidden else f"{_shown(value)} {what}"
+    return what if hidden else f"{_format_value(value)} {what}"
 
 
 def _bound(bound: float) -> str:
@@ -116,29 +116,29 @@ def _bound(bound: float) -> str:
 
 def _size_problem(error: ErrorDetails, hidden: bool) -> Problem | None:
     """Describe texts and lists that are too short, too long or in the wrong format."""
-    kind, value, facts = error["type"], error["input"], error.get("ctx", {})
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "string_pattern_mismatch":
-        form = f"text that matches {facts['pattern']}"
-        return Problem(_of(value, "has another form", hidden), form)
+        form = f"text that matches {context['pattern']}"
+        return Problem(_of(value, "has the wrong format", hidden), form)
     thing = "character" if kind.startswith("string") else "value"
     if kind.endswith("too_short"):
-        least = pluralize(facts["min_length"], thing)
-        return Problem(_of(value, "is too short", hidden), f"{least} or more")
+        minimum = pluralize(context["min_length"], thing)
+        return Problem(_of(value, "is too short", hidden), f"{minimum} or more")
     if kind.endswith("too_long"):
-        most = pluralize(facts["max_length"], thing)
-        return Problem(_of(value, "is too long", hidden), f"{most} or fewer")
+        maximum = pluralize(context["max_length"], thing)
+        return Problem(_of(value, "is too long", hidden), f"{maximum} or fewer")
     return None
 
 
-def _told(error: ErrorDetails, hidden: bool) -> str:
+def _other_message(error: ErrorDetails, hidden: bool) -> str:
     """Return the message of another check, with the value if there is only one."""
     message = redact(error["msg"], os.environ)
-    message = message.removeprefix("Value error, ").replace("Invalid JSON: ", "is no JSON: ")
-    message = _shortened(f"{message[:1].lower()}{message[1:]}")
+    message = message.removeprefix("Value error, ").replace("Invalid JSON: ", "is not valid JSON: ")
+    message = _truncate(f"{message[:1].lower()}{message[1:]}")
     if hidden or not _is_single(error):
         return message
     value = error["input"]
-    return f"{message}, but is empty" if value is None else f"{message}, not {_shown(value)}"
+    return f"{message}, but is empty" if value is None else f"{message}, not {_format_value(value)}"
 
 
 def _is_single(error: ErrorDetails) -> bool:
@@ -150,28 +150,28 @@ def _is_single(error: ErrorDetails) -> bool:
     return not several and error["type"] != "json_invalid"
 
 
-def _shortened(message: str) -> str:
+def _truncate(message: str) -> str:
     """Truncate a long message at a word boundary."""
-    if len(message) <= LONGEST_MESSAGE:
+    if len(message) <= MAX_MESSAGE_CHARS:
         return message
-    return f"{message[: LONGEST_MESSAGE - 4].rsplit(' ', 1)[0]} ..."
+    return f"{message[: MAX_MESSAGE_CHARS - 4].rsplit(' ', 1)[0]} ..."
 
 
-def _shown(value: object, form: Callable[[object], str] = repr) -> str:
+def _format_value(value: object, form: Callable[[object], str] = repr) -> str:
     """Format a value, truncated. Secrets are redacted before the value is truncated."""
     if isinstance(value, dict):
-        return "a group of fields"
+        return "a mapping"
     if isinstance(value, list | tuple):
         return "a list"
     if isinstance(value, str):
         # Redact first: after escaping, the start and end of a secret would no longer be found.
         text = form(redact(value, os.environ))
     else:
-        text = redact(_written(value, form), os.environ)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 4]} ..."
+        text = redact(_format_scalar(value, form), os.environ)
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 4]} ..."
 
 
-def _written(value: object, form: Callable[[object], str]) -> str:
+def _format_scalar(value: object, form: Callable[[object], str]) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     try:

@@ -29,7 +29,7 @@ class Profiling(Value):
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.last_step < self.first_step:
-            raise ValueError(f"the steps {self.first_step}-{self.last_step} run backwards")
+            raise ValueError(f"last_step {self.last_step} is before first_step {self.first_step}")
         return self
 
     @property

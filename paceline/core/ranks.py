@@ -19,10 +19,10 @@ from paceline.core.run import RunSettings, RunSpec
 from paceline.core.stats import group_medians
 from paceline.core.steps import FLOATS, FloatColumn, IntColumn, Steps
 
-NAMED_EXCESS = 0.01
+MIN_EXCESS = 0.01
 """Minimum excess of busy time over the median to report a rank (1%)."""
 
-NAMED_CHANCE = 0.01
+MAX_P_VALUE = 0.01
 """Probability below which a rank is not the busiest this often by chance among equal ranks."""
 
 BLOCK_STEPS = 5
@@ -45,18 +45,18 @@ def merge_ranks(ranks: Mapping[int, Steps]) -> Steps:
     if not ranks:
         return Steps.of([])
     common = _common_steps(ranks)
-    aligned = [_at(steps, common) for _, steps in sorted(ranks.items())]
-    first = aligned[0]
-    stacked = {name: np.stack([s[name] for s in aligned]) for name in FLOATS}
-    columns = {name: _largest(values) for name, values in stacked.items()}
+    aligned_ranks = [_at(steps, common) for _, steps in sorted(ranks.items())]
+    first = aligned_ranks[0]
+    by_rank = {name: np.stack([s[name] for s in aligned_ranks]) for name in FLOATS}
+    columns = {name: _largest(values) for name, values in by_rank.items()}
     for name in ("tokens", "samples"):
-        columns[name] = stacked[name].sum(axis=0)
-    columns["comm_wait_s"] = np.median(stacked["comm_wait_s"], axis=0)
-    samples, tokens = stacked["samples"], stacked["tokens"]
+        columns[name] = by_rank[name].sum(axis=0)
+    columns["comm_wait_s"] = np.median(by_rank["comm_wait_s"], axis=0)
+    samples, tokens = by_rank["samples"], by_rank["tokens"]
     shares = np.where(np.isfinite(samples).all(axis=0), samples, tokens)
     for name in ("loss", "attended_share"):
-        columns[name] = _weighted_mean(stacked[name], shares)
-    skipped = np.any([s.skipped for s in aligned], axis=0)
+        columns[name] = _weighted_mean(by_rank[name], shares)
+    skipped = np.any([s.skipped for s in aligned_ranks], axis=0)
     return Steps(first.index, first.averaged_over, skipped, columns)
 
 
@@ -121,10 +121,10 @@ def find_straggler(
     groups: dict[int, list[int]] = {}
     for rank in busy:
         groups.setdefault(stages.get(rank, 0), []).append(rank)
-    judged = [(stage, group) for stage, group in sorted(groups.items()) if len(group) > 1]
+    stage_groups = [(stage, group) for stage, group in sorted(groups.items()) if len(group) > 1]
     busiest = [
-        _busiest(stage, {rank: busy[rank] for rank in group}, hosts, len(judged))
-        for stage, group in judged
+        _busiest(stage, {rank: busy[rank] for rank in group}, hosts, len(stage_groups))
+        for stage, group in stage_groups
     ]
     return max(busiest, key=lambda straggler: (straggler.named, straggler.excess), default=None)
 
@@ -147,7 +147,7 @@ def _busiest(
         stage=stage,
         excess=excess,
         share_of_steps=float((np.argmax(busy, axis=0) == slowest).mean()),
-        named=excess > NAMED_EXCESS and chance < NAMED_CHANCE,
+        named=excess > MIN_EXCESS and chance < MAX_P_VALUE,
     )
 
 
@@ -232,13 +232,15 @@ def _bound(spec: RunSpec, context_bytes: float) -> dict[str, float]:
     # Without sharding, the operations that use 16-bit copies create them, so they count as
     # activations.
     sharded = spec.layout.zero_stage >= 2 and spec.parallel.data_ranks > 1
-    gathered = need.copies_bytes if sharded else 0.0
-    made = need.activations_bytes + need.logits_bytes + need.copies_bytes - gathered
+    gathered_bytes = need.copies_bytes if sharded else 0.0
+    activations_bytes = (
+        need.activations_bytes + need.logits_bytes + need.copies_bytes - gathered_bytes
+    )
     return {
         "weights": need.weights_bytes,
         "gradients": need.gradients_bytes,
         "optimizer": need.optimizer_bytes,
-        "gathered": gathered,
-        "activations": made,
+        "gathered": gathered_bytes,
+        "activations": activations_bytes,
         "context": need.context_bytes,
     }

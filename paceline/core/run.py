@@ -99,11 +99,11 @@ class RunSpec(Value):
     def _fill_placeholders(cls, fields: object) -> object:
         if not isinstance(fields, dict):
             return fields
-        stated = cast(dict[str, Any], fields)
-        if stated.get("bare") is not True:
-            return stated
-        training = {**PLACEHOLDER_FIELDS["training"], "global_batch": _world_size(stated)}
-        return {**PLACEHOLDER_FIELDS, **stated, "training": training}
+        known_fields = cast(dict[str, Any], fields)
+        if known_fields.get("bare") is not True:
+            return known_fields
+        training = {**PLACEHOLDER_FIELDS["training"], "global_batch": _world_size(known_fields)}
+        return {**PLACEHOLDER_FIELDS, **known_fields, "training": training}
 
     @model_validator(mode="after")
     def _log_has_evaluations(self) -> Self:
@@ -251,15 +251,15 @@ class RunSettings(Value):
         cluster, settings = spec.cluster, spec.engine_settings
         # A program that is started once per node may use any of its devices.
         takes_all = any(name in word for word in spec.command for name in ALL_DEVICE_PLACEHOLDERS)
-        counted = settings.get("per") == "device" or "devices" in settings or takes_all
+        uses_all_devices = settings.get("per") == "device" or "devices" in settings or takes_all
         return cls(
             recipe=spec.recipe,
             engine=spec.engine,
             device=cluster.device,
             device_label=cluster.device_label,
             device_memory_bytes=cluster.device_memory_bytes,
-            num_devices=spec.world_size if counted else None,
-            devices_per_node=cluster.devices_per_node if counted else None,
+            num_devices=spec.world_size if uses_all_devices else None,
+            devices_per_node=cluster.devices_per_node if uses_all_devices else None,
         )
 
     @property

@@ -163,12 +163,12 @@ def _without_forms(text: str) -> str:
                 spans.append(span)
                 ends[at] = match.end()
     parts: list[str] = []
-    done = 0
+    position = 0
     for start, end in sorted(spans):
-        if start >= done:
-            parts += [text[done:start], REDACTED]
-        done = max(done, end)
-    return "".join([*parts, text[done:]]) if parts else text
+        if start >= position:
+            parts += [text[position:start], REDACTED]
+        position = max(position, end)
+    return "".join([*parts, text[position:]]) if parts else text
 
 
 def _secret_span(match: re.Match[str]) -> tuple[int, int] | None:

@@ -185,9 +185,11 @@ class DecoderShape(Value):
             limit = f"the number of layers that may have experts, {most}"
             raise ValueError(f"first_dense_layers {dense} is more than {limit}")
         if bool(dense) != bool(self.dense_ffn_size):
-            raise ValueError("first_dense_layers and dense_ffn_size go together")
+            raise ValueError("first_dense_layers and dense_ffn_size must be set together")
         if self.latent_attention and (self.num_kv_heads or self.head_size or self.qk_norm):
-            raise ValueError("latent_attention goes without num_kv_heads, head_size and qk_norm")
+            raise ValueError(
+                "latent_attention cannot be combined with num_kv_heads, head_size and qk_norm"
+            )
         return self
 
     @model_validator(mode="after")
@@ -437,8 +439,8 @@ def mtp_parameters(shape: DecoderShape) -> int:
     Each has a block, a projection and three norms. It shares the embedding and the head of the
     model.
     """
-    joined = 2 * shape.hidden_size**2 + 3 * norm_parameters(shape)
-    return shape.mtp_layers * (block_parameters(shape) + joined)
+    projection_and_norms = 2 * shape.hidden_size**2 + 3 * norm_parameters(shape)
+    return shape.mtp_layers * (block_parameters(shape) + projection_and_norms)
 
 
 def router_and_shared_weights(shape: DecoderShape) -> int:
@@ -456,7 +458,7 @@ def parameter_parts(shape: Shape, tp: int = 1) -> dict[str, int]:
         return shape.parameter_parts(tp)
     vocab = shape.padded_vocab(tp)
     position_rows = shape.max_positions + shape.position_offset
-    projected = shape.embed_dim != shape.hidden_size
+    has_projections = shape.embed_dim != shape.hidden_size
     return {
         "embedding": vocab * shape.embed_dim,
         "positions": position_rows * shape.hidden_size if shape.positions == "learned" else 0,
@@ -464,7 +466,7 @@ def parameter_parts(shape: Shape, tp: int = 1) -> dict[str, int]:
         + dense_layers_surplus(shape, shape.num_experts),
         "mtp": mtp_parameters(shape),
         "norms": norm_parameters(shape) * (shape.final_norm + shape.embedding_norm),
-        "projections": 2 * shape.embed_dim * shape.hidden_size if projected else 0,
+        "projections": 2 * shape.embed_dim * shape.hidden_size if has_projections else 0,
         "head": 0 if shape.tied_embeddings else vocab * shape.embed_dim,
     }
 

@@ -44,34 +44,40 @@ class Site(Cluster):
     def _levels_hold_each_other(self) -> Site:
         sizes = [level.devices for level in self.fabric]
         if None in sizes[:-1]:
-            raise ValueError("fabric: only the last level may leave out devices")
-        stated = [size for size in sizes if size is not None]
-        for inner, outer in pairwise(stated):
+            raise ValueError("fabric: only the last level may omit devices")
+        level_sizes = [size for size in sizes if size is not None]
+        for inner, outer in pairwise(level_sizes):
             if outer <= inner or outer % inner:
                 raise ValueError(
-                    f"fabric: a level of {outer} does not hold levels of {inner}; allowed: more of "
-                    f"them, as {2 * inner}"
+                    f"fabric: a level of {outer} devices is not a multiple of the level of {inner} "
+                    f"below it; allowed: a larger multiple, such as {2 * inner}"
                 )
-        if stated and max(stated[0], self.devices_per_node) % min(stated[0], self.devices_per_node):
+        if level_sizes and max(level_sizes[0], self.devices_per_node) % min(
+            level_sizes[0], self.devices_per_node
+        ):
             raise ValueError(
-                f"fabric: {stated[0]} devices are {self._no_nodes}, or what divides it"
+                f"fabric: {level_sizes[0]} devices are {self._partial_nodes}, or a divisor of it"
             )
-        if stated[1:] and stated[1] % self.devices_per_node:
-            raise ValueError(f"fabric: {stated[1]} devices are {self._no_nodes}")
-        if len(stated) == len(sizes) > 0 and stated[-1] < self.world_size:
+        if level_sizes[1:] and level_sizes[1] % self.devices_per_node:
+            raise ValueError(f"fabric: {level_sizes[1]} devices are {self._partial_nodes}")
+        if len(level_sizes) == len(sizes) > 0 and level_sizes[-1] < self.world_size:
             raise ValueError(
-                f"fabric: the last level joins {stated[-1]} of {self.world_size} devices; "
-                "without a number it joins all"
+                f"fabric: the last level connects {level_sizes[-1]} of {self.world_size} devices; "
+                "omit its number to connect all"
             )
         if self.fabric and self.fabric[0].oversubscription != 1:
-            raise ValueError("fabric: the first level has nothing below it to be oversubscribed by")
+            raise ValueError(
+                "fabric: the first level cannot be oversubscribed, because no level is below it"
+            )
         if self.fabric and (self.intra_link or self.inter_link):
-            raise ValueError("fabric: its levels have a link each, so no intra_link or inter_link")
+            raise ValueError(
+                "fabric: set the link of each level instead of intra_link and inter_link"
+            )
         return self
 
     @property
-    def _no_nodes(self) -> str:
-        return f"no whole nodes; allowed: a multiple of {self.devices_per_node}"
+    def _partial_nodes(self) -> str:
+        return f"not whole nodes; allowed: a multiple of {self.devices_per_node}"
 
     @property
     def as_cluster(self) -> Cluster:

@@ -21,7 +21,7 @@ BOOTSTRAP_RESAMPLES = 1000
 MAX_RESAMPLED = 5000
 """Maximum number of resampled steps. Longer series use order statistics, which cost one sort."""
 
-MOST_DECIMALS = 6
+MAX_DECIMALS = 6
 """Decimals of a printed time in seconds. Finer times count as exact."""
 
 STUDENT_T_975 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16,
@@ -137,11 +137,11 @@ def block_length(values: FloatColumn) -> int:
     rho is the lag-1 autocorrelation, with spikes clipped at four robust standard deviations.
     """
     n = len(values)
-    centred = values - np.median(values)
-    reach = 4 * NORMAL_MAD * float(np.median(np.abs(centred)))
-    clipped = np.clip(centred, -reach, reach)
-    power = float((clipped * clipped).sum())
-    rho = float((clipped[1:] * clipped[:-1]).sum()) / power if power > 0 else 0.0
+    deviations_from_median = values - np.median(values)
+    reach = 4 * NORMAL_MAD * float(np.median(np.abs(deviations_from_median)))
+    residuals = np.clip(deviations_from_median, -reach, reach)
+    power = float((residuals * residuals).sum())
+    rho = float((residuals[1:] * residuals[:-1]).sum()) / power if power > 0 else 0.0
     rho = min(max(rho, 0.0), 0.95)
     best = (2 * rho / (1 - rho * rho)) ** (2 / 3) * n ** (1 / 3)
     return min(max(SHORTEST_BLOCK, int(np.ceil(best))), n // FEWEST_BLOCKS)
@@ -161,7 +161,7 @@ def printed_step_s(times: FloatColumn) -> float:
     """Return the resolution of printed times (`29`, `28` -> 1.0); 0 if finer than 1e-6 s."""
     if not len(times):
         return 0.0
-    for decimals in range(MOST_DECIMALS + 1):
+    for decimals in range(MAX_DECIMALS + 1):
         scaled = times * 10.0**decimals
         if bool((np.abs(scaled - np.round(scaled)) <= 1e-9 * np.abs(scaled) + 1e-12).all()):
             return 10.0**-decimals

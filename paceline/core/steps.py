@@ -74,14 +74,14 @@ class Steps:
     def of(cls, steps: Iterable[Step]) -> Steps:
         """Return columns of `steps`, in order."""
         rows = list(steps)
-        said = [name for name in FLOATS if any(getattr(s, name) is not None for s in rows)]
+        known_names = [name for name in FLOATS if any(getattr(s, name) is not None for s in rows)]
         return cls(
             index=np.array([s.index for s in rows], dtype=np.int64),
             averaged_over=np.array([s.averaged_over for s in rows], dtype=np.int64),
             skipped=np.array([s.skipped for s in rows], dtype=np.bool_),
             columns={
                 name: np.array([_nan(getattr(s, name)) for s in rows], dtype=np.float64)
-                for name in said
+                for name in known_names
             },
         )
 
@@ -106,14 +106,14 @@ class Steps:
         index = self.index[rows]
         return Steps(
             index,
-            _picked(self.averaged_over, rows, len(index)),
-            _picked(self.skipped, rows, len(index)),
-            _Picked(self.columns, rows),
+            _select_rows(self.averaged_over, rows, len(index)),
+            _select_rows(self.skipped, rows, len(index)),
+            _SelectedColumns(self.columns, rows),
         )
 
 
 @dataclass(frozen=True)
-class _Picked(Mapping[str, FloatColumn]):
+class _SelectedColumns(Mapping[str, FloatColumn]):
     """Selected rows of columns, copied on access, so that millions of steps are not held twice."""
 
     columns: Mapping[str, FloatColumn]
@@ -129,7 +129,7 @@ class _Picked(Mapping[str, FloatColumn]):
         return len(self.columns)
 
 
-def _picked(column: npt.NDArray[Any], rows: Rows, length: int) -> npt.NDArray[Any]:
+def _select_rows(column: npt.NDArray[Any], rows: Rows, length: int) -> npt.NDArray[Any]:
     """Return some rows of a column; a broadcast single value still takes no memory."""
     if length and column.strides == (0,):
         return np.broadcast_to(column[0], length)

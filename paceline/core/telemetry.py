@@ -13,7 +13,7 @@ from pydantic import NonNegativeFloat, ValidationError
 from paceline.core.hosts import compress
 from paceline.core.value import Value
 
-MOST_GAP_S = 5.0
+MAX_GAP_S = 5.0
 """Maximum gap between two samples in seconds, or five intervals if that is more. Power in a longer
 gap counts as unknown."""
 POWER_SOURCE, COUNTER_SOURCE = " power", " energy counter"
@@ -104,7 +104,7 @@ def read_telemetry(lines: Iterable[str]) -> Telemetry | None:
 
 
 def energy_between(
-    hosts: Sequence[Telemetry], start: float, stop: float, needed: str | None = None
+    hosts: Sequence[Telemetry], start: float, stop: float, required_part: str | None = None
 ) -> Energy:
     """Return the energy in joules of all hosts from `start` to `stop` (Unix time).
 
@@ -128,7 +128,7 @@ def energy_between(
         reasons += [
             f"{part}: {compress([*dict.fromkeys(names)])}: {why}" for why, names in missing.items()
         ]
-    if needed is not None and needed not in parts:
+    if required_part is not None and required_part not in parts:
         parts, sources = {}, set()
     total, window_s = sum(parts.values()), stop - start
     inside = [s for host in hosts for s in host.samples if start <= s.time_unix <= stop]
@@ -147,32 +147,36 @@ def _part_j(host: Telemetry, part: str, start: float, stop: float) -> tuple[floa
     """Return the joules of one part of a host with their source, or why they are unknown."""
     if part not in host.start.sources:
         return host.start.unknown.get(part, "not recorded")
-    counted = part == "cpu" or _counts_gpu_energy(host)
-    value = _cpu_energy_j if part == "cpu" else _gpu_energy_j if counted else _gpu_power_w
+    uses_counter = part == "cpu" or _counts_gpu_energy(host)
+    value = _cpu_energy_j if part == "cpu" else _gpu_energy_j if uses_counter else _gpu_power_w
     points = [(s.time_unix, v) for s in host.samples if (v := value(s)) is not None]
     points = _within(points, start, stop)
     if not points:
         return "was not sampled over the whole window"
-    most = max(MOST_GAP_S, 5 * host.start.interval_s)
+    max_gap_s = max(MAX_GAP_S, 5 * host.start.interval_s)
     gap = max(later[0] - earlier[0] for earlier, later in pairwise(points))
-    if gap > most:
+    if gap > max_gap_s:
         return f"was not sampled for {gap:.1f} s"
     first, last = _at(points, start), _at(points, stop)
-    stated = host.start.sources[part]
-    source = stated if part == "cpu" else _gpu_source(stated, counted)
-    if counted:
-        return (last - first, source) if last >= first else "its energy counter began anew"
+    reported_source = host.start.sources[part]
+    source = reported_source if part == "cpu" else _gpu_source(reported_source, uses_counter)
+    if uses_counter:
+        return (last - first, source) if last >= first else "its energy counter was reset"
     curve = [(start, first), *(p for p in points if start < p[0] < stop), (stop, last)]
     return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(curve)), source
 
 
-def _gpu_source(stated: str, counted: bool) -> str:
+def _gpu_source(reported_source: str, uses_counter: bool) -> str:
     """Return the source that was used.
 
     The first sample names the driver and its source, but later samples may lack the energy counter.
     """
-    driver = stated.removesuffix(POWER_SOURCE).removesuffix(COUNTER_SOURCE)
-    return stated if driver == stated else driver + (COUNTER_SOURCE if counted else POWER_SOURCE)
+    driver = reported_source.removesuffix(POWER_SOURCE).removesuffix(COUNTER_SOURCE)
+    return (
+        reported_source
+        if driver == reported_source
+        else driver + (COUNTER_SOURCE if uses_counter else POWER_SOURCE)
+    )
 
 
 def _within(

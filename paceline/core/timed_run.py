@@ -83,15 +83,15 @@ class TimedRun:
 
         The value is the one that the log states or counts, otherwise the configured one.
         """
-        stated = first_value(self.window["global_batch"][:1])
-        stated = mean_value(self.window["samples"]) if stated is None else stated
-        return self.facts.global_batch if stated is None else stated
+        batch = first_value(self.window["global_batch"][:1])
+        batch = mean_value(self.window["samples"]) if batch is None else batch
+        return self.facts.global_batch if batch is None else batch
 
     @property
     def seq_len(self) -> float | None:
         """Token positions per sample in the window."""
-        stated = first_value(self.window["seq_len"][:1])
-        return self.facts.seq_len if stated is None else stated
+        length = first_value(self.window["seq_len"][:1])
+        return self.facts.seq_len if length is None else length
 
     @property
     def flops_per_s_per_device(self) -> float | None:

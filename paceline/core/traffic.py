@@ -39,17 +39,17 @@ def unsupported_reason(x: ParallelRun) -> str | None:
     layout, shape = x.layout, x.shape
     sharded = layout.zero_stage >= 2 and x.data_ranks > 1
     if shape.kind != "decoder" or shape.num_experts > 1:
-        return "what moves is known for decoders without experts alone"
+        return "traffic is only modeled for decoders without experts"
     if shape.latent_attention is not None or shape.mtp_layers:
-        return "what moves is not known for latent attention and layers that predict more tokens"
+        return "traffic is not modeled for latent attention and multi-token prediction"
     if x.lora is not None:
-        return "what moves is not known for adapters"
+        return "traffic is not modeled for adapters"
     if shape.kv_heads % layout.tp:
-        return "what moves is not known where tensor ranks hold copies of key/value heads"
+        return "traffic is not modeled if tensor ranks hold copies of key/value heads"
     if sharded and layout.pp > 1:
-        return f"what moves is not known for ZeRO-{layout.zero_stage} in a pipeline"
+        return f"traffic is not modeled for ZeRO-{layout.zero_stage} in a pipeline"
     if sharded and layout.tp > 1:
-        return f"what moves is not known for ZeRO-{layout.zero_stage} beside tensor parallelism"
+        return f"traffic is not modeled for ZeRO-{layout.zero_stage} with tensor parallelism"
     return None
 
 

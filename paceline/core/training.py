@@ -106,12 +106,12 @@ class RampUp(Value):
 
     def problem(self, global_batch: int) -> str | None:
         """Return why the batch cannot grow to `global_batch`; None if it can."""
-        rest = global_batch - self.start
-        if rest > 0 and rest % self.increment == 0:
+        growth = global_batch - self.start
+        if growth > 0 and growth % self.increment == 0:
             return None
         return (
             f"training.ramp_up: from {self.start} in steps of {self.increment} the batch never "
-            f"becomes global_batch {global_batch}; it must be above start by a multiple of "
+            f"reaches global_batch {global_batch}; it must be above start by a multiple of "
             "increment"
         )
 
@@ -212,8 +212,8 @@ class TrainingBase(Value):
         if value in NARROW:
             recipes = ", ".join(get_args(Fp8Recipe))
             raise ValueError(
-                f"{value} is a number format of its own: set training.dtype={value}, or use one "
-                f"of fp8's: {recipes}"
+                f"{value} is a dtype, not an fp8 recipe: set training.dtype={value}, or use one "
+                f"of {recipes}"
             )
         return value
 
@@ -238,8 +238,8 @@ class Training(TrainingBase):
     @property
     def batches(self) -> list[int]:
         """All global batches that a step can have, in ascending order."""
-        grown = self.ramp_up.sizes(self.global_batch) if self.ramp_up else []
-        return [*(batch for _, batch in grown), self.global_batch]
+        ramp_batches = self.ramp_up.sizes(self.global_batch) if self.ramp_up else []
+        return [*(batch for _, batch in ramp_batches), self.global_batch]
 
 
 class Data(Value):
@@ -280,9 +280,9 @@ class Data(Value):
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if self.blend and (self.source != "indexed" or self.path is not None):
-            raise ValueError("blend takes the place of path, for source indexed")
+            raise ValueError("blend replaces path and needs source indexed")
         if self.tokenizer is not None and self.source not in ("text", "jsonl", "indexed"):
-            raise ValueError(f"tokenizer is for text and jsonl, and source is {self.source}")
+            raise ValueError(f"tokenizer needs source text, jsonl or indexed, not {self.source}")
         return self
 
     @model_validator(mode="after")
@@ -290,7 +290,7 @@ class Data(Value):
         if self.split is None or sum(self.split[self.split_part : self.split_part + 1]) > 0:
             return self
         raise ValueError(
-            f"split_part {self.split_part} of split {[*self.split]} holds nothing: parts are "
+            f"split_part {self.split_part} of split {[*self.split]} is empty: parts are "
             "counted from 0"
         )
 

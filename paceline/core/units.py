@@ -105,9 +105,9 @@ def seconds(value_s: float) -> str:
     Times below 10 s have four decimals, others one.
     """
     if value_s >= 120:
-        minutes, rest = divmod(round(value_s), 60)
+        minutes, remaining_s = divmod(round(value_s), 60)
         hours, minutes = divmod(minutes, 60)
-        return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+        return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {remaining_s:02d} s"
     return f"{value_s:.4f} s" if value_s < 10 else f"{value_s:.1f} s"
 
 

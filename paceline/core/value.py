@@ -43,11 +43,11 @@ class Value(BaseModel):
 @cache
 def marked_fields(model: type[BaseModel], mark: FieldMark) -> dict[str, Any]:
     """Return the fields with a mark, including nested ones, in the form of pydantic's `exclude`."""
-    found: dict[str, Any] = {}
+    marks: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         kind = field.annotation
         if mark in field.metadata:
-            found[name] = True
+            marks[name] = True
         elif isinstance(kind, type) and issubclass(kind, BaseModel):
-            found[name] = marked_fields(kind, mark)
-    return {name: fields for name, fields in found.items() if fields}
+            marks[name] = marked_fields(kind, mark)
+    return {name: fields for name, fields in marks.items() if fields}

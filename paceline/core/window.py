@@ -63,17 +63,17 @@ def choose_window(steps: Steps, rule: str = "auto", resolution_s: float = 0.0) -
     """
     if rule == "auto":
         return steady_window(steps, resolution_s)
-    timed = np.isfinite(steps["step_time_s"])
-    rows = np.flatnonzero(timed)
+    has_time = np.isfinite(steps["step_time_s"])
+    rows = np.flatnonzero(has_time)
     n_timed = len(rows)
-    rows = _last_of_each(steps.index, rows[_asked_for(steps.index[rows], rule)])
+    rows = _last_of_each(steps.index, rows[_selected_steps(steps.index[rows], rule)])
     if len(rows) == 0:
         raise NoStepError(
-            "does not pick the only timed step"
+            "excludes the only timed step"
             if n_timed == 1
-            else f"picks none of the {n_timed:,} timed steps"
+            else f"selects none of the {n_timed:,} timed steps"
         )
-    skipped = int(timed[: rows[0]].sum())
+    skipped = int(has_time[: rows[0]].sum())
     state = "steady" if len(rows) >= MIN_STEADY else "short"
     if two_levels(steps["step_time_s"][rows], resolution_s):
         state = "uneven"
@@ -85,7 +85,7 @@ def choose_window(steps: Steps, rule: str = "auto", resolution_s: float = 0.0) -
 def check_rule(rule: str) -> None:
     """Raise ValueError if `rule` is not a rule for a window."""
     if rule != "auto":
-        _asked_for(np.empty(0, dtype=np.int64), rule)
+        _selected_steps(np.empty(0, dtype=np.int64), rule)
 
 
 def stretch_around(steps: Steps, rows: Rows) -> slice:
@@ -105,7 +105,7 @@ def _last_of_each(index: IntColumn, rows: npt.NDArray[np.int64]) -> npt.NDArray[
     return np.sort(rows[len(rows) - 1 - from_behind])
 
 
-def _asked_for(numbers: IntColumn, rule: str) -> npt.NDArray[np.bool_]:
+def _selected_steps(numbers: IntColumn, rule: str) -> npt.NDArray[np.bool_]:
     """Return a mask of the step numbers that an explicit rule selects."""
     if rule == "last":
         return np.arange(len(numbers)) == len(numbers) - 1
@@ -113,7 +113,7 @@ def _asked_for(numbers: IntColumn, rule: str) -> npt.NDArray[np.bool_]:
         return np.arange(len(numbers)) >= int(match[1])
     if match := _RANGE.fullmatch(rule):
         return (numbers >= int(match[1])) & (numbers <= int(match[2]))
-    raise ValueError("is no rule for a window")
+    raise ValueError("is not a window rule")
 
 
 def steady_window(steps: Steps, resolution_s: float = 0.0) -> Window:
@@ -135,11 +135,11 @@ def steady_window(steps: Steps, resolution_s: float = 0.0) -> Window:
     if warmup is None or len(times) - warmup < MIN_STEADY:
         state = "short" if len(times) - start < MIN_STEADY else "uneven"
         return Window(rows, _record(steps, rows, start, state, half_width, None))
-    more, settled = settling_steps(times[warmup:])
+    more, is_settled = settling_steps(times[warmup:])
     rows = _after(stretch, warmup + more)
     shift = _shift_before(steps.index[stretch], times, warmup, half_width)
     drift, noise = relative_drift(times[warmup + more :])
-    fades = not settled and drift < 0
+    fades = not is_settled and drift < 0
     state = "drifting" if fades or abs(drift) > max(DRIFT_LIMIT, 3 * noise) else "steady"
     if state == "steady" and two_levels(times[warmup + more :], resolution_s):
         state = "uneven"
@@ -161,7 +161,7 @@ def _shift_before(
     if len(faster) < FASTER_STEPS:
         return None
     ratio = centre / float(np.median(faster))
-    if ratio - 1 <= LEAST_SHIFT:
+    if ratio - 1 <= MIN_SHIFT:
         return None
     return LevelShift(first_step=int(numbers[warmup]), ratio=ratio, left_out=True)
 
@@ -210,29 +210,29 @@ def relative_drift(times: FloatColumn) -> tuple[float, float]:
     window. Its standard error is that of a least-squares slope, sigma sqrt(12 / n), with sigma from
     the MAD of the residuals, and widened for correlated neighbors.
     """
-    thinned = group_medians(times, 500)
-    first, second = np.triu_indices(len(thinned), 1)
-    slope = float(np.median((thinned[second] - thinned[first]) / (second - first)))
-    centre = float(np.median(thinned))
-    rest = thinned - slope * np.arange(len(thinned))
-    sigma = NORMAL_MAD * float(np.median(np.abs(rest - np.median(rest)))) / centre
-    residual = winsorized(rest - np.median(rest))
+    medians = group_medians(times, 500)
+    first, second = np.triu_indices(len(medians), 1)
+    slope = float(np.median((medians[second] - medians[first]) / (second - first)))
+    centre = float(np.median(medians))
+    residuals = medians - slope * np.arange(len(medians))
+    sigma = NORMAL_MAD * float(np.median(np.abs(residuals - np.median(residuals)))) / centre
+    residual = winsorize(residuals - np.median(residuals))
     widening = correlation_widening(residual, fitted=2)
-    return slope * (len(thinned) - 1) / centre, sigma * (12 / len(thinned)) ** 0.5 * widening
+    return slope * (len(medians) - 1) / centre, sigma * (12 / len(medians)) ** 0.5 * widening
 
 
 def _one_batch_size(steps: Steps) -> Rows:
     """Return the longest stretch with one batch, one sequence length and ascending step numbers."""
-    timed = _timed_rows(steps)
-    numbers = steps.index[timed]
-    changes = [np.flatnonzero(_differs(steps[name][timed])) + 1 for name in BATCH_SIZES]
+    timed_rows = _timed_rows(steps)
+    numbers = steps.index[timed_rows]
+    changes = [np.flatnonzero(_differs(steps[name][timed_rows])) + 1 for name in BATCH_SIZES]
     changes.append(np.flatnonzero(numbers[1:] <= numbers[:-1]) + 1)
     bounds = [0, *np.unique(np.concatenate(changes)).tolist(), len(numbers)]
     stretches = list(pairwise(bounds))
     start, stop = max(reversed(stretches), key=lambda bound: bound[1] - bound[0])
-    if isinstance(timed, slice):
-        return slice(timed.start + start, timed.start + stop)
-    return timed[start:stop]
+    if isinstance(timed_rows, slice):
+        return slice(timed_rows.start + start, timed_rows.start + stop)
+    return timed_rows[start:stop]
 
 
 def _timed_rows(steps: Steps) -> Rows:
@@ -245,7 +245,7 @@ def _timed_rows(steps: Steps) -> Rows:
 
 
 def _differs(column: FloatColumn) -> npt.NDArray[np.bool_]:
-    """Return a mask of values that differ from their predecessor. NaN after NaN is no change."""
+    """Return a mask of values that differ from their predecessor. NaN after NaN counts as equal."""
     before, after = column[:-1], column[1:]
     return (before != after) & ~(np.isnan(before) & np.isnan(after))
 
@@ -282,22 +282,22 @@ def _only(column: FloatColumn) -> int | None:
     return int(column[0]) if len(column) and np.isfinite(column[0]) else None
 
 
-FEWEST_STEPS = 20
+MIN_TEST_STEPS = 20
 """Minimum number of steps for these tests."""
-LEAST_SHIFT = 0.01
+MIN_SHIFT = 0.01
 """Minimum relative change. Smaller changes do not mean a different state of the machine."""
 SHIFT_NOISES = 4.5
 """Standard errors that the best of all possible shifts must exceed. Chance reaches 3.2 in 5% of
 cases."""
 TREND_NOISES = 2.0
 """Standard errors by which the beginning of the window may be slower than its second half."""
-SHORTEST_LEVEL = 5
+MIN_LEVEL_STEPS = 5
 LONGEST_LEVEL_SHARE = 50
 """Minimum length of a level: five steps, and a fiftieth of all steps."""
 REACH = 4.0
-MOST_STEPS = 2000
+MAX_VALUES = 2000
 """Maximum number of values. Longer series are reduced to medians of equal consecutive groups."""
-MOST_CORRELATED = 0.95
+MAX_CORRELATION = 0.95
 
 
 @dataclass(frozen=True)
@@ -314,15 +314,15 @@ def settling_steps(times: FloatColumn) -> tuple[int, bool]:
     While the first quarter is slower than the second half by two standard errors, a tenth of the
     steps is excluded. At least a third of the steps and at least 20 remain.
     """
-    size, values = _thinned(times)
-    least = max(FEWEST_STEPS, len(values) // 3)
+    size, values = _group_medians(times)
+    min_remaining = max(MIN_TEST_STEPS, len(values) // 3)
     start = 0
     while True:
-        rest = values[start:]
-        if len(rest) < FEWEST_STEPS or not _still_fades(rest):
+        remaining = values[start:]
+        if len(remaining) < MIN_TEST_STEPS or not _still_fades(remaining):
             return start * size, True
-        step = max(1, len(rest) // 10)
-        if len(rest) - step < least:
+        step = max(1, len(remaining) // 10)
+        if len(remaining) - step < min_remaining:
             return start * size, False
         start += step
 
@@ -333,30 +333,30 @@ def level_shift(times: FloatColumn) -> Shift | None:
     It is the place that maximizes |m2 - m1| / (s sqrt(1/k + 1/(n - k))), where s is the spread
     around both levels. The levels are medians.
     """
-    size, values = _thinned(times)
+    size, values = _group_medians(times)
     n = len(values)
-    if n < FEWEST_STEPS:
+    if n < MIN_TEST_STEPS:
         return None
-    least = max(SHORTEST_LEVEL, n // LONGEST_LEVEL_SHARE)
-    y = winsorized(values)
+    min_steps = max(MIN_LEVEL_STEPS, n // LONGEST_LEVEL_SHARE)
+    y = winsorize(values)
     places = np.arange(1, n)
     sums = np.cumsum(y)
     means = sums[:-1] / places, (sums[-1] - sums[:-1]) / (n - places)
     weights = np.sqrt(places * (n - places) / n)
-    parted = np.abs(means[1] - means[0]) * weights
-    parted[: least - 1] = parted[n - least :] = 0.0
-    at = int(np.argmax(parted)) + 1
+    separation = np.abs(means[1] - means[0]) * weights
+    separation[: min_steps - 1] = separation[n - min_steps :] = 0.0
+    at = int(np.argmax(separation)) + 1
     before, after = float(np.median(values[:at])), float(np.median(values[at:]))
     # Winsorize around each level. Otherwise the rest of a warm-up looks like correlated noise.
-    residual = winsorized(np.concatenate([values[:at] - before, values[at:] - after]))
+    residual = winsorize(np.concatenate([values[:at] - before, values[at:] - after]))
     error = float(np.std(residual)) * correlation_widening(residual)
     ratio = after / before
-    if parted[at - 1] <= SHIFT_NOISES * error or abs(ratio - 1) <= LEAST_SHIFT:
+    if separation[at - 1] <= SHIFT_NOISES * error or abs(ratio - 1) <= MIN_SHIFT:
         return None
     return Shift(at * size, ratio)
 
 
-def winsorized(values: FloatColumn) -> FloatColumn:
+def winsorize(values: FloatColumn) -> FloatColumn:
     """Return `values` with outliers clipped at four robust standard deviations from the median."""
     centre = float(np.median(values))
     reach = REACH * NORMAL_MAD * mad_around(values, centre)
@@ -376,12 +376,12 @@ def correlation_widening(residual: FloatColumn, fitted: int = 1) -> float:
     rho = float((residual[1:] * residual[:-1]).sum()) / power
     if rho > 0:
         rho += (fitted + 3 * rho) / len(residual)
-    rho = min(max(rho, 0.0), MOST_CORRELATED)
+    rho = min(max(rho, 0.0), MAX_CORRELATION)
     return ((1 + rho) / (1 - rho)) ** 0.5
 
 
 def _still_fades(values: FloatColumn) -> bool:
-    y = winsorized(values)
+    y = winsorize(values)
     early, late = y[: len(y) // 4], y[len(y) // 2 :]
     residual = late - late.mean()
     error = float(np.std(residual, ddof=1)) * correlation_widening(residual)
@@ -389,7 +389,7 @@ def _still_fades(values: FloatColumn) -> bool:
     return float(early.mean() - late.mean()) > TREND_NOISES * error
 
 
-def _thinned(times: FloatColumn) -> tuple[int, FloatColumn]:
+def _group_medians(times: FloatColumn) -> tuple[int, FloatColumn]:
     """Return the number of steps per group, and the medians of the groups."""
-    size = -(-len(times) // MOST_STEPS)
-    return size, group_medians(times, MOST_STEPS)
+    size = -(-len(times) // MAX_VALUES)
+    return size, group_medians(times, MAX_VALUES)

@@ -97,7 +97,7 @@ class RunRecord(Value):
     command: tuple[str, ...]
     spec: RunSpec | None
     """Configuration of a run that Paceline started; None for an imported log."""
-    facts: RunSettings | None = None
+    log_settings: RunSettings | None = None
     """Settings that an imported log, or the log of a bare command, reports."""
     log: str | None = None
     """Path of the imported log inside the folder."""
@@ -128,7 +128,7 @@ class RunRecord(Value):
     @property
     def settings(self) -> RunSettings:
         """Settings of the run, from its spec or from its log."""
-        return self.facts or (
+        return self.log_settings or (
             RunSettings.of(self.spec) if self.spec else RunSettings(origin="imported")
         )
 

@@ -12,8 +12,8 @@ from paceline.core.steps import FloatColumn, IntColumn, Steps
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
 
 RATES = ("samples_per_s", "tokens_per_s_per_device")
-LARGEST_INTERVAL = 10_000
-REGULAR = 0.8
+MAX_INTERVAL = 10_000
+MIN_REGULAR_SHARE = 0.8
 """Minimum share of equal distances between step numbers for these to count as the log interval."""
 
 
@@ -33,7 +33,7 @@ def completed_steps(steps: Steps, facts: RunSettings, log: LogContent) -> Steps:
     )
 
 
-def paced_steps(steps: Steps) -> Steps:
+def steps_from_throughput(steps: Steps) -> Steps:
     """Return `steps` with 1 / rate as step time if the log prints only a rate.
 
     The batch is unknown, so such a time is correct up to a constant factor. That is enough to
@@ -45,19 +45,19 @@ def paced_steps(steps: Steps) -> Steps:
     return replace(steps, columns={**steps.columns, "step_time_s": _ratio(1, steps[rate])})
 
 
-def log_interval(index: IntColumn, stated: object = None) -> int:
+def log_interval(index: IntColumn, reported_interval: object = None) -> int:
     """Return the number of steps that one line averages.
 
     It is the stated interval if there is one, else the median distance of the step numbers.
     """
-    if isinstance(stated, int) and 0 < stated <= LARGEST_INTERVAL:
-        return stated
+    if isinstance(reported_interval, int) and 0 < reported_interval <= MAX_INTERVAL:
+        return reported_interval
     if len(index) < 3:
         return 1
     distances = np.diff(index[:10_000])
     usual = int(np.median(distances))
-    regular = float((distances == usual).mean()) >= REGULAR
-    return usual if regular and 1 < usual <= LARGEST_INTERVAL else 1
+    regular = float((distances == usual).mean()) >= MIN_REGULAR_SHARE
+    return usual if regular and 1 < usual <= MAX_INTERVAL else 1
 
 
 def _times_from_rates(steps: Steps, facts: RunSettings) -> FloatColumn | None:
@@ -90,10 +90,12 @@ def missing_end(kind: LogFormat, log: LogContent, steps: Steps) -> Iterator[str]
     """
     total = log.facts.get("total_steps")
     # Some log formats number steps from 0, so the last step is total - 1.
-    done = isinstance(total, int) and len(steps) > 0 and int(steps.index.max()) >= total - 1
+    reached_last_step = (
+        isinstance(total, int) and len(steps) > 0 and int(steps.index.max()) >= total - 1
+    )
     ends = log.ended or log.torn or log.out_of_memory or "run_time_s" in log.figures
-    if kind.end_marker and len(steps) and not done and not ends:
+    if kind.end_marker and len(steps) and not reached_last_step and not ends:
         yield (
-            f"ends without an end marker ({kind.end_marker}): the run went on, was ended, or the "
-            "log is cut"
+            f"ends without an end marker ({kind.end_marker}): the run was still "
+            "going, was killed, or the log is truncated"
         )

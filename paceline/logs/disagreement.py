@@ -116,8 +116,8 @@ def _other_counts(facts: RunSettings) -> Candidates:
     base = flops_per_token(convention, plain)
     for name in CONVENTIONS:
         if name != convention:
-            halved = {convention, name} == {"causal", "full-attention"}
-            why = " (the causal mask halves attention)" if halved else ""
+            is_causal_pair = {convention, name} == {"causal", "full-attention"}
+            why = " (the causal mask halves attention)" if is_causal_pair else ""
             yield (
                 f"counted in {name}, not in {convention}{why}",
                 flops_per_token(name, plain) / base,
@@ -126,9 +126,9 @@ def _other_counts(facts: RunSettings) -> Candidates:
         full = flops_per_token(convention, replace(plain, lora=None))
         yield "counted as if every weight were trained, not only the adapters", full / base
     for recompute in ("full", "selective"):
-        again = replace(x, recompute=recompute)
+        with_recompute = replace(x, recompute=recompute)
         for name in dict.fromkeys((convention, *CONVENTIONS)):
-            hardware = hardware_flops_per_token(name, again)
+            hardware = hardware_flops_per_token(name, with_recompute)
             yield f"{recompute} recomputation is counted as work, in {name}", hardware / base
 
 
@@ -167,13 +167,13 @@ def peak_doubt(flops_per_s: float | None, device: str | None, dtype: str | None)
     if kind is None or not kind.peaks or not flops_per_s:
         return None
     peaks = {str(name): peak.flops_per_s for name, peak in kind.peaks.items()}
-    known = dtype in peaks
+    has_peak = dtype in peaks
     name = dtype if dtype in peaks else max(peaks, key=peaks.__getitem__)
     share = flops_per_s / peaks[name]
     if share <= 1:
         return None
     rate = f"{significant(flops_per_s / TERA, 4)} TFLOP/s"
-    figure = f"MFU {share:.0%}" if known else f"{rate}, {share:.0%} of the dense peak in {name},"
+    figure = f"MFU {share:.0%}" if has_peak else f"{rate}, {share:.0%} of the dense peak in {name},"
     return (
         f"{figure} is more than a device can reach: model, device, number of devices, batch and "
         "length cannot all be right"

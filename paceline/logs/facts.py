@@ -94,27 +94,27 @@ def all_facts(
     The order of precedence is: the user, the log, the log's path (`place`), the recipe. Raises
     UserError for an unknown model, recipe, device, dtype or convention.
     """
-    stated, notes = _log_facts(log.facts)
+    from_log, notes = _log_facts(log.facts)
     if user.facts is not None:
-        added = user.facts.model_dump(include=set(COMPARED), exclude_none=True)
-        return user.facts, [*notes, *_contradictions(added, stated, COMPARED)]
-    added, open_points = _user_facts(user)
-    notes += [*open_points, *_contradictions(added, stated, (*COMPARED, *SIZES))]
-    notes += place.notes(stated, added)
-    known = {**place.values, **stated, **added}
-    base = _recipe_facts(user.recipe, known.get("num_devices"))
-    merged = {"flops_convention": "causal", **base, **known}
+        from_user = user.facts.model_dump(include=set(COMPARED), exclude_none=True)
+        return user.facts, [*notes, *_contradictions(from_user, from_log, COMPARED)]
+    from_user, open_points = _user_facts(user)
+    notes += [*open_points, *_contradictions(from_user, from_log, (*COMPARED, *SIZES))]
+    notes += place.notes(from_log, from_user)
+    known_settings = {**place.values, **from_log, **from_user}
+    base = _recipe_facts(user.recipe, known_settings.get("num_devices"))
+    merged = {"flops_convention": "causal", **base, **known_settings}
     if model := merged.get("model"):
         # The nominal size of the given model takes precedence over the rounded one in a path.
-        merged["nominal_parameters"] = {**base, **added}.get("nominal_parameters")
+        merged["nominal_parameters"] = {**base, **from_user}.get("nominal_parameters")
         notes += place.another_model(model)
     notes += _another_model(model, log.facts.get("num_parameters"))
     layout = _layout(base.get("layout"), log.facts)
     world_size = merged.get("num_devices")
     if layout and world_size and world_size % layout.model_devices:
         notes.append(
-            f"a layout of {layout.model_devices} devices a replica does not fit on {world_size}: "
-            "it is left out"
+            f"the layout is ignored: it has {layout.model_devices} devices per replica, which does "
+            f"not divide {world_size} devices"
         )
         layout = None
     facts = RunSettings.model_validate(
@@ -129,8 +129,8 @@ def path_sources(
     """Return `path` for each of `facts` that only the log's path states."""
     if user.facts is not None:
         return {}
-    stated, added = _log_facts(log.facts)[0], _user_facts(user)[0]
-    of_path = place.values.keys() - stated.keys() - added.keys()
+    from_log, from_user = _log_facts(log.facts)[0], _user_facts(user)[0]
+    of_path = place.values.keys() - from_log.keys() - from_user.keys()
     return {
         name: "path"
         for name in place.values
@@ -145,21 +145,22 @@ def _another_model(model: Shape | None, printed: Fact | None) -> Iterator[str]:
     """
     if model is None or not isinstance(printed, int | float) or printed <= 0:
         return
-    named = num_parameters(model)
-    if abs(printed / named - 1) > SAME_SIZE:
+    num_given = num_parameters(model)
+    if abs(printed / num_given - 1) > SAME_SIZE:
         yield (
-            f"the log's model has {count(printed)} parameters, the one named has {count(named)}: "
-            "FLOP/s and MFU are of another model"
+            f"the log's model has {count(printed)} parameters, the given model has "
+            f"{count(num_given)}: FLOP/s and MFU do not apply to it"
         )
 
 
 def _contradictions(
-    added: dict[str, Any], stated: dict[str, Any], names: tuple[str, ...]
+    from_user: dict[str, Any], from_log: dict[str, Any], names: tuple[str, ...]
 ) -> Iterator[str]:
     """Yield a sentence for each setting in which the user and the log differ."""
     for name in names:
-        if name in added and name in stated and added[name] != stated[name]:
-            yield f"{name.replace('_', ' ')} {added[name]} was given; the log says {stated[name]}"
+        if name in from_user and name in from_log and from_user[name] != from_log[name]:
+            words = name.replace("_", " ")
+            yield f"{words} {from_user[name]} was given, but the log reports {from_log[name]}"
 
 
 def _user_facts(user: UserSettings) -> tuple[dict[str, Any], list[str]]:
@@ -187,12 +188,12 @@ def _user_facts(user: UserSettings) -> tuple[dict[str, Any], list[str]]:
         if conventions and convention not in conventions:
             raise UserError(
                 f"--convention {convention}",
-                f"counts no model like {recipe.name}",
+                f"does not apply to {recipe.name}",
                 allowed=", ".join(conventions),
             )
         facts["flops_convention"] = convention
-    stated = {name: value for name, value in facts.items() if value is not None}
-    return stated, [device.note] if device and device.note else []
+    given_settings = {name: value for name, value in facts.items() if value is not None}
+    return given_settings, [device.note] if device and device.note else []
 
 
 def _recipe_facts(name: str | None, num_devices: int | None) -> dict[str, Any]:
@@ -227,37 +228,37 @@ def _batch(recipe: Recipe, num_devices: int | None) -> int | None:
 
 def _log_facts(facts: dict[str, Fact]) -> tuple[dict[str, Any], list[str]]:
     """Return the log's settings in Paceline's terms, and notes on names not understood."""
-    understood: dict[str, Any] = {
+    settings: dict[str, Any] = {
         name: int(facts[name])
         for name in ("seq_len", "global_batch", "num_devices")
         if isinstance(facts.get(name), int | float) and 0 < int(facts[name]) <= LARGEST_INT
     }
     notes: list[str] = []
     if facts.get("loss_on") == "text":
-        understood["loss_on"] = "text"
+        settings["loss_on"] = "text"
     if facts.get("profiled"):
-        understood["profiled"] = True
+        settings["profiled"] = True
     if "dtype" in facts:
         name = str(facts["dtype"]).lower()
         dtype = DTYPE_NAMES.get(name, name)
         if dtype in get_args(Dtype):
-            understood["dtype"] = dtype
+            settings["dtype"] = dtype
     if "device" in facts:
         try:
             match = _device(str(facts["device"]))
-            understood["device"] = match.device.name if match else "cpu"
+            settings["device"] = match.device.name if match else "cpu"
             notes += [match.note] if match and match.note else []
         except UserError:
             notes.append(f"the log's device {str(facts['device'])[:60]!r} is not in the catalog")
-    return understood, notes
+    return settings, notes
 
 
 def _layout(base: Layout | None, facts: dict[str, Fact]) -> Layout | None:
     """Return the recipe's layout updated with the log's values; None if neither states any."""
-    stated = {name: facts[name] for name in LAYOUT_FACTS if isinstance(facts.get(name), int)}
+    log_sizes = {name: facts[name] for name in LAYOUT_FACTS if isinstance(facts.get(name), int)}
     sound = {
         name: value
-        for name, value in stated.items()
+        for name, value in log_sizes.items()
         if (name == "zero_stage" and value in (0, 1, 2, 3)) or (name != "zero_stage" and value > 0)  # type: ignore[operator]
     }
     if base is None and not sound.keys() & {"tp", "pp", "zero_stage"}:

@@ -29,7 +29,7 @@ PARTIAL, FULL = 0.2, 0.999
 """Bounds on the mean batch, relative to the full batch. Partial last batches of epochs may lower
 the mean by up to `PARTIAL`; from `FULL` on it counts as the full batch."""
 
-MOST_DIGIT_LINES = 1000
+MAX_DIGIT_LINES = 1000
 """Maximum number of lines, from the start of a window, whose printed digits are counted."""
 
 SPARSE = 2.0
@@ -52,7 +52,7 @@ class LogFigures:
 
     times: Summary
     metrics: dict[str, Metric]
-    reported: dict[str, float]
+    reported_figures: dict[str, float]
     disagreements: tuple[Disagreement, ...]
     conventions: dict[str, str]
     warnings: tuple[str, ...]
@@ -87,14 +87,14 @@ def figures_of(
     if printed:
         metrics = {name: _as_printed(name, metric) for name, metric in metrics.items()}
     metrics |= _printed_memory(log, metrics)
-    reported = reported_figures(window, log)
+    log_figures = reported_figures(window, log)
     device = facts.device or "unknown"
     return LogFigures(
         times=run.times,
         metrics=metrics,
-        reported=reported,
+        reported_figures=log_figures,
         disagreements=find_disagreements(
-            facts, _printed_figures(run, reported), log.figures.get("running_samples_per_s")
+            facts, _printed_figures(run, log_figures), log.figures.get("running_samples_per_s")
         ),
         conventions={
             "flops": facts.flops_convention or "unknown",
@@ -104,7 +104,9 @@ def figures_of(
             else f"{run.statistic} of the window",
             "tokens": "real tokens where the recipe states the padding, else every position",
         },
-        warnings=tuple(_warnings(run, log, printed, reported.get("tflops_per_device", 0.0) * TERA)),
+        warnings=tuple(
+            _warnings(run, log, printed, log_figures.get("tflops_per_device", 0.0) * TERA)
+        ),
     )
 
 
@@ -123,13 +125,13 @@ def figures_without_batch(
     of_one = facts.model_copy(update={"global_batch": 1})
     if printed and "samples_per_s" in rates:
         window = Steps.of([Step(0, step_time_s=1 / (rates["samples_per_s"].value or 1))])
-    timed = completed_steps(window, of_one, log)
-    if not timed.known("step_time_s"):
+    timed_steps = completed_steps(window, of_one, log)
+    if not timed_steps.known("step_time_s"):
         return None
-    finite = np.isfinite(timed["step_time_s"])
+    finite = np.isfinite(timed_steps["step_time_s"])
     if not finite.all():  # select() copies all columns, which is costly for a long log.
-        timed = timed.select(finite)
-    figures = figures_of(of_one, timed, timed, log, printed, uneven)
+        timed_steps = timed_steps.select(finite)
+    figures = figures_of(of_one, timed_steps, timed_steps, log, printed, uneven)
     metrics = {
         name: m for name, m in figures.metrics.items() if METRICS[name].needs == "any figure"
     }
@@ -262,18 +264,18 @@ def _as_printed(name: str, metric: Metric) -> Metric:
 
 def reported_figures(window: Steps, log: LogContent) -> dict[str, float]:
     """Return the log's own figures: medians over the window, and values printed once."""
-    reported: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for column, (name, scale) in PRINTED_COLUMNS.items():
         values = window[column]
         finite = values[np.isfinite(values)]
         if len(finite):
-            reported[name] = _plain(float(np.median(finite)) * scale)
+            figures[name] = _plain(float(np.median(finite)) * scale)
     for name, value in log.figures.items():
-        reported[name] = value
+        figures[name] = value
     for kind, value in log.memory_bytes.items():
-        reported[f"memory_{kind}_bytes"] = max(value, reported.get(f"memory_{kind}_bytes", 0.0))
-    flops = reported.pop("flops_per_s_per_device", None)
-    return reported if flops is None else {**reported, "tflops_per_device": flops / TERA}
+        figures[f"memory_{kind}_bytes"] = max(value, figures.get(f"memory_{kind}_bytes", 0.0))
+    flops = figures.pop("flops_per_s_per_device", None)
+    return figures if flops is None else {**figures, "tflops_per_device": flops / TERA}
 
 
 def _printed_memory(log: LogContent, metrics: dict[str, Metric]) -> dict[str, Metric]:
@@ -285,7 +287,7 @@ def _printed_memory(log: LogContent, metrics: dict[str, Metric]) -> dict[str, Me
     }
 
 
-def _printed_figures(run: TimedRun, reported: dict[str, float]) -> list[PrintedFigure]:
+def _printed_figures(run: TimedRun, reported_values: dict[str, float]) -> list[PrintedFigure]:
     """Return the printed figures that have a computed counterpart."""
     batch, length, n = run.global_batch, run.seq_len, run.facts.num_devices
     samples = batch / run.typical_step_s if batch else None
@@ -303,20 +305,20 @@ def _printed_figures(run: TimedRun, reported: dict[str, float]) -> list[PrintedF
     return [
         PrintedFigure(
             figure,
-            reported[figure] * (TERA if unit == "FLOP/s" else 1),
+            reported_values[figure] * (TERA if unit == "FLOP/s" else 1),
             computed,
             unit,
             SPARSE if unit == "fraction" else None,
             _rounding(run.window, column) if column else None,
         )
         for figure, computed, unit, column in rows
-        if reported.get(figure) and computed
+        if reported_values.get(figure) and computed
     ]
 
 
 def _rounding(window: Steps, column: str) -> float | None:
     """Return half the last digit of a printed column, relative, from the value with most digits."""
-    values = window[column][:MOST_DIGIT_LINES]
+    values = window[column][:MAX_DIGIT_LINES]
     positive = values[np.isfinite(values) & (values > 0)].tolist()
     return min((last_digit(_plain(value)) for value in positive), default=None)
 

@@ -61,7 +61,7 @@ class ParsedLog(Value):
     disagreements: tuple[Disagreement, ...] = ()
     metrics: dict[str, Metric] = {}
     conventions: dict[str, str] = {}
-    facts: RunSettings = RunSettings(origin="imported")
+    settings: RunSettings = RunSettings(origin="imported")
     sources: dict[str, str] = {}
     """`path` for each setting that only the folders above the log state."""
     num_bytes: NonNegativeInt = 0

@@ -29,7 +29,7 @@ from paceline.engines import log_format, log_formats
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
 from paceline.engines.log_reading.profilers import profile_watched
 from paceline.files.log_file import FIRST_BYTES, LogFile, utf16
-from paceline.logs.completion import completed_steps, missing_end, paced_steps
+from paceline.logs.completion import completed_steps, missing_end, steps_from_throughput
 from paceline.logs.facts import UserSettings, all_facts, path_sources
 from paceline.logs.figures import (
     LogFigures,
@@ -88,32 +88,32 @@ def parse_log(
     path: Path,
     user: UserSettings,
     *,
-    called: Path | None = None,
+    display_path: Path | None = None,
     one_of_many: bool = False,
-    beside: Sequence[Path] = (),
+    other_ranks: Sequence[Path] = (),
 ) -> Parsing:
     """Parse the log at `path` and combine it with the user's settings.
 
-    Any content of the file results in a status, not in an error. `called` is the name that the user
-    knows the log by, if it is not `path`. `beside` are logs of other ranks of the same run, of
-    which settings and memory are used.
+    Any content of the file results in a status, not in an error. `display_path` is the name that
+    the user knows the log by, if it is not `path`. `other_ranks` are logs of other ranks of the
+    same run. Their settings and memory are used.
 
     Raises UserError for unknown settings, and for a window that selects no step. The latter is a
     warning if the log is `one_of_many`.
     """
-    shown = called or path
+    shown_path = display_path or path
     try:
         fault = _unreadable(path)
         if fault:
-            return _without_steps(shown, user, "unreadable", fault)
+            return _without_steps(shown_path, user, "unreadable", fault)
         file = LogFile(path)
         name = user.engine_name or detect(file)
         if name is None:
-            return _unknown(shown, user, file)
+            return _unknown(shown_path, user, file)
         file = LogFile(path, log_format(name).begins)
-        return _read(file, _content(file, name, beside), shown, user, name, one_of_many)
+        return _read(file, _content(file, name, other_ranks), shown_path, user, name, one_of_many)
     except OSError as error:
-        return _without_steps(shown, user, "unreadable", error.strerror or str(error))
+        return _without_steps(shown_path, user, "unreadable", error.strerror or str(error))
 
 
 def as_text(name: str) -> str:
@@ -124,25 +124,25 @@ def as_text(name: str) -> str:
 def detect(file: LogFile) -> str | None:
     """Return the most specific log format whose step lines the file contains, or None."""
     candidates = log_formats()
-    seen: set[str] = set()
+    present: set[str] = set()
     blocks_left = LOOK_ON_BLOCKS
     for block in file:
-        seen |= {name for name, kind in candidates.items() if _shows(block, kind)}
-        blocks_left -= bool(seen)
+        present |= {name for name, kind in candidates.items() if _shows(block, kind)}
+        blocks_left -= bool(present)
         if not blocks_left:
             break
-    return next((name for name in candidates if name in seen), None)
+    return next((name for name in candidates if name in present), None)
 
 
 def _shows(block: bytes, kind: LogFormat) -> bool:
     return any(mark in block for mark in kind.marks) and kind.step_line.search(block) is not None
 
 
-def _content(file: LogFile, name: str, beside: Sequence[Path]) -> LogContent:
+def _content(file: LogFile, name: str, other_ranks: Sequence[Path]) -> LogContent:
     """Return the content of a log, with the settings and memory of other ranks' logs."""
     kind, log = log_format(name), LogContent()
     kind.read(profile_watched(file, log), log)
-    for path in beside:
+    for path in other_ranks:
         rank = LogContent()
         kind.read(LogFile(path, kind.begins), rank)
         log.add_rank(rank)
@@ -150,16 +150,21 @@ def _content(file: LogFile, name: str, beside: Sequence[Path]) -> LogContent:
 
 
 def _read(
-    file: LogFile, log: LogContent, shown: Path, user: UserSettings, name: str, one_of_many: bool
+    file: LogFile,
+    log: LogContent,
+    shown_path: Path,
+    user: UserSettings,
+    name: str,
+    one_of_many: bool,
 ) -> Parsing:
     kind = log_format(name)
-    place = NO_PATH if shown == STANDARD_INPUT else path_facts(shown)
+    place = NO_PATH if shown_path == STANDARD_INPUT else path_facts(shown_path)
     facts, notes, steps = _of_one_attempt(user, name, log, place)
     figure = single_figure(log, facts, kind, steps, user.window)
     if figure is not None:
         steps_of_window, window, printed = figure.steps, figure.window, True
     else:
-        window, missed = _window(shown, paced_steps(steps), user, log, one_of_many)
+        window, missed = _window(shown_path, steps_from_throughput(steps), user, log, one_of_many)
         notes, printed = [*notes, *missed], False
         steps_of_window = _without_overridden(steps.select(window.rows), user)
     notes += _contradictions(user, window.record)
@@ -168,13 +173,13 @@ def _read(
     rates = figure.rates if figure else rates_of(facts, steps_of_window, uneven)
     status, reason = _status(steps, log, file, bool(rates) or figure is not None)
     document = ParsedLog(
-        file=as_text(str(shown)),
+        file=as_text(str(shown_path)),
         engine=name,
         status=status,
         reason=reason,
         n_steps=len(steps),
         window=window.record if window.record.n or printed else None,
-        facts=facts,
+        settings=facts,
         sources=path_sources(user, facts, log, place),
         num_bytes=file.num_bytes,
         warnings=(
@@ -190,8 +195,8 @@ def _read(
         document = _with_printed_rates(document, rates, log)
     elif rates:
         per_sample = figures_without_batch(facts, steps_of_window, log, rates, printed, uneven)
-        reported = reported_figures(steps_of_window, log)
-        document = document.model_copy(update={"metrics": rates, "reported": reported})
+        log_figures = reported_figures(steps_of_window, log)
+        document = document.model_copy(update={"metrics": rates, "reported": log_figures})
         document = _with_figures(document, per_sample) if per_sample else _with_rates(document)
     return Parsing(_with_convention(document, kind), steps, log, window)
 
@@ -205,11 +210,11 @@ def _of_one_attempt(
     """
     facts, notes = all_facts(user, name, log, place)
     steps = completed_steps(log.steps(), facts, log)
-    paced = paced_steps(steps)
-    if not log.has_attempts or not paced.known("step_time_s"):
+    timed_steps = steps_from_throughput(steps)
+    if not log.has_attempts or not timed_steps.known("step_time_s"):
         return facts, notes, steps
     try:
-        window = choose_window(paced, user.window or "auto", log.resolution_s)
+        window = choose_window(timed_steps, user.window or "auto", log.resolution_s)
     except NoStepError:
         return facts, notes, steps
     log.facts = log.facts_of(int(np.arange(len(steps))[window.rows][-1]))
@@ -231,17 +236,21 @@ def _with_convention(document: ParsedLog, kind: LogFormat) -> ParsedLog:
 
 def _without_overridden(window: Steps, user: UserSettings) -> Steps:
     """Return the steps of a window without the columns that the user's settings override."""
-    replaced = [name for name, size in user.sizes.items() if size and name in window.columns]
-    if not replaced:
+    overridden_columns = [
+        name for name, size in user.sizes.items() if size and name in window.columns
+    ]
+    if not overridden_columns:
         return window
-    return replace(window, columns={n: c for n, c in window.columns.items() if n not in replaced})
+    return replace(
+        window, columns={n: c for n, c in window.columns.items() if n not in overridden_columns}
+    )
 
 
 def _contradictions(user: UserSettings, window: WindowRecord) -> list[str]:
     """Return a sentence for each of the user's sizes that the step lines contradict."""
     printed = window.model_dump(include=set(user.sizes))
     return [
-        f"{name.replace('_', ' ')} {size} was given; the step lines say {printed[name]}"
+        f"{name.replace('_', ' ')} {size} was given, but the step lines report {printed[name]}"
         for name, size in user.sizes.items()
         if size and printed[name] and size != printed[name]
     ]
@@ -261,7 +270,7 @@ def _with_figures(document: ParsedLog, figures: LogFigures) -> ParsedLog:
     return _with_rates(
         document.model_copy(
             update={
-                "reported": figures.reported,
+                "reported": figures.reported_figures,
                 "disagreements": figures.disagreements,
                 "metrics": figures.metrics,
                 "conventions": figures.conventions,
@@ -279,10 +288,10 @@ def _with_printed_rates(
     If the log states a micro-batch and the number of devices is unknown, a printed rate may be per
     device, so none is added.
     """
-    if "micro_batch" in log.facts and document.facts.num_devices is None:
+    if "micro_batch" in log.facts and document.settings.num_devices is None:
         return document
-    known = {name for name, metric in document.metrics.items() if metric.value is not None}
-    printed = {name: rate for name, rate in rates.items() if name not in known}
+    computed_names = {name for name, metric in document.metrics.items() if metric.value is not None}
+    printed = {name: rate for name, rate in rates.items() if name not in computed_names}
     return _with_rates(document.model_copy(update={"metrics": {**document.metrics, **printed}}))
 
 
@@ -296,7 +305,7 @@ def _with_rates(document: ParsedLog) -> ParsedLog:
 
 
 def _window(
-    shown: Path, steps: Steps, user: UserSettings, log: LogContent, one_of_many: bool
+    shown_path: Path, steps: Steps, user: UserSettings, log: LogContent, one_of_many: bool
 ) -> tuple[Window, list[str]]:
     """Return the window, and a warning if the rule selects no step."""
     rule = user.window or "auto"
@@ -308,7 +317,7 @@ def _window(
         numbers = steps.index[np.isfinite(steps["step_time_s"])]
         allowed = f"the log has steps {numbers[0]}-{numbers[-1]}"
         if not one_of_many:
-            raise UserError(f"{shown}: --window {rule}", f"{error}; {allowed}") from error
+            raise UserError(f"{shown_path}: --window {rule}", f"{error}; {allowed}") from error
         nothing = steady_window(steps.select(slice(0, 0)))
         return nothing, [f"--window {rule} {error}; {allowed}"]
 
@@ -329,7 +338,7 @@ def _status(
     if len(steps):
         return "not-a-training-log", "it has step lines without a time or a throughput"
     if log.ended:
-        return "not-a-training-log", "it came to its end and tells no step time and no throughput"
+        return "not-a-training-log", "it is complete but reports no step time and no throughput"
     return "truncated", "it ends before the first step time"
 
 
@@ -345,31 +354,31 @@ def _warnings(file: LogFile, log: LogContent, record: WindowRecord, printed: boo
 
 def _cut_lines(file: LogFile) -> Iterator[str]:
     if file.cut_lines:
-        yield f"lines longer than 1 MiB, of which the rest was left out: {file.cut_lines:,}"
+        yield f"lines longer than 1 MiB, which were truncated: {file.cut_lines:,}"
 
 
-def _unknown(shown: Path, user: UserSettings, file: LogFile) -> Parsing:
+def _unknown(shown_path: Path, user: UserSettings, file: LogFile) -> Parsing:
     if file.num_bytes == 0 and file.read_error is None:
-        return _without_steps(shown, user, "empty", "the file holds nothing")
+        return _without_steps(shown_path, user, "empty", "the file is empty")
     if file.read_error:
-        return _without_steps(shown, user, "truncated", file.read_error)
+        return _without_steps(shown_path, user, "truncated", file.read_error)
     titles = ", ".join(kind.title for kind in log_formats().values())
     reason = f"no step line of a known log format ({titles})"
-    parsing = _without_steps(shown, user, "not-a-training-log", reason, file.num_bytes)
+    parsing = _without_steps(shown_path, user, "not-a-training-log", reason, file.num_bytes)
     warnings = {"warnings": tuple(_cut_lines(file))}
     return replace(parsing, document=parsing.document.model_copy(update=warnings))
 
 
 def _without_steps(
-    shown: Path, user: UserSettings, status: LogStatus, reason: str, num_bytes: int = 0
+    shown_path: Path, user: UserSettings, status: LogStatus, reason: str, num_bytes: int = 0
 ) -> Parsing:
     facts, _ = all_facts(user, user.engine_name, LogContent())
     document = ParsedLog(
-        file=as_text(str(shown)),
+        file=as_text(str(shown_path)),
         engine=user.engine_name,
         status=status,
         reason=reason,
-        facts=facts,
+        settings=facts,
         num_bytes=num_bytes,
     )
     return Parsing(document, Steps.of([]), LogContent())
@@ -384,7 +393,7 @@ def _unreadable(path: Path) -> str | None:
     if stat.S_ISDIR(mode):
         return "the folder cannot be searched"
     if not stat.S_ISREG(mode):
-        return "it is no regular file; to read a pipe give - as the path"
+        return "it is not a regular file; to read a pipe, use - as the path"
     with path.open("rb") as file:
         encoding = utf16(file.read(FIRST_BYTES))
     if encoding:
@@ -397,9 +406,9 @@ def _files_under(folder: Path) -> Iterator[Path]:
 
     Links to folders are not followed.
     """
-    closed: list[Path] = []
+    unreadable: list[Path] = []
     for inner, _, names in os.walk(
-        folder, onerror=lambda error: closed.append(Path(error.filename))
+        folder, onerror=lambda error: unreadable.append(Path(error.filename))
     ):
         yield from (Path(inner, name) for name in names)
-    yield from closed
+    yield from unreadable

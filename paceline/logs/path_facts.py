@@ -21,7 +21,7 @@ SAME_SIZE = 0.15
 """Relative tolerance of a size in a path, which is a name: 8b means 8.03 billion parameters, 1b
 means 1.24 billion."""
 SCALES = {"b": 1e9, "m": 1e6}
-MOST_REPORTS = 10_000
+MAX_REPORTS = 10_000
 
 _RESULTS = re.compile(
     r"/(?P<dtype>bf16|fp16|fp32|fp8)/(?P<size>\d{1,4}(?:\.\d{1,2})?)(?P<unit>[bm])"
@@ -42,24 +42,28 @@ class PathFacts:
     """Model size as written in the path."""
     why_profiled: str | None = None
 
-    def notes(self, stated: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
+    def notes(self, from_log: Mapping[str, Any], from_user: Mapping[str, Any]) -> Iterator[str]:
         """Yield notes on a profile, and on contradictions to the log and to the user."""
         if self.why_profiled:
             yield self.why_profiled
         for name, value in self.values.items():
             words = name.replace("_", " ")
-            if name in given and given[name] != value:
-                yield f"{words} {given[name]} was given; the path says {value}"
-            elif name in stated and stated[name] != value:
-                yield f"{words} {value} by the path; the log says {stated[name]}, which is used"
+            if name in from_user and from_user[name] != value:
+                yield f"{words} {from_user[name]} was given, but the path says {value}"
+            elif name in from_log and from_log[name] != value:
+                yield (
+                    f"the path says {words} {value}; the log reports {from_log[name]}, which is "
+                    "used"
+                )
 
     def another_model(self, model: Shape | None) -> Iterator[str]:
         """Yield a warning if the given model differs in size from the path's."""
         if model is None or "nominal_parameters" not in self.values:
             return
-        named = num_parameters(model)
-        if abs(self.values["nominal_parameters"] / named - 1) > SAME_SIZE:
-            yield f"the path says {self.size}, the model named has {count(named)} parameters"
+        num_given = num_parameters(model)
+        if abs(self.values["nominal_parameters"] / num_given - 1) > SAME_SIZE:
+            parameters = f"{count(num_given)} parameters"
+            yield f"the path says {self.size}, but the given model has {parameters}"
 
 
 NO_PATH = PathFacts()
@@ -85,9 +89,9 @@ def path_facts(path: Path) -> PathFacts:
 
 def _why_profiled(path: Path, place: str) -> str | None:
     if match := _TRACED.search(place):
-        return f"profiled: the folder {match[1]} is that of traced runs"
+        return f"profiled: the folder {match[1]} is for traced runs"
     if report := _report_of(path):
-        return f"profiled: nsys/{report} is of this job"
+        return f"profiled: nsys/{report} belongs to this job"
     return None
 
 
@@ -95,7 +99,7 @@ def _report_of(path: Path) -> str | None:
     """Return a profile next to the log whose job number is in the log's name."""
     numbers = set(_NUMBER.findall(path.name))
     try:
-        names = [p.name for p in islice((path.parent / "nsys").glob("*.nsys-rep"), MOST_REPORTS)]
+        names = [p.name for p in islice((path.parent / "nsys").glob("*.nsys-rep"), MAX_REPORTS)]
     except OSError:
         return None
     jobs = ((name, _REPORT_OF_JOB.search(name)) for name in sorted(names))

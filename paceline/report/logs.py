@@ -27,7 +27,7 @@ def log_row(log: ParsedLog | None) -> dict[str, Any]:
     """Return one log as a row of a table in base units; for None, a row without values."""
     metrics = log.metrics if log else {}
     times = log.step_time_s if log else None
-    facts = log.facts if log else RunSettings()
+    facts = log.settings if log else RunSettings()
     window = log.window if log else None
     flops = _value(metrics, "model_flops_per_s_per_device")
     step = metrics.get("step_time_s")
@@ -64,7 +64,7 @@ def log_row(log: ParsedLog | None) -> dict[str, Any]:
 
 def log_lines(log: ParsedLog) -> Iterator[str]:
     """Yield the terminal lines of one log, without control characters."""
-    yield one_line(" · ".join([log.file, *_setup(log.facts, log.window)]))
+    yield one_line(" · ".join([log.file, *_setup(log.settings, log.window)]))
     if log.status != "ok":
         yield one_line(f"  {log.status}: {log.reason}")
     if log.sources:
@@ -159,7 +159,7 @@ def _setup(facts: RunSettings, window: WindowRecord | None) -> Iterator[str]:
 def _from_path(log: ParsedLog) -> Iterator[str]:
     """Yield the settings that only the log's path states."""
     for name in log.sources:
-        value = getattr(log.facts, name)
+        value = getattr(log.settings, name)
         if name == "nominal_parameters":
             yield f"{count(value)} parameters"
         else:

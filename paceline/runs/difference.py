@@ -10,7 +10,7 @@ from typing import Literal
 
 from paceline.compare.comparability import COMPARED_SETTINGS
 from paceline.compare.over_time.environment import environment_changes, item_name
-from paceline.compare.over_time.settings import OTHER_WORDS, flat_settings
+from paceline.compare.over_time.settings import IGNORED_SETTINGS, flat_settings
 from paceline.core.run import RunSpec
 from paceline.core.run_inputs import RunInput, RunInputs
 from paceline.core.run_report import RunReport
@@ -42,7 +42,7 @@ _FACT_OF = {
 """Settings of a spec that have other names in RunSettings."""
 _NO_WORK = frozenset({"recipe", "variant", "origin", "flops_convention", "nominal_parameters"})
 """Settings that only name a run or say how its FLOPs are counted."""
-_LABELS = ("recipe", "variant", "time_limit_s", "hang_limit_s", "mlperf", *OTHER_WORDS)
+_LABELS = ("recipe", "variant", "time_limit_s", "hang_limit_s", "mlperf", *IGNORED_SETTINGS)
 _PROGRAM = "trainer"
 """Item of the environment that is the run's program."""
 

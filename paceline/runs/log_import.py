@@ -61,7 +61,7 @@ def import_log(
             remedy="--reimport imports it again",
         )
     now = datetime.now(UTC)
-    folder = new_folder(root, imported_name(document.facts, _stem(path), now, tag))
+    folder = new_folder(root, imported_name(document.settings, _stem(path), now, tag))
     log = f"{LOGS_FOLDER}/{redact(as_text(path.name), os.environ)}"
     _copy(path, folder / log)
     record = log_record(folder.name, document, log, digest, user_settings)

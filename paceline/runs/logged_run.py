@@ -215,15 +215,17 @@ def parse_run_log(folder: Path, record: RunRecord) -> Parsing | None:
     path = measured_log(folder, engine_name or "")
     if path is None:
         return None
-    if record.spec and record.spec.bare and record.facts is None:
+    if record.spec and record.spec.bare and record.log_settings is None:
         settings = record.settings
         user_settings = UserSettings(device=settings.device, num_devices=settings.num_devices)
-        return parse_log(path, user_settings, called=Path(path.name))
+        return parse_log(path, user_settings, display_path=Path(path.name))
     format_name = engine_name if engine_name in log_formats() else None
     # Its ranks do not count tokens; tokens of packed samples follow from the batch.
     facts = record.settings.model_copy(update={"origin": "imported"})
     user = UserSettings(engine=format_name, window=record.window, facts=facts)
-    return parse_log(path, user, beside=[other for other in log_files(folder) if other != path])
+    return parse_log(
+        path, user, other_ranks=[other for other in log_files(folder) if other != path]
+    )
 
 
 def with_reported_settings(record: RunRecord, folder: Path) -> RunRecord:
@@ -232,12 +234,12 @@ def with_reported_settings(record: RunRecord, folder: Path) -> RunRecord:
         return record
     settings, parsing = record.settings, parse_run_log(folder, record)
     if parsing is not None:
-        reported = parsing.document.facts.model_dump(exclude_none=True, exclude={"origin"})
+        reported = parsing.document.settings.model_dump(exclude_none=True, exclude={"origin"})
         settings = RunSettings.model_validate({**settings.model_dump(), **reported})
     ranks = [log.start.world_size for log in read_ranks(folder).values() if log.start]
     if ranks and settings.num_devices is None:
         settings = settings.model_copy(update={"num_devices": max(ranks)})
-    return record.model_copy(update={"facts": settings})
+    return record.model_copy(update={"log_settings": settings})
 
 
 def find_run_ending(

@@ -13,7 +13,7 @@ from paceline.compare.judgement import SideSummary
 from paceline.compare.over_time.repeats import SeriesResult, has_figure
 from paceline.compare.sequential.interim_analysis import Design
 from paceline.compare.sequential.judgement import SequentialComparison, judge_pairs
-from paceline.compare.sequential.spending import looks_up_to
+from paceline.compare.sequential.spending import analysis_points
 from paceline.compare.sides import ComparedRun, ComparisonSide, Pair
 from paceline.compare.significance import MARGIN
 from paceline.core.errors import UserError
@@ -121,22 +121,22 @@ def judge_existing_pairs(
         Design(_max_pairs(request, names), request.options.margin),
         allowed=allowed,
         metrics=request.options.metrics,
-        in_turns=_in_turns(pair),
-        unpaired=unpaired_names,
+        interleaved=_in_turns(pair),
+        unpaired_runs=unpaired_names,
     )
 
 
 def with_instructions(comparison: SequentialComparison) -> SequentialComparison:
     """Return the comparison with instructions for the user if the runs cannot be made here."""
-    if comparison.ended != "goes on":
+    if comparison.end_reason != "continue":
         return comparison
-    due = next(look for look in looks_up_to(comparison.most_pairs) if look > comparison.pairs)
+    due = next(look for look in analysis_points(comparison.max_pairs) if look > comparison.pairs)
     more = due - comparison.pairs
     text = (
         f"run {more} more {'pair' if more == 1 else 'pairs'} alternately (A B, then B A), add them "
-        f"to both sides, and compare again with --max-pairs {comparison.most_pairs}"
+        f"to both sides, and compare again with --max-pairs {comparison.max_pairs}"
     )
-    return comparison.model_copy(update={"go_on": text})
+    return comparison.model_copy(update={"next_action": text})
 
 
 def _names_runs(root: Path, name: str) -> bool:
@@ -243,9 +243,11 @@ class PairQueues(SlotQueues):
         if self._pair_number is None and not any(side.done for side in self._runner.series.sides):
             return False
         comparison = self._look()
-        if comparison.ended != "goes on" or comparison.pairs in looks_up_to(comparison.most_pairs):
+        if comparison.end_reason != "continue" or comparison.pairs in analysis_points(
+            comparison.max_pairs
+        ):
             self._watch(comparison)
-        return comparison.ended != "goes on"
+        return comparison.end_reason != "continue"
 
     def _fails(self, side: SeriesSide) -> bool:
         recent = self._runner.outcomes[side.group][len(side.done) :][-MAX_FAILURES:]
@@ -282,12 +284,12 @@ def run_until_decided(
         make_queue=lambda runner: PairQueues(runner, look, watch),
     )
     comparison = _failed(request, names, series_result) or look()
-    if comparison.ended != "goes on":
+    if comparison.end_reason != "continue":
         return comparison
     return comparison.model_copy(
         update={
-            "ended": "interrupted" if series_result.interrupted else "failed",
-            "go_on": resume_command(request, names),
+            "end_reason": "interrupted" if series_result.interrupted else "failed",
+            "next_action": resume_command(request, names),
         }
     )
 
@@ -313,11 +315,11 @@ def _failed(
     )
     return SequentialComparison(
         verdict="undecided" if was_interrupted else "invalid",
-        ended="goes on",
+        end_reason="continue",
         confidence="low",
         sentence=f"Not judged: {lacking[0].group} has no good run ({why}).",
         pairs=0,
-        most_pairs=_max_pairs(request, names),
+        max_pairs=_max_pairs(request, names),
         margin=request.options.margin,
         baseline=summaries[names[0]],
         candidate=summaries[names[1]],

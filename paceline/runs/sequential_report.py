@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.compare.sequential.judgement import SequentialComparison, SequentialLook
+from paceline.compare.sequential.judgement import InterimAnalysis, SequentialComparison
 from paceline.compare.verdicts import percent_change, verdict_label, verdict_tone
 from paceline.core.units import percent, pluralize
 from paceline.report.document import Column, Document, Notes, Table, Verdict
@@ -21,7 +21,7 @@ def sequential_document(comparison: SequentialComparison) -> Document:
         kind="sequential comparison",
         title=f"{comparison.candidate.short_name} against {comparison.baseline.short_name}",
         setup=(
-            f"{pluralize(comparison.pairs, 'pair')} of up to {comparison.most_pairs}",
+            f"{pluralize(comparison.pairs, 'pair')} of up to {comparison.max_pairs}",
             f"margin {percent(comparison.margin, 2)}",
             f"false-alarm rate over all analyses up to {percent(comparison.error, 0)}",
         ),
@@ -45,7 +45,7 @@ def sequential_document(comparison: SequentialComparison) -> Document:
                         **look.model_dump(),
                         "interval": f"{percent_change(look.low)} to {percent_change(look.high)}",
                     }
-                    for look in comparison.looks
+                    for look in comparison.analyses
                 ],
             ),
             Notes(title="Possible causes", lines=comparison.causes),
@@ -55,7 +55,7 @@ def sequential_document(comparison: SequentialComparison) -> Document:
     )
 
 
-def look_text(look: SequentialLook) -> str:
+def look_text(look: InterimAnalysis) -> str:
     """Return `after 5 pairs +2.01% (+0.90% to +3.13%): slower`."""
     return (
         f"after {pluralize(look.pairs, 'pair')} {percent_change(look.ratio)} "
@@ -68,9 +68,9 @@ def _notes(comparison: SequentialComparison) -> Iterator[str]:
         yield f"low confidence: {'; '.join(comparison.why_low)}"
     for difference in comparison.differences:
         yield f"{difference.key}: {difference.baseline} against {difference.candidate}"
-    if comparison.unpaired:
-        yield f"not paired: {', '.join(comparison.unpaired)}"
-    if comparison.ended in WHY_ENDED:
-        yield WHY_ENDED[comparison.ended]
-    if comparison.go_on:
-        yield f"to continue: {comparison.go_on}"
+    if comparison.unpaired_runs:
+        yield f"not paired: {', '.join(comparison.unpaired_runs)}"
+    if comparison.end_reason in WHY_ENDED:
+        yield WHY_ENDED[comparison.end_reason]
+    if comparison.next_action:
+        yield f"to continue: {comparison.next_action}"

@@ -134,7 +134,7 @@ class AssetStage:
             files=content_files.files,
             origin=content_files.origin,
             tool=content_files.tool,
-            staged=datetime.now(UTC).isoformat(timespec="seconds"),
+            staged_at=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - began, 3),
             paceline_version=__version__,
         )

@@ -118,7 +118,7 @@ def sample(count: int, seed: int) -> list[Change]:
 
 
 class Folders:
-    """Two runs under one root; one of them is changed and mended again."""
+    """Two runs under one root; one of them is changed and restored."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -127,7 +127,7 @@ class Folders:
             shutil.copytree(RUNS / name, root / name)
 
     def read_with(self, change: Change, *verbs: str) -> list[str]:
-        """What fell in these verbs, or in all: `verb: place: error`; a clear error is no fall."""
+        """Crashes in these verbs, or in all: `verb: place: error`. A clear error is not a crash."""
         path = self.root / CHANGED / change.file
         before = path.read_bytes()
         path.write_bytes(_content(before, change))

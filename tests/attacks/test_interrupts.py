@@ -105,7 +105,7 @@ def test_an_interrupt_of_the_first_seconds_ends_all_with_its_code(
     out, err = process.communicate(timeout=LIMIT_S)
     runs = tmp_path / "runs"
     folders = [entry for entry in runs.glob("*") if entry.is_dir()]
-    # A run that had begun is told, as cancelled; before that there is nothing to tell.
+    # A run that had started is reported as cancelled; before that there is nothing to report.
     assert process.returncode == (4 if folders else 130), err
     for words in ("Traceback", "Exception ignored", "KeyboardInterrupt"):
         assert words not in out + err

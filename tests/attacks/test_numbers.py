@@ -33,7 +33,7 @@ def test_true_is_no_number(tmp_path: Path, setting: str):
         (["parse", "no.log", "--tokens", "inf"], "must be a finite number"),
         (["import", "no.log", "--tokens", "inf"], "must be a finite number"),
         (["import", "no.log", "--gpus", "99999999999999999999"], "is too large"),
-        ([*ESTIMATE, "--set", "total_tokens=.inf"], "inf is no finite number"),
+        ([*ESTIMATE, "--set", "total_tokens=.inf"], "inf is not a finite number"),
         (
             [*ESTIMATE, "--checkpoint-time", "1e308", "--mtbf", "1", "--json"],
             "must be a finite number",

@@ -16,7 +16,7 @@ LIMIT_S = 120
 def shell(
     line: str, tmp_path: Path, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """What a line of bash does in which `$paceline` is the command; runs lie in tmp_path/runs."""
+    """Run a line of bash in which `$paceline` is the command; runs are in tmp_path/runs."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -60,7 +60,7 @@ def test_a_closed_error_stream_changes_no_answer(tmp_path: Path):
 def test_a_closed_input_is_an_empty_one(tmp_path: Path):
     closed, empty = (shell(f"$paceline parse - {end}", tmp_path) for end in ("<&-", "</dev/null"))
     assert closed.returncode == empty.returncode and closed.stderr == empty.stderr == b""
-    assert closed.stdout == empty.stdout and b"empty: the file holds nothing" in closed.stdout
+    assert closed.stdout == empty.stdout and b"empty: the file is empty" in closed.stdout
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])

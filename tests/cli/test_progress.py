@@ -1,4 +1,4 @@
-"""What a run tells of itself while it goes on."""
+"""Progress lines of a running run."""
 
 from __future__ import annotations
 

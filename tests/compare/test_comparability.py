@@ -19,7 +19,7 @@ def changed(**fields: object) -> RunSettings:
 
 def test_a_run_is_alike_to_its_repeats():
     alike = compare_settings([FACTS] * 3, [FACTS] * 2)
-    assert (alike.differences, alike.unknown, alike.unstated) == ((), (), ())
+    assert (alike.differences, alike.unknown, alike.unstated_keys) == ((), (), ())
 
 
 CHANGES: dict[str, dict[str, object]] = {
@@ -135,7 +135,7 @@ def test_a_published_row_is_asked_for_no_more_than_it_states():
         layout=Layout(tp=1),
     )
     alike = compare_settings([row], [FACTS], published=True)
-    assert alike.keys == () and set(alike.unstated) == {
+    assert alike.keys == () and set(alike.unstated_keys) == {
         "matmul_precision",
         "recompute",
         "data",

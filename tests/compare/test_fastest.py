@@ -1,4 +1,4 @@
-"""How sure the fastest of several options is, held against simulated truth."""
+"""Confidence in the fastest of several options, compared with simulated truth."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_drift_other_windows_and_outliers_are_told():
     judged = judge(*sides)
     assert judged.confidence == "low"
     warnings = " ".join(judged.warnings)
-    assert "35:44, auto" in warnings and "drifts by +3.0%" in warnings and "a-2 lies" in warnings
+    assert "35:44, auto" in warnings and "drifts by +3.0%" in warnings and "a-2 is" in warnings
 
 
 def test_several_primary_metrics_fail_together():
@@ -262,7 +262,7 @@ def test_with_another_sequence_length_flops_are_compared_if_they_are_known():
     longer = FACTS.model_copy(update={"seq_len": 64})
     sides = repeats(3, name="a"), repeats(3, 0.9, name="b", facts=longer)
     blind = judge(*sides, allowed=["seq_len"])
-    assert blind.metric == "tokens_per_s_per_device" and "FLOP/s are not known" in blind.notes[0]
+    assert blind.metric == "tokens_per_s_per_device" and "FLOP/s are unknown" in blind.notes[0]
 
     def counted(side: ComparisonSide) -> ComparisonSide:
         flops = Metric(value=1e12, unit="FLOP/s", convention="causal")
@@ -280,7 +280,7 @@ def test_with_another_sequence_length_flops_are_compared_if_they_are_known():
 def test_the_power_for_the_scatter_that_was_seen_is_told(deviation: float, found: tuple[int, int]):
     judged = judge(repeats(3, 0, deviation, name="a"), repeats(3, 0, deviation, name="b"))
     (note,) = [note for note in judged.notes if "find a change of 2.0%" in note]
-    assert f"lie {100 * deviation:.2g}% apart" in note
+    assert f"run-to-run variation of {100 * deviation:.2g}% " in note
     low, high = found
     assert low <= int(note.split(" in ")[-1].split("%")[0]) <= high
 
@@ -291,5 +291,5 @@ def test_no_power_is_told_where_the_printed_digits_hide_the_difference():
         return judge(row, repeats(3, 0.002, 0.004, name="b")).notes
 
     (note,) = [note for note in notes(0.001) if "find a change of 2.0%" in note]
-    assert note.startswith("3 runs that lie 0.4% apart")
+    assert note.startswith("3 runs with a run-to-run variation of 0.4%")
     assert not any("find a change" in note for note in notes(0.5 / 29))

@@ -34,7 +34,7 @@ def dated(name: str, times_s: Sequence[float], hours: Sequence[float]) -> Compar
 def judged_over_days(
     rng: np.random.Generator, change: float, in_turns: bool, variation: RunVariation | None = None
 ) -> Comparison:
-    """3 against 3 runs of 0.4 %, a day whose luck is 0.5 % for each side, or both days in turns."""
+    """Judge 3 + 3 runs (0.4% variation), one day per side (0.5% between days) or interleaved."""
     luck = rng.normal(0, 0.004, (2, 3)) + (
         np.zeros((2, 1)) if in_turns else rng.normal(0, 0.005, (2, 1))
     )

@@ -17,7 +17,7 @@ def test_a_side_with_too_many_failures_is_invalid_and_says_which():
     few = ComparisonSide("x", (member("a"), broken))
     assert few.invalid == (
         "x has no valid figure from 1 of 2 runs (b: rank 1 ran out of memory); "
-        "3 good ones would be enough"
+        "3 valid runs would be enough"
     )
     enough = ComparisonSide("x", (*(member(str(i)) for i in range(3)), broken))
     assert enough.invalid is None and enough.left_out == ("b: rank 1 ran out of memory",)
@@ -75,7 +75,7 @@ def test_the_noise_within_runs_is_read_from_their_intervals():
 
 def test_a_repeat_far_from_all_others_is_named():
     assert outlier_sentences(["a", "b", "c"], [0.2, 0.201, 0.26], 0.01) == [
-        "c lies 26.0% above its other repeats"
+        "c is 26.0% above its other repeats"
     ]
     assert outlier_sentences(["a", "b", "c"], [0.2, 0.201, 0.203], 0.01) == []
     assert outlier_sentences(["a", "b"], [0.2, 0.4], 0.01) == []

@@ -1,4 +1,4 @@
-"""The test behind a verdict, held against scipy's own and against what it must never do."""
+"""The test behind a verdict, compared with scipy's and with its error rates."""
 
 from __future__ import annotations
 

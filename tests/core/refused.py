@@ -63,7 +63,7 @@ def layout_of(fields: dict[str, Any]) -> Layout:
 
 
 def features_of(fields: dict[str, Any]) -> dict[str, Any]:
-    """What an example says besides, as `features` takes it."""
+    """Further settings of an example, in the form that `features` takes."""
     return {
         "compiled": fields.get("compile", "none") != "none",
         "document_mask": fields.get("document_mask", False),

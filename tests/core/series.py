@@ -33,7 +33,7 @@ class Workload:
     spike_sizes: tuple[float, float] = (0.1, 0.6)
     """Smallest and largest excess of a random spike, evenly spread."""
     every: int = 0
-    """A spike of `every_size` comes each so many steps (checkpoint, evaluation); 0 is never."""
+    """Steps between spikes of `every_size` (checkpoint, evaluation); 0 means no spikes."""
     every_size: float = 0.25
     warm_up: bool = True
     """A first step 3 to 30 times as long, then an excess of 20-100% that fades in 1 to 8 steps."""

@@ -23,7 +23,7 @@ MADE = {"kind": "made", "source": "jsonl"}
         (URL | {"settings": {"vocab_size": 7}}, "settings is for made"),
         (URL | {"needs": ["other"]}, "needs is for made"),
         (MADE | {"submodules": True}, "submodules is for git"),
-        (URL | {"files": [{"path": "a", "url": "https://me:word@host/a"}]}, "holds credentials"),
+        (URL | {"files": [{"path": "a", "url": "https://me:word@host/a"}]}, "contains credentials"),
         (URL | {"source": "https://host:abc/x"}, "[Pp]ort"),
         (URL | {"source": "https://host/\u00e4"}, "must be ASCII"),
     ],

@@ -1,4 +1,4 @@
-"""Lists of cores are read strictly, and ranks that disturb each other are told of."""
+"""Lists of cores are parsed strictly, and ranks that disturb each other cause a warning."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ def test_a_list_of_cores_is_its_numbers():
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "1,,2", "-1", "1;2", "999999", "0-999999"])
 def test_what_is_no_list_of_cores_is_refused(text: str):
-    with pytest.raises(UserError, match="is no list of cores"):
+    with pytest.raises(UserError, match="is not a list of cores"):
         core_numbers(text)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0 0-3\n0 4-7", "f:2: local rank 0 was named before"),
-        ("0 0-3\n2 4-7", "f: names no cores for local rank 1"),
-        ("# nothing", "f: names no cores for local rank 0"),
-        ("0 0-3\n\n1 $(x)", r"f:3: '\$\(x\)' is no list"),
+        ("0 0-3\n0 4-7", "f:2: local rank 0 is listed twice"),
+        ("0 0-3\n2 4-7", "f: has no cores for local rank 1"),
+        ("# nothing", "f: has no cores for local rank 0"),
+        ("0 0-3\n\n1 $(x)", r"f:3: '\$\(x\)' is not a list"),
         ("zero 1", "f:1: 'zero 1' is unknown"),
         ("0 1 mlx5_0 more", "f:1: .* is unknown; allowed: LOCAL_RANK CORES"),
-        ("0 1 ;reboot", "f:1: ';reboot' is no network device"),
+        ("0 1 ;reboot", "f:1: ';reboot' is not a network device"),
     ],
 )
 def test_a_wrong_line_of_a_file_is_named(text: str, message: str):

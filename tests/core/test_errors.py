@@ -1,4 +1,4 @@
-"""What a user is told when something is wrong: the nearest of what is allowed."""
+"""Error messages suggest the closest allowed value."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ def test_groups_stay_under_their_switch_as_long_as_they_can():
 @pytest.mark.parametrize(
     ("size", "arguments", "fault"),
     [
-        (0, {}, "size 0: is no sub-cluster; allowed: 1 to 4 nodes"),
-        (5, {}, "size 5: is no sub-cluster"),
+        (0, {}, "size 0: is not a valid sub-cluster size; allowed: 1 to 4 nodes"),
+        (5, {}, "size 5: is not a valid sub-cluster size"),
         (2, {"num_rounds": 0}, "0 rounds: is too few"),
         (2, {"how": "halves"}, "split halves: is unknown; allowed: contiguous, pairs"),
         (2, {"how": "topology", "topology": {"n1": "s"}}, "the switch of n2 is not known"),
@@ -106,5 +106,5 @@ def test_what_cannot_be_split_is_refused(size: int, arguments: dict[str, object]
 
 
 def test_a_host_named_twice_is_refused():
-    with pytest.raises(UserError, match="n1 is named twice"):
+    with pytest.raises(UserError, match="n1 is listed twice"):
         split_rounds(["n1", "n2", "n1"], 2)

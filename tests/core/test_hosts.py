@@ -84,7 +84,7 @@ def test_neighbours_become_a_range():
     ],
 )
 def test_what_a_shell_or_ssh_could_read_otherwise_is_no_host_name(name: str):
-    with pytest.raises(UserError, match="is no host name"):
+    with pytest.raises(UserError, match="is not a host name"):
         check_name(name)
 
 
@@ -139,9 +139,9 @@ def test_hostfiles_of_deepspeed_mpi_and_the_plain_kind(
         ("node[1,1]", "hosts:1: node1 was named in line 1"),
         ("a slots=0", "hosts:1: has no slots"),
         ("a slots=" + "9" * 5000, "hosts:1: 'slots=9"),
-        ("a:" + "9" * 5000, "is no host name"),
-        ("a:8 slots=4", "hosts:1: names its slots twice"),
-        ("a slots=8 slots=4", "hosts:1: names its slots twice"),
+        ("a:" + "9" * 5000, "is not a host name"),
+        ("a:8 slots=4", "hosts:1: sets its slots twice"),
+        ("a slots=8 slots=4", "hosts:1: sets its slots twice"),
         ("a gpus=8", "hosts:1: 'gpus=8' is unknown"),
         ("a;rm -rf /", "hosts:1"),
         ("", "hosts: names no host"),
@@ -161,7 +161,7 @@ def test_a_host_is_one_whatever_the_case_of_its_letters(hosts: list[str], twice:
 
 
 def test_a_clusters_hosts_are_different_ones():
-    with pytest.raises(ValueError, match="B is named twice"):
+    with pytest.raises(ValueError, match="B is listed twice"):
         Cluster(name="c", device="cpu", devices_per_node=1, nodes=3, hosts=("a", "b", "B"))
 
 

@@ -13,10 +13,10 @@ from paceline.core.axes.axis import Rule, refuse
 from paceline.core.layout import Layout
 from paceline.core.layout_checks import (
     RULES,
-    broken_rules,
     features,
     layout_problems,
     native_problems,
+    violated_rules,
 )
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.pipeline import stage_sizes
@@ -267,7 +267,7 @@ def test_every_rule_is_broken_by_some_layout_that_breaks_no_other(
     shape = FLUX if fields.get("kind") == "mmdit" else LLAMA_8B
     if shape.kind == "decoder" and layout.ep > 1:
         shape = shape.model_copy(update={"num_experts": layout.ep})
-    assert broken_rules(features(ParallelRun(layout, shape, 2, **others))) == [rule]
+    assert violated_rules(features(ParallelRun(layout, shape, 2, **others))) == [rule]
     everywhere = layout_problems(ParallelRun(layout, shape, 2, 16, 8192))
     natively = native_problems(ParallelRun(layout, shape, 2, 16, **others))
     assert (everywhere, natively) == (([], [rule.reason]) if rule.native else ([rule.reason], []))
@@ -282,7 +282,7 @@ def test_a_reason_teaches_and_names_a_way_out(rule: Rule):
 def test_one_more_refusal_is_one_more_line():
     rules = (*RULES, refuse("tp", "zero3", why="no"))
     present = features(ParallelRun(Layout(tp=2, zero_stage=3), LLAMA_8B, 4))
-    assert [r.reason for r in broken_rules(present, rules)] == ["no"]
+    assert [r.reason for r in violated_rules(present, rules)] == ["no"]
 
 
 @pytest.mark.parametrize(("cp", "fits"), [(1, True), (2, True), (64, True), (3, False)])
@@ -313,8 +313,8 @@ def test_stages_of_deepseek_are_those_of_64_slots():
     (problem,) = layout_problems(
         ParallelRun(cut.model_copy(update={"vp": 3}), model, 1024, 16384, 4096)
     )
-    assert "63 with embedding and head, or 64 with those for further tokens too" in problem
+    assert "63 with embedding and head, or 64 with multi-token prediction layers too" in problem
     (problem,) = layout_problems(
         ParallelRun(cut.model_copy(update={"vp": 8}), model, 1024, 16384, 4096)
     )
-    assert "its last one would not hold even those for further tokens" in problem
+    assert "the last one is too small for the multi-token prediction layers" in problem

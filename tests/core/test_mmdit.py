@@ -42,7 +42,7 @@ def test_blocks_are_36_and_15_squares_of_the_width_and_their_biases_and_norms():
 
 
 def test_a_sample_costs_what_the_closed_form_says():
-    """6 x 12 h^2 S L + 12 h S^2 L + 6 h^2 (12 D + 3 s), and 0.1 % in the first and last layers."""
+    """6 x 12 h^2 S L + 12 h S^2 L + 6 h^2 (12 D + 3 s), and 0.1% in the first and last layers."""
     h, seq, layers = 3072, 512, 57
     blocks = 72 * h**2 * seq * layers + 6 * h**2 * (12 * 19 + 3 * 38)
     attention = 12 * h * seq**2 * layers

@@ -116,5 +116,5 @@ def test_an_unequal_stage_makes_the_others_wait() -> None:
 def test_orders_that_wait_for_each_other_are_refused() -> None:
     first, second = [Pass("BW", 0, 0), Pass("F", 0, 0)], [Pass("F", 1, 0), Pass("BW", 1, 0)]
 
-    with pytest.raises(ValueError, match="circle"):
+    with pytest.raises(ValueError, match="deadlock"):
         idle_fraction([first, second], equal)

@@ -13,7 +13,7 @@ from pydantic import Field, StringConstraints, ValidationError, field_validator
 from paceline.core.problem import invalid_input, problem_of, problem_of_union
 from paceline.core.value import PositiveInt, Value
 
-TEXT = "text, in quotes where it reads as something else"
+TEXT = "text, in quotes if it looks like a number or date"
 SECRET = f"Zq7{'x1Y' * 20}w"
 JWT = f"eyJhbGciOiJIUzI1NiJ9.{'a1B2' * 20}.{'c3D4' * 11}"
 
@@ -66,11 +66,11 @@ def found(field: str, value: Any) -> ValidationError:
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
-        ("whole", "abc", "'abc' is no whole number; allowed: a whole number"),
-        ("whole", 1.5, "1.5 is no whole number; allowed: a whole number"),
+        ("whole", "abc", "'abc' is not a whole number; allowed: a whole number"),
+        ("whole", 1.5, "1.5 is not a whole number; allowed: a whole number"),
         ("whole", None, "is empty; allowed: a whole number"),
-        ("whole", [1], "a list is no whole number; allowed: a whole number"),
-        ("whole", {"a": 1}, "a group of fields is no whole number; allowed: a whole number"),
+        ("whole", [1], "a list is not a whole number; allowed: a whole number"),
+        ("whole", {"a": 1}, "a mapping is not a whole number; allowed: a whole number"),
         ("whole", "9" * 5000, "is too large; allowed: 9,007,199,254,740,992 or less"),
         ("positive", 0, "0 is too small; allowed: a number above 0"),
         ("positive", "0", "0 is too small; allowed: a number above 0"),
@@ -79,27 +79,27 @@ def found(field: str, value: Any) -> ValidationError:
         ("pause", 0.0, "0.0 is too small; allowed: 0.000001 or more"),
         ("pause", 1e5, "100000.0 is too large; allowed: 10,000 or less"),
         ("even", 3, "input should be a multiple of 2, not 3"),
-        ("real", "abc", "'abc' is no number; allowed: a number"),
-        ("real", float("nan"), "nan is no finite number; allowed: a finite number"),
+        ("real", "abc", "'abc' is not a number; allowed: a number"),
+        ("real", float("nan"), "nan is not a finite number; allowed: a finite number"),
         ("share", -0.5, "-0.5 is too small; allowed: 0 or more"),
         ("share", 1.0, "1.0 is too large; allowed: a number below 1"),
-        ("switch", "maybe", "'maybe' is neither true nor false; allowed: true or false"),
-        ("words", 5, "5 is no text; allowed: text, in quotes where it reads as something else"),
+        ("switch", "maybe", "'maybe' is not a boolean; allowed: true or false"),
+        ("words", 5, "5 is not text; allowed: text, in quotes if it looks like a number or date"),
         (
             "words",
             True,
-            "true is no text; allowed: text, in quotes where it reads as something else",
+            "true is not text; allowed: text, in quotes if it looks like a number or date",
         ),
         ("words", "oh", "must be calm, not 'oh'"),
-        ("code", "A1", "'A1' has another form; allowed: text that matches ^[a-z]+$"),
+        ("code", "A1", "'A1' has the wrong format; allowed: text that matches ^[a-z]+$"),
         ("label", "", "'' is too short; allowed: 1 character or more"),
         ("label", "long", "'long' is too long; allowed: 3 characters or fewer"),
-        ("day", "soon", "'soon' is no date; allowed: a date, as 2026-11-30"),
-        ("names", "a", "'a' is no list; allowed: a list, as [a, b]"),
+        ("day", "soon", "'soon' is not a date; allowed: a date, such as 2026-11-30"),
+        ("names", "a", "'a' is not a list; allowed: a list, such as [a, b]"),
         ("few", [], "a list is too short; allowed: 1 value or more"),
         ("few", [1, 2, 3], "a list is too long; allowed: 2 values or fewer"),
-        ("settings", 5, "5 is no group of fields; allowed: fields, as {name: value}"),
-        ("inner", "a", "'a' is no group of fields; allowed: fields, as {name: value}"),
+        ("settings", 5, "5 is not a mapping; allowed: a mapping, such as {name: value}"),
+        ("inner", "a", "'a' is not a mapping; allowed: a mapping, such as {name: value}"),
         ("choice", "c", "'c' is not one of the choices; allowed: 'a', 'b'"),
         ("choice", None, "is empty; allowed: 'a', 'b'"),
         ("words", "oh no", f"must {'really ' * 38}be calm oh no, not 'oh no'"),
@@ -117,9 +117,9 @@ def test_an_error_is_a_sentence_with_what_is_allowed(field: str, value: Any, sen
 
 def test_a_value_of_none_of_several_kinds_is_told_all_of_them():
     problem = problem_of_union(found("either", "a").errors())
-    assert str(problem) == "'a' does not fit; allowed: a whole number, or a list, as [a, b]"
+    assert str(problem) == "'a' is not valid; allowed: a whole number, or a list, such as [a, b]"
     problem = problem_of_union(found("either", None).errors())
-    assert str(problem) == "is empty; allowed: a whole number, or a list, as [a, b]"
+    assert str(problem) == "is empty; allowed: a whole number, or a list, such as [a, b]"
 
 
 def test_a_hidden_value_is_not_repeated():
@@ -130,7 +130,7 @@ def test_a_hidden_value_is_not_repeated():
 
 def test_a_long_value_is_shortened():
     sentence = problem_of(found("whole", "x" * 1000).errors()[0]).what
-    assert sentence == f"'{'x' * 55} ... is no whole number"
+    assert sentence == f"'{'x' * 55} ... is not a whole number"
 
 
 def test_a_number_of_many_digits_is_shortened_however_many_they_are():
@@ -145,10 +145,12 @@ def test_a_number_of_many_digits_is_shortened_however_many_they_are():
 
 def test_a_refusal_names_place_and_field():
     error = invalid_input("file.json", found("inner", {"x": "y"}))
-    assert str(error) == "file.json: inner.x: 'y' is no whole number; allowed: a whole number"
+    assert str(error) == "file.json: inner.x: 'y' is not a whole number; allowed: a whole number"
     with pytest.raises(ValidationError) as caught:
         Example.model_validate_json("{")
-    assert str(invalid_input("file.json", caught.value)).startswith("file.json: is no JSON: EOF")
+    assert str(invalid_input("file.json", caught.value)).startswith(
+        "file.json: is not valid JSON: EOF"
+    )
 
 
 @pytest.mark.parametrize("secret", [SECRET, JWT])
@@ -162,7 +164,7 @@ def test_a_long_secret_is_taken_out_before_a_value_is_cut(
     with pytest.raises(ValidationError) as of_csv:
         Example.model_validate(row)
     for error in (of_json.value, of_csv.value, found("choice", secret), found("either", secret)):
-        assert ": '(redacted)' is no" in (told := str(invalid_input("file", error))), told
+        assert ": '(redacted)' is not" in (told := str(invalid_input("file", error))), told
 
 
 @pytest.mark.parametrize("secret", [SECRET, JWT])
@@ -183,5 +185,5 @@ def test_what_stands_under_env_is_not_repeated():
     with pytest.raises(ValidationError) as caught:
         Place.model_validate({"env": {"MY_TOKEN": "hush"}})
     assert str(invalid_input("file", caught.value)) == (
-        "file: env.MY_TOKEN: is no whole number; allowed: a whole number"
+        "file: env.MY_TOKEN: is not a whole number; allowed: a whole number"
     )

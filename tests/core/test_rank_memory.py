@@ -1,4 +1,4 @@
-"""The ranks' memory by part stands beside the limit that holds and the bound by arithmetic."""
+"""Memory of the ranks by part, with the limit that applies and the computed lower bound."""
 
 from __future__ import annotations
 

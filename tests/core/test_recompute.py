@@ -1,4 +1,4 @@
-"""A budget is kept, is used up, and is spent on what costs most to compute anew."""
+"""A recompute budget is met, fully used, and spent on the most expensive operations."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_more_budget_keeps_no_less_and_does_no_more_again(
     again = [hardware_flops_per_token("causal", flops_input(shape, 2048, x)) for x in (less, more)]
 
     assert kept(shape, less) <= kept(shape, more) + 1e-9
-    # The first blocks that keep more are those whose inputs go before another is computed anew.
+    # The first blocks that keep more are those whose inputs are freed before the next recompute.
     one_input = 2 * 2048 * saved_activations_per_token(shape, less, "full")
     assert memories[0] <= memories[1] * (1 + 1e-9) + one_input
     assert again[0] >= again[1] * (1 - 1e-9)

@@ -1,4 +1,4 @@
-"""A level that the steps leave, and a warm-up that fades slowly, are told and not swallowed."""
+"""A temporary level and a slowly fading warm-up are reported."""
 
 from __future__ import annotations
 

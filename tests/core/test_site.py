@@ -24,16 +24,22 @@ def test_one_file_serves_runs_and_plans():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("fabric: [{name: a}, {name: b}]", "only the last level may leave out devices"),
-        ("fabric: [{name: a, devices: 8}, {name: b, devices: 12}]", "does not hold levels of 8"),
-        ("fabric: [{name: a, devices: 8}, {name: b, devices: 8}]", "does not hold levels of 8"),
+        ("fabric: [{name: a}, {name: b}]", "only the last level may omit devices"),
+        (
+            "fabric: [{name: a, devices: 8}, {name: b, devices: 12}]",
+            "not a multiple of the level",
+        ),
+        (
+            "fabric: [{name: a, devices: 8}, {name: b, devices: 8}]",
+            "not a multiple of the level",
+        ),
         (
             "fabric: [{name: a, devices: 3}]",
-            "no whole nodes; allowed: a multiple of 8, or what divides",
+            "not whole nodes; allowed: a multiple of 8, or a divisor of it",
         ),
-        ("fabric: [{name: a, devices: 4}, {name: b, devices: 4}]", "does not hold levels"),
-        ("fabric: [{name: a, devices: 8}]", "joins 8 of 512 devices"),
-        ("fabric: [{name: a, oversubscription: 2}]", "nothing below it"),
+        ("fabric: [{name: a, devices: 4}, {name: b, devices: 4}]", "not a multiple of the level"),
+        ("fabric: [{name: a, devices: 8}]", "connects 8 of 512 devices"),
+        ("fabric: [{name: a, oversubscription: 2}]", "no level is below it"),
         ("fabric: [{name: a, oversubscription: 0}]", "0 is too small; allowed: 1 or more"),
         ("fabric: [{name: a, devices: 1e300}]", "fabric.0.devices"),
         ("fabric: [{name: a, latency_s: .nan}]", "finite number"),
@@ -43,7 +49,7 @@ def test_one_file_serves_runs_and_plans():
             f"fabric: [{', '.join(f'{{name: l{n}, devices: {8 << n}}}' for n in range(6))}]",
             "a list is too long; allowed: 4 values or fewer",
         ),
-        ("inter_link: NVLink4\nfabric: [{name: a}]", "so no intra_link or inter_link"),
+        ("inter_link: NVLink4\nfabric: [{name: a}]", "instead of intra_link and inter_link"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path, more: str, message: str):

@@ -58,7 +58,7 @@ def test_the_tensor_axis_moves_what_the_step_model_counts() -> None:
     ("layout", "lora", "says"),
     [
         (Layout(zero_stage=3, pp=2), None, "in a pipeline"),
-        (Layout(zero_stage=2, tp=2), None, "beside tensor parallelism"),
+        (Layout(zero_stage=2, tp=2), None, "with tensor parallelism"),
         (Layout(), LoraSpec(rank=4, alpha=8, targets=("q",)), "adapters"),
         (Layout(tp=4, cp=2, cp_exchange="all-to-all"), None, "copies of key/value heads"),
         (Layout(), None, None),

@@ -138,10 +138,10 @@ def test_a_rule_that_picks_nothing_is_told_from_what_is_no_rule():
     steps = make_steps([0.2] * 10)
     with pytest.raises(NoStepError, match="none of the 10"):
         choose_window(steps, "35:44")
-    with pytest.raises(ValueError, match="no rule") as refused:
+    with pytest.raises(ValueError, match="not a window rule") as refused:
         choose_window(steps, "35")
     assert not isinstance(refused.value, NoStepError)
-    with pytest.raises(NoStepError, match="does not pick the only timed step"):
+    with pytest.raises(NoStepError, match="excludes the only timed step"):
         choose_window(make_steps([0.2]), "35:44")
 
 

@@ -68,4 +68,4 @@ def test_lines_that_were_cut_are_reported(content, tmp_path):
     path.write_bytes(content * (3 * MAX_LINE_BYTES // len(content)) + b"\n")
     document = check_parse(path)
 
-    assert "lines longer than 1 MiB, of which the rest was left out: 1" in document["warnings"]
+    assert "lines longer than 1 MiB, which were truncated: 1" in document["warnings"]

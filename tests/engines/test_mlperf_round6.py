@@ -60,7 +60,7 @@ def test_a_printed_overall_rate_counts_where_no_line_tells_a_speed(tmp_path: Pat
     path.write_bytes(BEGIN + END)
     silent = parse_log(path, UserSettings()).document
     assert silent.status == "not-a-training-log"
-    assert silent.reason == "it came to its end and tells no step time and no throughput"
+    assert silent.reason == "it is complete but reports no step time and no throughput"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def write_manifest(root: Path, files: tuple[StagedFile, ...]) -> None:
         sha256=content_digest(files),
         files=files,
         origin="here",
-        staged="2026-01-01T00:00:00+00:00",
+        staged_at="2026-01-01T00:00:00+00:00",
         seconds=1.0,
         paceline_version="0",
     )

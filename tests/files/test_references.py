@@ -98,7 +98,7 @@ def test_many_rows_may_be_written_a_line_each(tmp_path: Path):
     [
         ("b,16,,,,,2048,", "b,16,,,,,2048", "rows_csv of study-table, line 3: 7 cells, 8 columns"),
         ("a,8,bf16", "a,8,bf61", "dtype: 'bf61' is not one of the choices"),
-        ("a,8,bf16", "a,eight,bf16", "num_devices: 'eight' is no whole number"),
+        ("a,8,bf16", "a,eight,bf16", "num_devices: 'eight' is not a whole number"),
         ("layout.pp", "layout.qq", "qq: is not a known field"),
     ],
 )
@@ -154,13 +154,13 @@ def test_the_first_number_of_a_cell_counts(tmp_path: Path, printed: str, value: 
         (
             'step_time_s: "29"',
             "step_time_s: 29",
-            r"study.yaml:24: .*step_time_s: 29.* is no text; allowed: text, in quotes",
+            r"study.yaml:24: .*step_time_s: 29.* is not text; allowed: text, in quotes",
         ),
         ("tables:", "tabels:", r"study.yaml"),
         (
             "tables:",
             "tables:\n  - 5",
-            r"study.yaml:16: tables.0: .* is no group of fields",
+            r"study.yaml:16: tables.0: .* is not a mapping",
         ),
     ],
     ids=[
@@ -184,8 +184,8 @@ def test_a_wrong_file_is_refused_with_file_and_reason(
     ("text", "complaint"),
     [
         ("common: 5", "common must be a mapping, not 5"),
-        ("tables: 3", "study.yaml:5: tables: 3 is no list; allowed: a list"),
-        ("tables: [{id: t, title: x, rows: 7}]", "tables.0.rows: 7 is no list"),
+        ("tables: 3", "study.yaml:5: tables: 3 is not a list; allowed: a list"),
+        ("tables: [{id: t, title: x, rows: 7}]", "tables.0.rows: 7 is not a list"),
         ("tables: [{id: t, title: x, rows: 7, rows_csv: 'id'}]", "tables.0.rows: 7 is no"),
         (
             'tables: [{id: t, title: x, rows_csv: "id,id.a\\nb,1"}]',

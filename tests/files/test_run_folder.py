@@ -173,7 +173,7 @@ def test_a_torn_record_is_one_clear_error(tmp_path: Path):
     folder = make_run(tmp_path, "a")
     text = (folder / RUN_FILE).read_text()
     (folder / RUN_FILE).write_text(text[: len(text) // 2])
-    with pytest.raises(UserError, match=f"{RUN_FILE}: is no JSON: EOF"):
+    with pytest.raises(UserError, match=f"{RUN_FILE}: is not valid JSON: EOF"):
         read_record(folder)
     assert run_folders(tmp_path) == [folder]
 

@@ -13,7 +13,7 @@ from paceline.files.yaml_file import read_document, validate
 
 SCALARS = (
     "true or false, or a whole number, or a number, or "
-    "text, in quotes where it reads as something else"
+    "text, in quotes if it looks like a number or date"
 )
 
 
@@ -32,28 +32,28 @@ class Example(Value):
         (
             "counts",
             {"int": "a", "float": "b"},
-            "counts.int: 'a' is no whole number; allowed: a whole number\n"
-            "mine.yaml: counts.float: 'b' is no whole number; allowed: a whole number",
+            "counts.int: 'a' is not a whole number; allowed: a whole number\n"
+            "mine.yaml: counts.float: 'b' is not a whole number; allowed: a whole number",
         ),
         (
             "env",
             {"int": ["hush"], "str": ["hush"]},
-            "env.int: is no text; allowed: text, in quotes where it reads as something else\n"
-            "mine.yaml: env.str: is no text; "
-            "allowed: text, in quotes where it reads as something else",
+            "env.int: is not text; allowed: text, in quotes if it looks like a number or date\n"
+            "mine.yaml: env.str: is not text; "
+            "allowed: text, in quotes if it looks like a number or date",
         ),
-        ("settings", {"x": [1]}, f"settings.x: a list does not fit; allowed: {SCALARS}"),
-        ("settings", {"int": [1]}, f"settings.int: a list does not fit; allowed: {SCALARS}"),
+        ("settings", {"x": [1]}, f"settings.x: a list is not valid; allowed: {SCALARS}"),
+        ("settings", {"int": [1]}, f"settings.int: a list is not valid; allowed: {SCALARS}"),
         (
             "settings",
             {"x": {"bool": 1, "int": 2}},
-            f"settings.x: a group of fields does not fit; allowed: {SCALARS}",
+            f"settings.x: a mapping is not valid; allowed: {SCALARS}",
         ),
         (
             "settings",
             {"int": [1], "str": [2]},
-            f"settings.int: a list does not fit; allowed: {SCALARS}\n"
-            f"mine.yaml: settings.str: a list does not fit; allowed: {SCALARS}",
+            f"settings.int: a list is not valid; allowed: {SCALARS}\n"
+            f"mine.yaml: settings.str: a list is not valid; allowed: {SCALARS}",
         ),
     ],
 )

@@ -48,7 +48,7 @@ def test_the_settings_are_those_of_the_steps(tmp_path: Path, last_is_long: bool)
     long, short = megatron(64, 4096, 512, 30, 2.0), megatron(8, 2048, 128, 8, 1.0)
     log = parsed(tmp_path, short + long if last_is_long else long + short)
 
-    assert (log.facts.num_devices, log.facts.seq_len) == (64, 4096)
+    assert (log.settings.num_devices, log.settings.seq_len) == (64, 4096)
     assert log.samples_per_s == 256.0 and log.tokens_per_s == 256.0 * 4096
 
 
@@ -57,7 +57,7 @@ def test_those_of_maxtext_too(tmp_path: Path, last_is_long: bool):
     long, short = maxtext(64, 30, 2.0), maxtext(8, 8, 1.0)
     log = parsed(tmp_path, short + long if last_is_long else long + short)
 
-    assert log.facts.global_batch == 64 and log.samples_per_s == 32.0
+    assert log.settings.global_batch == 64 and log.samples_per_s == 32.0
 
 
 def test_a_second_trainer_has_nothing_of_the_first(tmp_path: Path):
@@ -66,7 +66,7 @@ def test_a_second_trainer_has_nothing_of_the_first(tmp_path: Path):
     log = parsed(tmp_path, text.replace(", 'train_steps_per_second': 0.457", ""))
 
     assert log.samples_per_s == 20.0
-    assert log.facts.global_batch is None and log.step_time_s is None
+    assert log.settings.global_batch is None and log.step_time_s is None
 
 
 def test_short_runs_one_after_the_other_are_no_ranks(tmp_path: Path):

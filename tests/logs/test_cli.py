@@ -73,7 +73,7 @@ def test_standard_input_is_read(log: Path):
 def test_a_window_that_standard_input_lacks_is_refused_by_the_name_given(log: Path, rule: str):
     done = paceline("parse", "-", "--window", rule, stdin=log.read_text())
     assert done.returncode == 1
-    assert done.stderr.startswith(f"error: -: --window {rule}: picks none of the 41 timed steps")
+    assert done.stderr.startswith(f"error: -: --window {rule}: selects none of the 41 timed steps")
 
 
 def test_a_folder_without_a_file_is_told_so(tmp_path: Path):
@@ -139,7 +139,7 @@ def test_a_hostile_name_stays_a_name(tmp_path: Path):
 def test_a_window_is_asked_of_a_folder_of_which_one_log_is_too_short(log: Path):
     (log.parent / "b.log").write_text(maxtext_log([2.0] * 10))
     short, long = answer("parse", log.parent, "--window", "35:41", "--json")
-    assert short["window"] is None and "picks none" in short["warnings"][0]
+    assert short["window"] is None and "selects none" in short["warnings"][0]
     assert long["window"]["n"] == 7
     assert paceline("parse", log.parent / "b.log", "--window", "35:41").returncode == 1
     for words in (("--window", "35"), ("--where", "nothing=1"), ("--device", "H1000")):

@@ -1,4 +1,4 @@
-"""A log that stops short of its program's end marker is told from a whole one."""
+"""A log without its program's end marker is distinguished from a complete one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def doubts(folder: Path, text: str) -> list[str]:
 
 def test_a_log_cut_just_before_a_step_line_is_not_taken_for_a_whole_one(tmp_path: Path):
     assert doubts(tmp_path, megatron_log(TIMES)) == [
-        "ends without an end marker ([after training is done]): the run went on, was ended, or "
-        "the log is cut"
+        "ends without an end marker ([after training is done]): the run was still "
+        "going, was killed, or the log is truncated"
     ]
     assert doubts(tmp_path, megatron_log(TIMES) + MARKER) == []
 

@@ -65,7 +65,7 @@ def test_a_contradiction_is_told():
     _, notes = all_facts(
         UserSettings(global_batch=64), "megatron", LogContent(facts={"global_batch": 128})
     )
-    assert notes == ["global batch 64 was given; the log says 128"]
+    assert notes == ["global batch 64 was given, but the log reports 128"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_absurd_numbers_in_a_log_do_no_harm():
 def test_a_layout_that_does_not_fit_on_the_devices_is_left_out_and_told():
     settings = UserSettings(num_devices=8)
     merged, notes = all_facts(settings, "megatron", LogContent(facts={"tp": 4, "pp": 16}))
-    assert merged.layout is None and any("64 devices a replica" in note for note in notes)
+    assert merged.layout is None and any("64 devices per replica" in note for note in notes)
     assert facts(UserSettings(num_devices=128), tp=4, pp=16).layout is not None
 
 
@@ -108,12 +108,12 @@ def test_what_was_given_at_an_import_is_still_held_against_the_log():
     _, notes = all_facts(
         UserSettings(facts=imported), "megatron", LogContent(facts={"num_devices": 8})
     )
-    assert notes == ["num devices 16 was given; the log says 8"]
+    assert notes == ["num devices 16 was given, but the log reports 8"]
 
 
 @pytest.mark.parametrize("rule", ["sometimes", "5:", "skip:", "1:2:3", "-5"])
 def test_what_is_no_window_is_refused_before_a_log_is_read(rule: str):
-    with pytest.raises(UserError, match="no rule for a window"):
+    with pytest.raises(UserError, match="not a window rule"):
         UserSettings(window=rule).check()
     for sound in (None, "auto", "last", "35:44", "skip:5"):
         UserSettings(window=sound).check()
@@ -123,8 +123,8 @@ def test_a_log_of_another_model_is_told():
     settings = UserSettings(model="llama31-8b")
     _, notes = all_facts(settings, "megatron", LogContent(facts={"num_parameters": 6_440_000_000}))
     assert notes == [
-        "the log's model has 6.44B parameters, the one named has 8.03B: "
-        "FLOP/s and MFU are of another model"
+        "the log's model has 6.44B parameters, the given model has 8.03B: "
+        "FLOP/s and MFU do not apply to it"
     ]
     _, same = all_facts(settings, "megatron", LogContent(facts={"num_parameters": 8_030_000_000}))
     assert same == []

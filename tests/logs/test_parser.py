@@ -179,8 +179,8 @@ def test_a_window_that_picks_nothing_is_refused(tmp_path: Path, rule: str):
 
 def test_the_users_word_goes_before_the_logs_and_is_held_against_it(tmp_path: Path):
     log = parsed(tmp_path, chat_log(), UserSettings(recipe="opt-350m-sft", num_devices=16))
-    assert log.facts.num_devices == 16
-    assert any("16 was given; the log says 8" in w for w in log.warnings)
+    assert log.settings.num_devices == 16
+    assert any("16 was given, but the log reports 8" in w for w in log.warnings)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_file_that_may_not_be_read_is_unreadable(tmp_path: Path):
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)
     log = parse_log(fifo, UserSettings()).document
-    assert log.status == "unreadable" and "no regular file" in (log.reason or "")
+    assert log.status == "unreadable" and "not a regular file" in (log.reason or "")
     dangling = tmp_path / "gone"
     dangling.symlink_to(tmp_path / "nowhere")
     assert parse_log(dangling, UserSettings()).document.status == "unreadable"
@@ -267,9 +267,9 @@ def test_a_name_of_any_bytes_can_be_written(tmp_path: Path):
 
 def test_a_batch_that_is_given_goes_before_the_one_in_the_step_lines(tmp_path: Path):
     log = parsed(tmp_path, megatron_log(steady()), replace(LLAMA, global_batch=256))
-    assert log.step_time_s is not None and log.facts.global_batch == 256
+    assert log.step_time_s is not None and log.settings.global_batch == 256
     assert log.samples_per_s == pytest.approx(256 / log.step_time_s.median)
-    assert "global batch 256 was given; the step lines say 128" in log.warnings
+    assert "global batch 256 was given, but the step lines report 128" in log.warnings
 
 
 def test_a_length_that_no_line_contradicts_is_no_contradiction(tmp_path: Path):
@@ -282,7 +282,9 @@ def test_one_of_many_logs_may_lack_the_window(tmp_path: Path):
     log = parse_log(path, UserSettings(window="35:44"), one_of_many=True).document
     assert log.status == "ok" and log.n_steps == 20
     assert log.window is None and log.step_time_s is None and log.metrics == {}
-    assert "--window 35:44 picks none of the 20 timed steps; the log has steps 1-20" in log.warnings
+    assert (
+        "--window 35:44 selects none of the 20 timed steps; the log has steps 1-20" in log.warnings
+    )
 
 
 def test_a_rate_of_one_device_is_a_printed_throughput(tmp_path: Path):
@@ -297,7 +299,7 @@ def test_without_a_batch_a_rate_gives_all_that_does_not_need_it(tmp_path: Path):
     rate = parsed(tmp_path, titan_log(), settings)
     with_batch = parsed(tmp_path, titan_log(), replace(settings, global_batch=64))
     assert rate.step_time_s is None and "step_time_s" not in rate.metrics
-    assert rate.facts.global_batch is None and with_batch.step_time_s is not None
+    assert rate.settings.global_batch is None and with_batch.step_time_s is not None
     assert rate.tokens_per_s == pytest.approx(8 * 7001.45)
     for name in (
         "tokens_per_s",
@@ -328,7 +330,7 @@ def test_steps_and_samples_a_second_give_the_mean_batch(tmp_path: Path):
     )
     log = parsed(tmp_path, text)
     assert log.step_time_s is not None and log.step_time_s.median == pytest.approx(1 / 0.251)
-    assert log.samples_per_s == pytest.approx(8.0) and log.facts.global_batch is None
+    assert log.samples_per_s == pytest.approx(8.0) and log.settings.global_batch is None
 
 
 def test_one_figure_for_the_whole_run_has_no_percentiles(tmp_path: Path):

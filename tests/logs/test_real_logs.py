@@ -1,6 +1,6 @@
 """Public logs parse to what a reader finds in them by eye: steps, window, times, printed figures.
 
-Medians and means of a window are those of the step times that stand in the file at these numbers.
+Medians and means of a window are those of the step times in the file at these step numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LLAMA = UserSettings(
 
 @dataclass(frozen=True)
 class Read:
-    """What stands in a log."""
+    """Content of a log."""
 
     engine: str
     n_steps: int

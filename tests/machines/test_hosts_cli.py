@@ -66,7 +66,7 @@ def test_a_file_keeps_its_slots_and_its_order(tmp_path: Path):
     [
         ("a\n\nb\n", "hosts:2: is blank"),
         ("a\nb\na\n", "hosts:3: a was named in line 1"),
-        ("a\n$(reboot)\n", r"hosts:2: .* is no host name"),
+        ("a\n$(reboot)\n", r"hosts:2: .* is not a host name"),
         ("a b\n", "hosts:1: 'b' is unknown"),
     ],
 )
@@ -81,7 +81,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, text: str, message: str):
     "name", ["a;b", "$(reboot)", "a b", "a\nb", "-oProxyCommand=x", "a`b`", "a|b"]
 )
 def test_a_name_that_could_be_a_command_is_refused(name: str):
-    with pytest.raises(UserError, match="is no host name"):
+    with pytest.raises(UserError, match="is not a host name"):
         run("--", name)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.core.axes.axis import Rule
 from paceline.core.layout import Layout
-from paceline.core.layout_checks import broken_rules, features, layout_problems, native_problems
+from paceline.core.layout_checks import features, layout_problems, native_problems, violated_rules
 from paceline.core.mmdit import MMDiTShape
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.shape import DecoderShape, LoraSpec
@@ -88,7 +88,7 @@ Shape = DecoderShape | MMDiTShape
 def every_layout(kind: str) -> list[tuple[frozenset[str], list[Rule]]]:
     """Features and broken rules of layouts of every combination; sizes are 2 or left alone."""
     return [
-        (names, broken_rules(names))
+        (names, violated_rules(names))
         for layout in _combinations()
         for compiled in (False, True)
         for names in [present(layout, RANKS, compiled, kind)]

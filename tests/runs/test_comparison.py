@@ -111,7 +111,7 @@ def test_what_parse_prints_is_a_side(tmp_path: Path):
         "engine": "megatron",
         "status": "ok",
         "n_steps": 50,
-        "facts": {"origin": "imported", "seq_len": 2048},
+        "settings": {"origin": "imported", "seq_len": 2048},
         "window": {
             "rule": "auto",
             "first_step": 5,
@@ -225,7 +225,7 @@ def test_a_runs_own_verdict_is_that_of_compare_against(row_id: str, factor: floa
     )
     theirs = judge(published_side(row), side)
     assert verdict.kind == {"same": "pass"}.get(theirs.verdict, theirs.verdict)
-    assert ("too good" in verdict.sentence) == (theirs.too_good is not None)
+    assert ("suspiciously fast" in verdict.sentence) == (theirs.too_good is not None)
 
 
 def test_the_nearest_row_has_the_fewest_differences():

@@ -218,7 +218,7 @@ def test_two_groups_count_run_by_run_and_warn(tmp_path: Path):
 def imported(root: Path, number: int, time: float, facts: RunSettings) -> Path:
     """A run that was not started here: no spec, only facts."""
     folder = make_finished(root, number, time)
-    record = read_record(folder).model_copy(update={"spec": None, "facts": facts})
+    record = read_record(folder).model_copy(update={"spec": None, "log_settings": facts})
     write_value(folder / RUN_FILE, record)
     return folder
 

@@ -106,7 +106,7 @@ def test_force_runs_what_the_bound_refuses():
         (("fp8_recipe=rowwise",), "fp8_recipe rowwise is for training.dtype=fp8, not"),
         (
             ("fp8_recipe=mxfp8",),
-            "mxfp8 is a number format of its own: set training.dtype=mxfp8",
+            "mxfp8 is a dtype, not an fp8 recipe: set training.dtype=mxfp8",
         ),
         (("layout.ep=2",), "ep 2 spreads experts over ranks, and the model has none"),
         (("layout.ep=2", "model.num_experts=2"), "ep > 1 is not in the native trainer"),

@@ -82,13 +82,13 @@ def decide(
 
 def test_a_clear_difference_ends_the_series_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     answer, looks = decide(monkeypatch, tmp_path, TwoSpeeds(0.04), group="g")
-    assert (answer.verdict, answer.ended) == ("slower", "decided")
+    assert (answer.verdict, answer.end_reason) == ("slower", "decided")
     assert answer.pairs <= 4 and len(run_folders(tmp_path)) == 2 * answer.pairs
     assert [look.pairs for look in looks] == [3, 4][: len(looks)] and looks[-1] == answer
     assert answer.ratio == pytest.approx(1.04, abs=0.005)
     assert answer.low is not None and answer.high is not None
     assert answer.low <= 1.04 <= answer.high
-    assert answer.go_on is None and answer.confidence == "normal"
+    assert answer.next_action is None and answer.confidence == "normal"
     order = [read_record(folder).group for folder in run_folders(tmp_path)]
     assert order[:4] == ["g-a", "g-b", "g-b", "g-a"]
 
@@ -97,7 +97,7 @@ def test_equal_sides_are_the_same_and_the_largest_difference_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     answer, _ = decide(monkeypatch, tmp_path, TwoSpeeds(0.0))
-    assert (answer.verdict, answer.ended) == ("same", "decided")
+    assert (answer.verdict, answer.end_reason) == ("same", "decided")
     assert answer.largest_difference is not None and 0 < answer.largest_difference < 0.02
     text = plain_text(sequential_document(answer))
     assert "still possible" in text and "✓ same" in text and "of up to 16" in text
@@ -108,10 +108,10 @@ def test_ctrl_c_keeps_what_was_measured_and_the_command_goes_on(
 ):
     broken = TwoSpeeds(0.04, lambda number, slow: "cancelled" if number == 3 else "ok")
     answer, _ = decide(monkeypatch, tmp_path, broken, group="g")
-    assert (answer.verdict, answer.ended, answer.pairs) == ("undecided", "interrupted", 1)
-    assert answer.go_on == "paceline compare g-a g-b --sequential"
+    assert (answer.verdict, answer.end_reason, answer.pairs) == ("undecided", "interrupted", 1)
+    assert answer.next_action == "paceline compare g-a g-b --sequential"
     answer, _ = decide(monkeypatch, tmp_path, TwoSpeeds(0.04), ("g-a", "g-b"))
-    assert (answer.verdict, answer.ended) == ("slower", "decided")
+    assert (answer.verdict, answer.end_reason) == ("slower", "decided")
     good = [f for folders in groups(tmp_path).values() for f in folders]
     assert len(good) == 2 * answer.pairs + 2  # the interrupted run, and the first of its pair again
 
@@ -121,9 +121,9 @@ def test_ctrl_c_before_the_first_figure_is_undecided_and_no_failed_gate(
 ):
     broken = TwoSpeeds(0.04, lambda number, slow: "cancelled")
     answer, _ = decide(monkeypatch, tmp_path, broken, group="g")
-    assert (answer.verdict, answer.ended, answer.pairs) == ("undecided", "interrupted", 0)
+    assert (answer.verdict, answer.end_reason, answer.pairs) == ("undecided", "interrupted", 0)
     assert answer.sentence.startswith("Not judged: g-a has no good run")
-    assert answer.go_on == "paceline compare g-a g-b --sequential"
+    assert answer.next_action == "paceline compare g-a g-b --sequential"
 
 
 def test_the_other_way_round_the_ratio_is_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -135,7 +135,7 @@ def test_the_other_way_round_the_ratio_is_too(tmp_path: Path, monkeypatch: pytes
 def test_a_side_that_only_fails_ends_the_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     machine = TwoSpeeds(0.0, lambda number, slow: "oom" if slow else "ok")
     answer, _ = decide(monkeypatch, tmp_path, machine, group="g")
-    assert (answer.verdict, answer.ended) == ("invalid", "failed")
+    assert (answer.verdict, answer.end_reason) == ("invalid", "failed")
     assert "g-b has no good run" in answer.sentence and len(run_folders(tmp_path)) == 4
     turned, _ = decide(monkeypatch, tmp_path, machine, ("g-b", "g-a"))
     assert (turned.baseline.name, turned.candidate.name) == ("g-b", "g-a")
@@ -148,7 +148,7 @@ def test_the_number_of_pairs_is_settled_before_the_first_look(
     assert (
         judge_existing_pairs(
             SequentialRequest(tmp_path, "g-a", "g-b", ComparisonOptions())
-        ).most_pairs
+        ).max_pairs
         == 6
     )
     with pytest.raises(UserError, match="set to 6"):
@@ -163,8 +163,10 @@ def test_runs_that_cannot_be_made_here_are_asked_for(tmp_path: Path):
     question = SequentialRequest(tmp_path, "a", "b", ComparisonOptions())
     assert sequential_series(question) is None
     answer = with_instructions(judge_existing_pairs(question))
-    assert (answer.verdict, answer.pairs, answer.ended) == ("undecided", 2, "goes on")
-    assert answer.go_on is not None and answer.go_on.startswith("run 1 more pair alternately")
+    assert (answer.verdict, answer.pairs, answer.end_reason) == ("undecided", 2, "continue")
+    assert answer.next_action is not None and answer.next_action.startswith(
+        "run 1 more pair alternately"
+    )
 
 
 def test_between_looks_of_the_plan_nothing_is_judged_and_the_next_is_asked_for(tmp_path: Path):
@@ -174,9 +176,11 @@ def test_between_looks_of_the_plan_nothing_is_judged_and_the_next_is_asked_for(t
     answer = with_instructions(
         judge_existing_pairs(SequentialRequest(tmp_path, "a", "b", ComparisonOptions()))
     )
-    assert (answer.pairs, answer.ended) == (7, "goes on")
-    assert [look.pairs for look in answer.looks] == [3, 4, 5, 6]
-    assert answer.go_on is not None and answer.go_on.startswith("run 1 more pair alternately")
+    assert (answer.pairs, answer.end_reason) == (7, "continue")
+    assert [look.pairs for look in answer.analyses] == [3, 4, 5, 6]
+    assert answer.next_action is not None and answer.next_action.startswith(
+        "run 1 more pair alternately"
+    )
 
 
 def test_runs_of_one_side_after_the_other_are_no_pairs_to_trust(tmp_path: Path):
@@ -184,8 +188,11 @@ def test_runs_of_one_side_after_the_other_are_no_pairs_to_trust(tmp_path: Path):
         make_finished(tmp_path, at, 0.2 + 0.0001 * (at % 4), tag="ab"[at // 4])
     answer = judge_existing_pairs(SequentialRequest(tmp_path, "a", "b", ComparisonOptions()))
     assert answer.verdict == "undecided" and "did not follow each other" in answer.sentence
-    assert answer.looks == () and answer.confidence == "low"
-    assert with_instructions(answer).ended == "not in turns" and "a new series" in answer.sentence
+    assert answer.analyses == () and answer.confidence == "low"
+    assert (
+        with_instructions(answer).end_reason == "not interleaved"
+        and "a new, interleaved series" in answer.sentence
+    )
 
 
 def test_a_whole_plan_of_runs_one_side_after_the_other_asks_for_a_new_series(tmp_path: Path):
@@ -196,7 +203,11 @@ def test_a_whole_plan_of_runs_one_side_after_the_other_asks_for_a_new_series(tmp
             SequentialRequest(tmp_path, "a", "b", ComparisonOptions(), max_pairs=3)
         )
     )
-    assert (answer.verdict, answer.ended, answer.go_on) == ("undecided", "not in turns", None)
+    assert (answer.verdict, answer.end_reason, answer.next_action) == (
+        "undecided",
+        "not interleaved",
+        None,
+    )
 
 
 def test_the_verb_prints_the_answer_as_json(tmp_path: Path):

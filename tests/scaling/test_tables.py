@@ -89,7 +89,7 @@ def test_the_hostfile_and_the_kind_of_scaling_are_kept(tmp_path: Path):
         ("host,samples_per_s\na,inf", "'inf' is not a positive number"),
         ("host,samples_per_s\n,5", "results.csv:2: names no hosts"),
         ('host,samples_per_s\n"a,a",5', "a is named twice"),
-        ("host,samples_per_s\n$(reboot),5", "results.csv:2: .* is no host name"),
+        ("host,samples_per_s\n$(reboot),5", "results.csv:2: .* is not a host name"),
         ('host,nodes,samples_per_s\n"a,b",3,5', "nodes is 3, but 2 hosts are named"),
         ("first_host,last_host,samples_per_s\nn9,n8,5", "n9 to n8 is no range of hosts"),
         ("first_host,last_host,samples_per_s\na1,b2,5", "a1 to b2 is no range of hosts"),

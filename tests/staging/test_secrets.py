@@ -95,5 +95,5 @@ def test_no_password_goes_over_an_open_line(tmp_path: Path, monkeypatch: pytest.
     "source", ["https://me:word@host/file", "https://hf_abc@host/file", "ssh://me:word@host/repo"]
 )
 def test_a_source_with_credentials_is_refused(source: str):
-    with pytest.raises(ValidationError, match="holds credentials"):
+    with pytest.raises(ValidationError, match="contains credentials"):
         Asset(name="file", kind="url", source=source)

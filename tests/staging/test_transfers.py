@@ -229,7 +229,7 @@ def test_a_list_behind_a_login_says_so(mirror: Mirror, tmp_path: Path):
     [
         ("../../escaped", "must be a relative path that stays inside its folder"),
         ("a//b", "must be written as a/b"),
-        ("a/__pycache__/b.pyc", "must not name __pycache__"),
+        ("a/__pycache__/b.pyc", "must not include __pycache__"),
         ("a\n{digest}  a", "lists a file twice"),
     ],
 )

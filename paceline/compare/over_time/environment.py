@@ -129,9 +129,9 @@ def environment_changes(
 
 def item_name(path: str) -> str:
     """Return an item's name for people: `NVIDIA driver`, `$NCCL_ALGO`, `triton`."""
-    for root, shown in _RECORDED.items():
+    for root, prefix in _RECORDED.items():
         if path.startswith(f"{root}."):
-            return shown + path.removeprefix(f"{root}.")
+            return prefix + path.removeprefix(f"{root}.")
     return NAMES.get(path, path)
 
 
@@ -150,8 +150,10 @@ def _value(items: Items, name: str, alike: bool) -> str | None:
     """
     if name in items:
         return items[name]
-    looked = alike and any(name.startswith(f"{root}.") and root in items for root in _RECORDED)
-    return ABSENT if looked else None
+    was_searched = alike and any(
+        name.startswith(f"{root}.") and root in items for root in _RECORDED
+    )
+    return ABSENT if was_searched else None
 
 
 def _rank(name: str) -> tuple[int, str]:

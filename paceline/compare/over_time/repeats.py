@@ -11,9 +11,9 @@ from paceline.compare.significance import student_t
 from paceline.core.result import Metric, Result, finite_value
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
-FEWEST_FOR_INTERVAL = 3
+MIN_RUNS_FOR_INTERVAL = 3
 
-LARGEST_LOG_DEVIATION = 0.5
+MAX_LOG_DEVIATION = 0.5
 """Standard deviation of logarithms above which an interval on them is too wide to be useful."""
 
 RUN_TO_RUN = "run-to-run 95%, Student's t on the logarithms of the runs' values"
@@ -71,9 +71,9 @@ def has_figure(result: Result) -> bool:
 
 def group_figures(results: Sequence[Result]) -> dict[str, Metric]:
     """Return every metric of the runs that count as repeats, combined over these runs."""
-    counted = [result for result in results if has_figure(result)]
-    names = dict.fromkeys(name for result in counted for name in result.metrics)
-    return {name: _over_runs([result.metrics.get(name) for result in counted]) for name in names}
+    repeats = [result for result in results if has_figure(result)]
+    names = dict.fromkeys(name for result in repeats for name in result.metrics)
+    return {name: _over_runs([result.metrics.get(name) for result in repeats]) for name in names}
 
 
 def _over_runs(metrics: Sequence[Metric | None]) -> Metric:
@@ -85,17 +85,17 @@ def _over_runs(metrics: Sequence[Metric | None]) -> Metric:
     spread = low = high = None
     logs = np.log(values) if min(values) > 0 else np.zeros(0)
     deviation = float(logs.std(ddof=1)) if len(logs) > 1 else 0.0
-    plain = deviation > LARGEST_LOG_DEVIATION
+    plain = deviation > MAX_LOG_DEVIATION
     if plain:
         # Shares near zero, such as the jitter overhead, vary by powers of ten: use plain values.
         deviation = float(np.std(values, ddof=1))
         spread = deviation / float(np.mean(values))
-        if len(values) >= FEWEST_FOR_INTERVAL:
+        if len(values) >= MIN_RUNS_FOR_INTERVAL:
             reach = student_t(0.975, len(values) - 1) * deviation / len(values) ** 0.5
             low, high = (float(np.mean(values)) + side * reach for side in (-1, 1))
     elif len(logs) > 1:
         spread = float(np.expm1(deviation))
-        if len(values) >= FEWEST_FOR_INTERVAL:
+        if len(values) >= MIN_RUNS_FOR_INTERVAL:
             # Interval: mean of the logarithms +- t s / sqrt n.
             reach = student_t(0.975, len(values) - 1) * deviation / len(values) ** 0.5
             low, high = (float(np.exp(logs.mean() + side * reach)) for side in (-1, 1))

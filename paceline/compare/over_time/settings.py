@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-OTHER_WORDS = ("cluster.name", "cluster.device_memory_bytes", "references")
+IGNORED_SETTINGS = ("cluster.name", "cluster.device_memory_bytes", "references")
 """Parts of a RunSpec that do not affect what runs."""
 
 
@@ -22,7 +22,7 @@ def distinguishing(settings: Sequence[Mapping[str, str]]) -> list[dict[str, str]
     differing = [
         name
         for name in names
-        if len({flat.get(name) for flat in settings}) > 1 and not name.startswith(OTHER_WORDS)
+        if len({flat.get(name) for flat in settings}) > 1 and not name.startswith(IGNORED_SETTINGS)
     ]
     return [{name: flat[name] for name in differing if name in flat} for flat in settings]
 

@@ -39,14 +39,14 @@ REACH = 4.0
 SMALLEST_NOISE = 0.001
 """Lower bound of the assumed run-to-run variation, relative."""
 
-FEWEST_FOR_DRIFT = 12
+MIN_RUNS_FOR_DRIFT = 12
 DRIFT_NOISES = 4.0
 """Minimum size of a drift, in its own standard errors."""
 
-LARGEST_LOG = 50.0
+MAX_LOG = 50.0
 """Upper bound of a log ratio. Larger ones carry no information and soon overflow."""
 
-FEWEST_ON_A_LEVEL = 3
+MIN_LEVEL_RUNS = 3
 """Minimum runs of a level. Fewer disturbed runs may be adjacent by chance."""
 
 SHORT_LEVEL = 4
@@ -118,7 +118,7 @@ def fit_series(values: FloatColumn, margin: float = MARGIN) -> SeriesFit:
     lasts from run to run (lag-1 autocorrelation) widens the noise.
     """
     y = np.log(values)
-    noise = scatter_of_neighbours(y)
+    noise = neighbor_noise(y)
     price = BREAK_PRICE * noise
     cuts = [0, *potts_breaks(y, price), len(y)]
     fit = _Fit.of(y, cuts, noise)
@@ -140,7 +140,7 @@ def fit_series(values: FloatColumn, margin: float = MARGIN) -> SeriesFit:
     )
 
 
-def scatter_of_neighbours(y: FloatColumn) -> float:
+def neighbor_noise(y: FloatColumn) -> float:
     """Return the deviation of one value, robust to steps: 1.4826 median |y' - y| / sqrt 2."""
     if len(y) < 2:
         return SMALLEST_NOISE
@@ -193,25 +193,25 @@ class _Fit:
     """Lag-1 autocorrelation within the levels, 0 to 0.8."""
     deviations: FloatColumn
     """Standard deviation of each level, without clipping; 0 with fewer than three rows."""
-    disturbed: bool
+    has_outliers: bool
     """True if some row was clipped."""
 
     @classmethod
     def of(cls, y: FloatColumn, cuts: list[int], noise: float) -> _Fit:
         raw = [y[a:b] for a, b in pairwise(cuts)]
-        parts = [_pulled_in(part, REACH * noise) for part in raw]
-        rests = [part - part.mean() for part in parts]
-        power = sum(float((rest * rest).sum()) for rest in rests)
-        lagged = sum(float((rest[1:] * rest[:-1]).sum()) for rest in rests)
+        parts = [_clip_outliers(part, REACH * noise) for part in raw]
+        residuals = [part - part.mean() for part in parts]
+        power = sum(float((r * r).sum()) for r in residuals)
+        lagged_products = sum(float((r[1:] * r[:-1]).sum()) for r in residuals)
         return cls(
             cuts=tuple(cuts),
             centres=np.array([part.mean() for part in parts]),
             deviation=(power / max(1, len(y) - len(parts))) ** 0.5,
-            correlation=min(max(lagged / power, 0.0), 0.8) if power > 0 else 0.0,
+            correlation=min(max(lagged_products / power, 0.0), 0.8) if power > 0 else 0.0,
             deviations=np.array(
-                [float(r.std(ddof=1)) if len(r) >= FEWEST_ON_A_LEVEL else 0.0 for r in raw]
+                [float(r.std(ddof=1)) if len(r) >= MIN_LEVEL_RUNS else 0.0 for r in raw]
             ),
-            disturbed=any(bool((r != p).any()) for r, p in zip(raw, parts, strict=True)),
+            has_outliers=any(bool((r != p).any()) for r, p in zip(raw, parts, strict=True)),
         )
 
     @property
@@ -248,10 +248,10 @@ class _Fit:
         Two runs between other levels always are. Two runs at either end are if other runs are
         disturbed.
         """
-        few = np.diff(self.cuts) < FEWEST_ON_A_LEVEL
+        few = np.diff(self.cuts) < MIN_LEVEL_RUNS
         inside = np.ones(len(few), dtype=np.bool_)
         inside[[0, -1]] = False
-        return few & (inside | self.disturbed)
+        return few & (inside | self.has_outliers)
 
     def levels(self) -> list[SeriesLevel]:
         """Return the levels in the series' unit."""
@@ -291,7 +291,7 @@ class _Fit:
             * (1 / runs + 1 / (self.n - runs)) ** 0.5
         )
         critical = student_t(1 - FALSE_ALARMS / (2 * (self.n - 2)), self.n - 2) * error
-        return float(np.expm1(min(max(critical, np.log1p(margin)) + POWER_Z * error, LARGEST_LOG)))
+        return float(np.expm1(min(max(critical, np.log1p(margin)) + POWER_Z * error, MAX_LOG)))
 
     def _errors(self) -> FloatColumn:
         counts = np.diff(self.cuts)
@@ -309,7 +309,7 @@ class _Fit:
         return deviations + price * (len(parts) - 1)
 
 
-def _pulled_in(part: FloatColumn, reach: float) -> FloatColumn:
+def _clip_outliers(part: FloatColumn, reach: float) -> FloatColumn:
     centre = np.median(part)
     return np.clip(part, centre - reach, centre + reach)
 
@@ -332,15 +332,15 @@ def _drift(
     The values of the line are centred around 0; without a drift they are all 0.
     """
     flat = np.zeros(len(values))
-    if len(values) < FEWEST_FOR_DRIFT:
+    if len(values) < MIN_RUNS_FOR_DRIFT:
         return None, flat
     change, noise = relative_drift(values)
     if abs(change) < max(np.log1p(margin), DRIFT_NOISES * max(noise, SMALLEST_NOISE)):
         return None, flat
     y = np.log(values)
     line = change * np.linspace(-0.5, 0.5, len(y))
-    rest = y - line
-    if float(np.abs(rest - np.median(rest)).sum()) + price >= fit.cost(y, price):
+    residuals = y - line
+    if float(np.abs(residuals - np.median(residuals)).sum()) + price >= fit.cost(y, price):
         return None, flat
     reach = 1.96 * noise
     ratio, low, high = (float(np.exp(change + side * reach)) for side in (0, -1, 1))

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.compare.sequential.spending import looks_up_to, nominal_levels
+from paceline.compare.sequential.spending import analysis_points, nominal_levels
 from paceline.compare.significance import (
     MARGIN,
     NO_SPREAD,
@@ -19,28 +19,28 @@ from paceline.compare.significance import (
     student_t,
 )
 
-FEWEST_PAIRS = 3
+MIN_PAIRS = 3
 """Number of pairs at the first interim analysis of every plan."""
 ERROR = 0.05
 """Share of comparisons of identical sides that find a difference at some interim analysis."""
 ERROR_SAME = 0.04
 """Share of comparisons of sides that differ by the margin that find them the same at some interim
 analysis. It is below ERROR, because consecutive pairs are not quite independent."""
-FEWEST_FOR_SAME = 5
+MIN_PAIRS_FOR_SAME = 5
 """Minimum number of pairs to conclude that the sides are the same, or to stop for futility."""
 MIN_CHANCE = 0.1
 """Probability of a decision at the last interim analysis below which a series is stopped."""
 
-Answer = Literal["higher", "lower", "same", "goes on", "futile", "undecided"]
-"""Conclusion on the candidate's value. `goes on` requests further pairs; `undecided` means that all
-pairs are measured."""
+Conclusion = Literal["higher", "lower", "same", "continue", "futile", "undecided"]
+"""Conclusion on the candidate's value. `continue` requests further pairs; `undecided` means that
+all pairs are measured."""
 
 
 @dataclass(frozen=True)
 class Design:
     """Settings that must be fixed before the first interim analysis."""
 
-    most_pairs: int = 16
+    max_pairs: int = 16
     margin: float = MARGIN
     resolution: float = 0.0
     """Largest relative rounding error of the figures."""
@@ -56,19 +56,21 @@ class Design:
         The first is the level of the test for a difference, the second that of the equivalence
         test.
         """
-        looks = looks_up_to(self.most_pairs)
+        looks = analysis_points(self.max_pairs)
         at = looks.index(num_pairs)
         # Two one-sided tests at level a each are equivalent to a two-sided interval at level 2a.
-        apart, alike = (nominal_levels(looks, error)[at] for error in (ERROR, 2 * ERROR_SAME))
-        return apart, alike
+        difference_level, equivalence_level = (
+            nominal_levels(looks, error)[at] for error in (ERROR, 2 * ERROR_SAME)
+        )
+        return difference_level, equivalence_level
 
 
 @dataclass(frozen=True)
-class PairsLook:
+class PairsAnalysis:
     """Result of one interim analysis. Ratios are candidate over baseline."""
 
     num_pairs: int
-    answer: Answer
+    conclusion: Conclusion
     ratio: float
     low: float
     """Lower end of the interval that, over all interim analyses together, contains the true ratio
@@ -81,9 +83,9 @@ class PairsLook:
     @property
     def change(self) -> Change:
         """The conclusion in the terms of a plain comparison."""
-        match self.answer:
+        match self.conclusion:
             case "higher" | "lower" | "same":
-                return self.answer
+                return self.conclusion
             case _:
                 return "undecided"
 
@@ -93,7 +95,9 @@ class PairsLook:
         return max(1 - self.low, self.high - 1)
 
 
-def look_at(baseline: Sequence[float], candidate: Sequence[float], design: Design) -> PairsLook:
+def analyze_at(
+    baseline: Sequence[float], candidate: Sequence[float], design: Design
+) -> PairsAnalysis:
     """Analyse pairs of positive values; their number must be one of the plan.
 
     d = log(candidate / baseline) of each pair cancels what both runs of a pair share (day,
@@ -108,20 +112,21 @@ def look_at(baseline: Sequence[float], candidate: Sequence[float], design: Desig
     )
     n, mean = len(logs), float(logs.mean())
     deviation = max(float(logs.std(ddof=1)), NO_SPREAD)
-    apart, alike = design.levels(n)
+    difference_level, equivalence_level = design.levels(n)
     wide, narrow = (
-        student_t(1 - level / 2, n - 1) * deviation / n**0.5 for level in (apart, alike)
+        student_t(1 - level / 2, n - 1) * deviation / n**0.5
+        for level in (difference_level, equivalence_level)
     )
-    answer: Answer = "undecided" if n >= design.most_pairs else "goes on"
+    conclusion: Conclusion = "undecided" if n >= design.max_pairs else "continue"
     if abs(mean) > design.limit and abs(mean) - wide > log1p(design.resolution):
-        answer = "higher" if mean > 0 else "lower"
-    elif n >= FEWEST_FOR_SAME and abs(mean) + narrow < design.limit:
-        answer = "same"
-    elif answer == "goes on" and n >= FEWEST_FOR_SAME:
+        conclusion = "higher" if mean > 0 else "lower"
+    elif n >= MIN_PAIRS_FOR_SAME and abs(mean) + narrow < design.limit:
+        conclusion = "same"
+    elif conclusion == "continue" and n >= MIN_PAIRS_FOR_SAME:
         chance = chance_at_the_end(mean, deviation, n, design)
-        answer = "futile" if chance < MIN_CHANCE else answer
+        conclusion = "futile" if chance < MIN_CHANCE else conclusion
     low, high = bounded_exp(mean - wide), bounded_exp(mean + wide)
-    return PairsLook(n, answer, bounded_exp(mean), low, high, apart)
+    return PairsAnalysis(n, conclusion, bounded_exp(mean), low, high, difference_level)
 
 
 def chance_at_the_end(mean: float, deviation: float, num_pairs: int, design: Design) -> float:
@@ -131,35 +136,36 @@ def chance_at_the_end(mean: float, deviation: float, num_pairs: int, design: Des
     either side. The last mean is normal around (n mean + (N - n) truth) / N with the standard
     deviation s sqrt(N - n) / N.
     """
-    most, error = design.most_pairs, deviation / num_pairs**0.5
-    apart, alike = design.levels(most)
+    max_pairs, error = design.max_pairs, deviation / num_pairs**0.5
+    difference_level, equivalence_level = design.levels(max_pairs)
     wide, narrow = (
-        student_t(1 - level / 2, most - 1) * deviation / most**0.5 for level in (apart, alike)
+        student_t(1 - level / 2, max_pairs - 1) * deviation / max_pairs**0.5
+        for level in (difference_level, equivalence_level)
     )
     beyond, inside = max(design.limit, log1p(design.resolution) + wide), design.limit - narrow
-    spread = deviation * (most - num_pairs) ** 0.5 / most
+    spread = deviation * (max_pairs - num_pairs) ** 0.5 / max_pairs
     chances: list[float] = []
     for truth in (mean - error, mean, mean + error):
-        centre = (num_pairs * mean + (most - num_pairs) * truth) / most
-        apart_chance = normal_cdf((centre - beyond) / spread) + normal_cdf(
+        centre = (num_pairs * mean + (max_pairs - num_pairs) * truth) / max_pairs
+        difference_chance = normal_cdf((centre - beyond) / spread) + normal_cdf(
             (-beyond - centre) / spread
         )
-        alike_chance = (
+        equivalence_chance = (
             normal_cdf((inside - centre) / spread) - normal_cdf((-inside - centre) / spread)
             if inside > 0
             else 0.0
         )
-        chances.append(apart_chance + alike_chance)
+        chances.append(difference_chance + equivalence_chance)
     return max(chances)
 
 
-def looks_along(
+def analyze_pairs(
     baseline: Sequence[float], candidate: Sequence[float], design: Design
-) -> list[PairsLook]:
+) -> list[PairsAnalysis]:
     """Return every interim analysis of the plan up to the available pairs.
 
     Numbers of pairs that are not in the plan are not analysed, because they have no share of the
     error.
     """
-    looks = [look for look in looks_up_to(design.most_pairs) if look <= len(baseline)]
-    return [look_at(baseline[:look], candidate[:look], design) for look in looks]
+    looks = [look for look in analysis_points(design.max_pairs) if look <= len(baseline)]
+    return [analyze_at(baseline[:look], candidate[:look], design) for look in looks]

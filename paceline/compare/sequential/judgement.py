@@ -17,10 +17,10 @@ from paceline.compare.judgement import (
 from paceline.compare.metric_comparison import metric_verdict
 from paceline.compare.sequential.interim_analysis import (
     ERROR,
-    FEWEST_PAIRS,
+    MIN_PAIRS,
     Design,
-    PairsLook,
-    looks_along,
+    PairsAnalysis,
+    analyze_pairs,
 )
 from paceline.compare.sides import Pair
 from paceline.compare.verdicts import percent_change
@@ -28,24 +28,24 @@ from paceline.core.metrics import metric_class
 from paceline.core.units import percent, pluralize
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
-Ended = Literal[
+EndReason = Literal[
     "decided",
     "futile",
-    "all pairs made",
-    "goes on",
+    "all pairs measured",
+    "continue",
     "interrupted",
     "failed",
     "not comparable",
-    "not in turns",
+    "not interleaved",
 ]
-"""Reason why there are no further pairs; `goes on` requests more."""
-NOT_IN_TURNS = (
-    "the runs of each pair did not follow each other, and a machine that changed meanwhile would "
-    "look the same; no further pairs mend that: begin a new series in turns (A B, then B A)"
+"""Reason why no further pairs are measured; `continue` requests more."""
+NOT_INTERLEAVED = (
+    "the runs of each pair did not follow each other, so a change of the machine would look like a "
+    "difference; more pairs do not fix that: start a new, interleaved series (A B, then B A)"
 )
 
 
-class SequentialLook(Value):
+class InterimAnalysis(Value):
     """Result of one interim analysis."""
 
     pairs: PositiveInt
@@ -70,7 +70,7 @@ class SequentialComparison(Value):
 
     schema_version: int = 1
     verdict: Verdict
-    ended: Ended
+    end_reason: EndReason
     confidence: Literal["low", "normal"] = "normal"
     why_low: tuple[str, ...] = ()
     sentence: str
@@ -82,13 +82,13 @@ class SequentialComparison(Value):
     """Largest difference that is still possible, up or down, as a fraction of the baseline."""
     pairs: NonNegativeInt
     """Number of pairs with a figure on both sides."""
-    most_pairs: PositiveInt
+    max_pairs: PositiveInt
     """Maximum number of pairs, over which the error is spent."""
     error: float = ERROR
     margin: float
     resolution: float = 0.0
-    looks: tuple[SequentialLook, ...] = ()
-    unpaired: tuple[str, ...] = ()
+    analyses: tuple[InterimAnalysis, ...] = ()
+    unpaired_runs: tuple[str, ...] = ()
     """Runs without a partner."""
     differing_keys: tuple[str, ...] = ()
     differences: tuple[KeyDifference, ...] = ()
@@ -96,7 +96,7 @@ class SequentialComparison(Value):
     warnings: tuple[str, ...] = ()
     baseline: SideSummary
     candidate: SideSummary
-    go_on: str | None = None
+    next_action: str | None = None
     """Next action to get further pairs; None when there is nothing to do."""
 
 
@@ -106,8 +106,8 @@ def judge_pairs(
     *,
     allowed: Collection[str] = (),
     metrics: Sequence[str] = (),
-    in_turns: bool = True,
-    unpaired: Sequence[str] = (),
+    interleaved: bool = True,
+    unpaired_runs: Sequence[str] = (),
 ) -> SequentialComparison:
     """Compare two sides whose n-th runs form a pair each, the oldest first.
 
@@ -117,19 +117,19 @@ def judge_pairs(
     comparison = judge(
         sides.baseline, sides.candidate, margin=design.margin, allowed=allowed, metrics=metrics[:1]
     )
-    num_pairs = min(len(sides.baseline.valid_runs), design.most_pairs)
+    num_pairs = min(len(sides.baseline.valid_runs), design.max_pairs)
     blank = SequentialComparison(
         verdict="undecided",
-        ended="goes on",
+        end_reason="continue",
         confidence=comparison.confidence,
         why_low=comparison.why_low,
         sentence="",
         metric=comparison.metric,
         pairs=num_pairs,
-        most_pairs=design.most_pairs,
+        max_pairs=design.max_pairs,
         margin=design.margin,
         resolution=comparison.resolution,
-        unpaired=tuple(unpaired),
+        unpaired_runs=tuple(unpaired_runs),
         differing_keys=comparison.differing_keys,
         differences=comparison.differences,
         causes=comparison.causes,
@@ -137,79 +137,81 @@ def judge_pairs(
         baseline=comparison.baseline,
         candidate=comparison.candidate,
     )
-    if refused := _refused(comparison, sides):
-        return blank.model_copy(update=refused)
-    if not in_turns:
-        text = f"Undecided: {NOT_IN_TURNS}."
-        return blank.model_copy(update={"ended": "not in turns", "sentence": text})
-    if num_pairs < FEWEST_PAIRS:
-        made = pluralize(num_pairs, "pair")
-        text = f"Undecided: {made} so far, and the first look is after {FEWEST_PAIRS}."
+    if invalid_fields := _invalid_result(comparison, sides):
+        return blank.model_copy(update=invalid_fields)
+    if not interleaved:
+        text = f"Undecided: {NOT_INTERLEAVED}."
+        return blank.model_copy(update={"end_reason": "not interleaved", "sentence": text})
+    if num_pairs < MIN_PAIRS:
+        num_pairs_text = pluralize(num_pairs, "pair")
+        text = f"Undecided: {num_pairs_text} so far, and the first analysis is after {MIN_PAIRS}."
         return blank.model_copy(update={"sentence": text})
-    return _looked_at(blank, sides, design, comparison)
+    return _analyzed_result(blank, sides, design, comparison)
 
 
-def _refused(comparison: Comparison, sides: Pair) -> dict[str, object] | None:
+def _invalid_result(comparison: Comparison, sides: Pair) -> dict[str, object] | None:
     if not sides.baseline.members or not sides.candidate.members:
         return None
     if comparison.verdict in ("not comparable", "invalid") and comparison.metric is None:
         return {
             "verdict": comparison.verdict,
-            "ended": "not comparable" if comparison.verdict == "not comparable" else "failed",
+            "end_reason": "not comparable" if comparison.verdict == "not comparable" else "failed",
             "sentence": comparison.sentence,
         }
     return None
 
 
-def _looked_at(
+def _analyzed_result(
     blank: SequentialComparison, sides: Pair, design: Design, comparison: Comparison
 ) -> SequentialComparison:
     name = comparison.metric or ""
     values = [
-        [value for value in side.figures(name, averaged=False)[: design.most_pairs] if value]
+        [value for value in side.figures(name, averaged=False)[: design.max_pairs] if value]
         for side in sides.each
     ]
     if any(len(column) != blank.pairs for column in values):
-        text = f"Not judged: {name} is not known of every run."
-        return blank.model_copy(update={"verdict": "invalid", "ended": "failed", "sentence": text})
-    rounded = Design(design.most_pairs, design.margin, comparison.resolution)
-    looks = looks_along(values[0], values[1], rounded)
+        text = f"Not judged: {name} is unknown for some runs."
+        return blank.model_copy(
+            update={"verdict": "invalid", "end_reason": "failed", "sentence": text}
+        )
+    rounded_design = Design(design.max_pairs, design.margin, comparison.resolution)
+    looks = analyze_pairs(values[0], values[1], rounded_design)
     several_levels = metric_class(name).is_speed and has_level_shift(sides, design.margin)
     if several_levels:
-        looks = [replace(k, answer="futile") if k.answer == "same" else k for k in looks]
+        looks = [replace(k, conclusion="futile") if k.conclusion == "same" else k for k in looks]
     last = looks[-1]
     verdict = metric_verdict(name, last.change)
-    text = _sentence(sides, name, verdict, last, rounded)
-    if several_levels and last.answer == "futile":
-        text += f" What decides: {ONE_LEVEL}."
+    text = _sentence(sides, name, verdict, last, rounded_design)
+    if several_levels and last.conclusion == "futile":
+        text += f" To decide, {ONE_LEVEL}."
     return blank.model_copy(
         update={
             "verdict": verdict,
-            "ended": _ended(last),
+            "end_reason": _end_reason(last),
             "sentence": text,
             "ratio": last.ratio,
             "low": last.low,
             "high": last.high,
             "largest_difference": last.largest,
-            "looks": tuple(_look(name, look) for look in looks),
+            "analyses": tuple(_interim_analysis(name, look) for look in looks),
         }
     )
 
 
-def _ended(look: PairsLook) -> Ended:
-    match look.answer:
-        case "goes on":
-            return "goes on"
+def _end_reason(look: PairsAnalysis) -> EndReason:
+    match look.conclusion:
+        case "continue":
+            return "continue"
         case "futile":
             return "futile"
         case "undecided":
-            return "all pairs made"
+            return "all pairs measured"
         case _:
             return "decided"
 
 
-def _look(name: str, look: PairsLook) -> SequentialLook:
-    return SequentialLook(
+def _interim_analysis(name: str, look: PairsAnalysis) -> InterimAnalysis:
+    return InterimAnalysis(
         pairs=look.num_pairs,
         ratio=look.ratio,
         low=look.low,
@@ -220,24 +222,24 @@ def _look(name: str, look: PairsLook) -> SequentialLook:
 
 
 def _sentence(
-    sides: Pair, metric: str, verdict: MetricVerdict, look: PairsLook, design: Design
+    sides: Pair, metric: str, verdict: MetricVerdict, look: PairsAnalysis, design: Design
 ) -> str:
     base, cand = sides.baseline.name, sides.candidate.name
     figures = (
         f"{metric} {percent_change(look.ratio)} ({percent_change(look.low)} to "
-        f"{percent_change(look.high)}, 95% over all looks) after "
+        f"{percent_change(look.high)}, 95% over all analyses) after "
         f"{pluralize(look.num_pairs, 'pair')}"
     )
     within = percent(design.margin + design.resolution, 2 if design.resolution else 1)
     possible = f"a difference of up to {percent(look.largest, 1)} is still possible"
-    match look.answer:
+    match look.conclusion:
         case "same":
             return f"{cand} and {base} are the same within {within}: {figures}; {possible}."
-        case "goes on":
+        case "continue":
             return f"Undecided so far: {figures}; {possible}."
         case "futile":
             return (
-                f"Undecided, and {design.most_pairs} pairs would hardly decide it: {figures}; "
+                f"Undecided, and {design.max_pairs} pairs are unlikely to decide it: {figures}; "
                 f"{possible}."
             )
         case "undecided":

@@ -21,7 +21,7 @@ BISECTIONS = 40
 LARGEST_Z = 8.0
 
 
-def looks_up_to(num_pairs: int) -> tuple[int, ...]:
+def analysis_points(num_pairs: int) -> tuple[int, ...]:
     """Return the numbers of pairs with an interim analysis: 3 to 6, even numbers, and the last.
 
     Each analysis costs a little of the error, and later pairs change the result less.
@@ -30,7 +30,7 @@ def looks_up_to(num_pairs: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*looks, num_pairs]))
 
 
-def spent(error: float, fraction: float) -> float:
+def error_spent(error: float, fraction: float) -> float:
     """Return the part of `error` that is spent when `fraction` of all pairs is made.
 
     The spending function is alpha log(1 + (e - 1) t), which approximates Pocock's equal levels.
@@ -53,7 +53,9 @@ def nominal_levels(looks: tuple[int, ...], error: float) -> tuple[float, ...]:
     sums, weights = np.zeros(1), np.ones(1)
     for at, n in enumerate(looks):
         before = looks[at - 1] if at else 0
-        due = spent(error, n / looks[-1]) - (spent(error, before / looks[-1]) if at else 0.0)
+        due = error_spent(error, n / looks[-1]) - (
+            error_spent(error, before / looks[-1]) if at else 0.0
+        )
         step = (n - before) ** 0.5
         bound = _bound(sums, weights, step, n, due)
         levels.append(2 * float(_special().ndtr(-bound)))

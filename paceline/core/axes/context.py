@@ -146,24 +146,24 @@ def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
     m, head = x.num_microbatches, x.tokens * shape.head_dim // layout.tp
     keys = 2 * head * shape.kv_heads
     if layout.cp_exchange == "all-gather":
-        gathered = m * n * keys * x.compute_bytes
-        again = gathered * (x.layers + recomputed)
-        yield AxisTraffic("cp", "all_gather", again, "keys and values")
-        yield AxisTraffic("cp", "reduce_scatter", gathered * x.layers, "keys and values")
+        gathered_bytes = m * n * keys * x.compute_bytes
+        num_gathers = x.layers + recomputed
+        yield AxisTraffic("cp", "all_gather", gathered_bytes * num_gathers, "keys and values")
+        yield AxisTraffic("cp", "reduce_scatter", gathered_bytes * x.layers, "keys and values")
     elif layout.cp_exchange == "all-to-all":
         kv_heads = shape.kv_heads // layout.tp
         copies = lcm(kv_heads, n) // kv_heads
         to_tokens, to_heads = head * shape.num_heads + keys * copies, head * shape.num_heads
         # Selective recomputation ends with the attention output, so only `full` repeats its
         # exchange.
-        again = to_tokens * recomputed + to_heads * full
-        moved = 2 * (to_tokens + to_heads) * x.layers + again
-        yield AxisTraffic("cp", "all_to_all", m * moved * x.compute_bytes, "heads")
+        recomputed_elements = to_tokens * recomputed + to_heads * full
+        exchanged_elements = 2 * (to_tokens + to_heads) * x.layers + recomputed_elements
+        yield AxisTraffic("cp", "all_to_all", m * exchanged_elements * x.compute_bytes, "heads")
     else:
-        passed = keys * x.compute_bytes * (n - 1) * (2 * x.layers + recomputed)
-        returned = keys * max(4, x.compute_bytes) * n * x.layers
-        yield AxisTraffic("cp", "send", m * (passed + returned), "keys and values")
-        yield AxisTraffic("cp", "recv", m * (passed + returned), "keys and values")
+        passed_bytes = keys * x.compute_bytes * (n - 1) * (2 * x.layers + recomputed)
+        returned_bytes = keys * max(4, x.compute_bytes) * n * x.layers
+        yield AxisTraffic("cp", "send", m * (passed_bytes + returned_bytes), "keys and values")
+        yield AxisTraffic("cp", "recv", m * (passed_bytes + returned_bytes), "keys and values")
 
 
 CONTEXT = Axis(

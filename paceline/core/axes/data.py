@@ -80,13 +80,13 @@ def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
     blocks *= x.layers
     # Embedding and head stay gathered from the forward to the backward pass. Stage 2 gathers once
     # per step.
-    gathered = m * (2 * blocks + root) if layout.zero_stage == 3 else blocks + root
-    yield AxisTraffic(axis, "all_gather", gathered * x.compute_bytes, "weights")
+    gathered_elements = m * (2 * blocks + root) if layout.zero_stage == 3 else blocks + root
+    yield AxisTraffic(axis, "all_gather", gathered_elements * x.compute_bytes, "weights")
     times = 1 if layout.gradient_sync == "last" else m
     yield AxisTraffic(axis, "reduce_scatter", times * (blocks + root) * w, "gradients")
     if shards < ranks:
-        owned = (blocks + root) // shards * w
-        yield AxisTraffic("dp_replicate", "all_reduce", times * owned, "gradients")
+        shard_bytes = (blocks + root) // shards * w
+        yield AxisTraffic("dp_replicate", "all_reduce", times * shard_bytes, "gradients")
     yield AxisTraffic(axis, "all_reduce", w, "norm")
 
 

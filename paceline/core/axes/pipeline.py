@@ -90,15 +90,16 @@ def whole_stages(x: ParallelRun) -> str | None:
         return None
     layers, further, stages = x.shape.num_layers, x.shape.mtp_layers, x.layout.pp * x.layout.vp
     whole = layers + further + 2
-    added = f", or {whole} with those for further tokens too" if further else ""
+    mtp_note = f", or {whole} with multi-token prediction layers too" if further else ""
     reason = (
-        "its last one would not hold even those for further tokens: use fewer"
+        "the last one is too small for the multi-token prediction layers: use fewer"
         if further and whole % stages == 0
         else "a pipeline is as slow as its longest one: use a pp x vp that divides one of these"
     )
     return (
-        f"{pluralize(layers, 'layer')} (or {layers + 2} with embedding and head{added}) cannot be "
-        f"split over pp {x.layout.pp} x vp {x.layout.vp} = {stages} stages, because {reason}"
+        f"{pluralize(layers, 'layer')} (or {layers + 2} with embedding and head{mtp_note}) "
+        f"cannot be split over pp {x.layout.pp} x vp {x.layout.vp} = {stages} stages, "
+        f"because {reason}"
     )
 
 
@@ -123,17 +124,17 @@ def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
     layout, shape, stages = x.layout, decoder(x), x.layout.pp * x.layout.vp
     if layout.pp == 1:
         return
-    cut = layout.tp if layout.sequence_parallel else 1
-    stream = x.tokens * shape.hidden_size // cut * x.compute_bytes
+    sequence_shards = layout.tp if layout.sequence_parallel else 1
+    stream = x.tokens * shape.hidden_size // sequence_shards * x.compute_bytes
     inner = sum(stage > 0 for stage in x.stages) + sum(stage < stages - 1 for stage in x.stages)
     # A stage sends a gradient back to the stage from which it received its input.
-    moved = x.num_microbatches * stream * inner
+    boundary_bytes = x.num_microbatches * stream * inner
     if shape.tied_embeddings and (x.has_first or x.has_last):
         table = shape.padded_vocab(layout.tp) // layout.tp * shape.embed_dim * x.wide_bytes
         yield AxisTraffic("pp", "send", table, "tied embedding")
         yield AxisTraffic("pp", "recv", table, "tied embedding")
-    yield AxisTraffic("pp", "send", moved, "activations")
-    yield AxisTraffic("pp", "recv", moved, "activations")
+    yield AxisTraffic("pp", "send", boundary_bytes, "activations")
+    yield AxisTraffic("pp", "recv", boundary_bytes, "activations")
     yield AxisTraffic("pp", "all_reduce", 2 * x.wide_bytes, "norm and loss")
 
 

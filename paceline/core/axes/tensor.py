@@ -99,24 +99,24 @@ def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
     layout, shape, e, w = x.layout, decoder(x), x.compute_bytes, x.wide_bytes
     if layout.tp == 1:
         return
-    stream, embedded = x.tokens * shape.hidden_size * e, x.tokens * shape.embed_dim * e
+    stream_bytes, embedding_bytes = x.tokens * shape.hidden_size * e, x.tokens * shape.embed_dim * e
     levels = stage_levels(shape, layout, x.stages)
     full, entered_again = levels.count("full"), levels.count("full") * 2 + levels.count("ffn")
     # Recomputation ends with the last tensor that is needed. Nothing is needed after the second
     # residual sum.
-    needed = shape.norm_position != "pre" or shape.dropout > 0
-    left_again = (2 if needed else 1) * full
+    second_residual_is_needed = shape.norm_position != "pre" or shape.dropout > 0
+    left_again = (2 if second_residual_is_needed else 1) * full
     ends = x.has_first + x.has_last
     m = x.num_microbatches
     if layout.sequence_parallel:
-        gathers = (4 * x.layers + entered_again) * stream + ends * embedded
-        scatters = (4 * x.layers + left_again) * stream + ends * embedded
+        gathers = (4 * x.layers + entered_again) * stream_bytes + ends * embedding_bytes
+        scatters = (4 * x.layers + left_again) * stream_bytes + ends * embedding_bytes
         yield AxisTraffic("tp", "all_gather", m * gathers, "activations")
         yield AxisTraffic("tp", "reduce_scatter", m * scatters, "activations")
         shares = [*block_weights(x)] * x.layers + end_weights(x)
         yield AxisTraffic("tp", "all_reduce", w * sum(p.size for p in shares if p.whole), "shares")
     else:
-        sums = (4 * x.layers + left_again) * stream + ends * embedded
+        sums = (4 * x.layers + left_again) * stream_bytes + ends * embedding_bytes
         yield AxisTraffic("tp", "all_reduce", m * sums, "activations")
         if shape.qk_norm:
             of_heads = 2 * shape.head_dim * vectors_of_norm(shape)

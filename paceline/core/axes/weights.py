@@ -55,8 +55,8 @@ def block_weights(x: ParallelRun) -> list[Weight]:
         else:
             weights.append(Weight(outputs, inputs // tp))
         if shape.has_bias(name):
-            cut = tp if name in COLUMN_CUT else 1
-            weights.append(Weight(outputs // cut, 1, whole=name in ROW_CUT))
+            row_shards = tp if name in COLUMN_CUT else 1
+            weights.append(Weight(outputs // row_shards, 1, whole=name in ROW_CUT))
     return weights
 
 
@@ -67,16 +67,16 @@ def end_weights(x: ParallelRun) -> list[Weight]:
     table = Weight(shape.padded_vocab(x.layout.tp) // x.layout.tp, width)
     norm = [Weight(h, 1, whole=True)] * (2 if shape.norm == "layernorm" else 1)
     places = shape.max_positions + shape.position_offset
-    projected = width != h
+    has_projections = width != h
     weights: list[Weight] = []
     if x.has_first or (x.has_last and shape.tied_embeddings):
         weights.append(table)
     if x.has_first:
         weights += norm if shape.embedding_norm else []
         weights += [Weight(places, h, whole=True)] if shape.positions == "learned" else []
-        weights += [Weight(h, width, whole=True)] if projected else []
+        weights += [Weight(h, width, whole=True)] if has_projections else []
     if x.has_last:
         weights += norm if shape.final_norm else []
-        weights += [Weight(width, h, whole=True)] if projected else []
+        weights += [Weight(width, h, whole=True)] if has_projections else []
         weights += [] if shape.tied_embeddings else [table]
     return weights

@@ -163,7 +163,7 @@ def attempts_of_log(path: Path) -> list[Attempt]:
         seconds=np.zeros(0),
         checkpoint_s=np.zeros(0),
         steps_requested=int(asked) if isinstance(asked, int | float) else None,
-        facts=parsing.document.facts,
+        facts=parsing.document.settings,
     )
     return _logged(empty, steps)
 

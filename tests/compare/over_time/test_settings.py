@@ -1,4 +1,4 @@
-"""Settings are told flat, and only those that differ."""
+"""Settings are flattened, and only those that differ are shown."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.compare.over_time.step_changes import fit_series, potts_breaks, scatter_of_neighbours
+from paceline.compare.over_time.step_changes import fit_series, neighbor_noise, potts_breaks
 from paceline.core.steps import FloatColumn
 from tests.compare.over_time.step_series import (
     NOISE,
@@ -74,7 +74,7 @@ def test_noise_alone_is_called_a_change_in_one_series_of_a_hundred_at_most(n: in
 
 
 def test_much_noise_is_no_reason_for_false_alarms():
-    assert false_alarms(20, 5 * NOISE, 400) <= 0.0175  # 1 % and two standard errors of 400 trials
+    assert false_alarms(20, 5 * NOISE, 400) <= 0.0175  # 1% and two standard errors of 400 trials
 
 
 @pytest.mark.parametrize("n_before", [5, 15, 40])
@@ -167,8 +167,8 @@ def test_the_unit_does_not_matter(factor: float):
 
 def test_a_step_hardly_moves_the_scatter():
     y = np.log(stepped(20, 20, 1.2))
-    assert scatter_of_neighbours(y) == pytest.approx(NOISE, rel=0.5)
-    assert scatter_of_neighbours(y[:1]) > 0
+    assert neighbor_noise(y) == pytest.approx(NOISE, rel=0.5)
+    assert neighbor_noise(y[:1]) > 0
 
 
 def test_thousands_of_runs_take_no_time_to_speak_of():

@@ -15,16 +15,16 @@ def judged(shift: float, n: int = 5, in_turns: bool = True) -> SequentialCompari
     window = WINDOW.model_copy(update={"shift": LevelShift(first_step=30, ratio=1 + shift)})
     throttled = member("b-0", 0.2, window=window)
     candidate = ComparisonSide("b", (throttled, *candidate.members[1:]))
-    return judge_pairs(Pair(baseline, candidate), Design(16), in_turns=in_turns)
+    return judge_pairs(Pair(baseline, candidate), Design(16), interleaved=in_turns)
 
 
 def test_pairs_with_a_run_that_leaves_its_level_are_not_the_same():
     assert judged(0.005).verdict == "same"
     answer = judged(0.03)
-    assert (answer.verdict, answer.ended) == ("undecided", "futile")
-    assert answer.looks[-1].verdict == "undecided"
-    assert "runs that keep to one level decide" in answer.sentence
+    assert (answer.verdict, answer.end_reason) == ("undecided", "futile")
+    assert answer.analyses[-1].verdict == "undecided"
+    assert "choose a window on one level" in answer.sentence
 
 
 def test_pairs_that_were_not_made_in_turns_ask_for_a_new_series_from_the_second_on():
-    assert {judged(0.0, n, in_turns=False).ended for n in (2, 5, 16)} == {"not in turns"}
+    assert {judged(0.0, n, in_turns=False).end_reason for n in (2, 5, 16)} == {"not interleaved"}

@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from paceline.compare.sequential.spending import looks_up_to, nominal_levels, spent
+from paceline.compare.sequential.spending import analysis_points, error_spent, nominal_levels
 
 
 def test_a_single_look_may_spend_everything():
@@ -22,18 +22,18 @@ def test_two_equal_looks_have_the_levels_of_the_published_plan():
 
 
 def test_everything_is_spent_at_the_last_look_and_never_more():
-    assert spent(0.05, 1.0) == pytest.approx(0.05) == spent(0.05, 1.7)
-    assert spent(0.05, 0.0) == 0.0
+    assert error_spent(0.05, 1.0) == pytest.approx(0.05) == error_spent(0.05, 1.7)
+    assert error_spent(0.05, 0.0) == 0.0
 
 
 def test_looks_are_close_at_first_and_end_with_the_last_pair():
-    assert looks_up_to(9) == (3, 4, 5, 6, 8, 9)
-    assert looks_up_to(3) == (3,)
+    assert analysis_points(9) == (3, 4, 5, 6, 8, 9)
+    assert analysis_points(3) == (3,)
 
 
 @pytest.mark.parametrize("most", [5, 16])
 def test_all_looks_together_cross_as_often_as_the_error_says(most: int):
-    looks = looks_up_to(most)
+    looks = analysis_points(most)
     sums = np.cumsum(np.random.default_rng(1).normal(size=(100_000, most)), axis=1)
     crossed = np.zeros(len(sums), dtype=bool)
     for look, level in zip(looks, nominal_levels(looks, 0.05), strict=True):

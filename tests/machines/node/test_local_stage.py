@@ -60,5 +60,5 @@ def test_a_node_without_the_asset_says_so(here: Path, tmp_path: Path):
 
 
 def test_the_folder_must_be_the_same_on_every_node(here: Path):
-    with pytest.raises(ValidationError, match="is no absolute path"):
+    with pytest.raises(ValidationError, match="is not an absolute path"):
         job_of(here, "stage")

@@ -43,7 +43,7 @@ def test_nothing_weakens_the_check_of_host_keys():
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=id", "a;id", "$(id)", "a b", "a\nb", "", "a'b"])
 def test_a_hostile_host_name_never_reaches_ssh(name: str):
-    with pytest.raises(UserError, match="no host name"):
+    with pytest.raises(UserError, match="not a host name"):
         ssh_argv(name, SshSettings())
 
 

@@ -154,7 +154,7 @@ def test_a_campaign_on_which_nothing_runs_is_a_fault_with_its_cause(tmp_path: Pa
         (("tiny-gpt", "--hosts", "a,b", "--gpus-per-node", "0"), "is not a list of numbers"),
         (("tiny-gpt", "--hosts", "a,b", "--split", "topology"), "the switch of a is not known"),
         (("tiny-gpt", "--hosts", "a,b", "--scaling", "strong"), "--set global_batch=N"),
-        (("tiny-gpt", "--hosts", "a;reboot"), "is no host name"),
+        (("tiny-gpt", "--hosts", "a;reboot"), "is not a host name"),
         (("tiny-gpt", "--hosts", "a,b", "--name", "x\ny"), "cannot name a campaign"),
         (("tiny-gpt", "--hosts", "a,b", "--device", "tpu"), "not one of 'auto', 'cpu', 'cuda'"),
         (("tiny-gpt", "--launcher", "ssh"), "has no hosts to go to"),

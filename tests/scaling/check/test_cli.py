@@ -109,7 +109,7 @@ def test_a_check_of_this_machine_that_ran_out_of_time_drains_nothing(tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--hosts", "a;b"), "is no host name"),
+        (("--hosts", "a;b"), "is not a host name"),
         (("--launcher", "ssh"), "has no hosts"),
         (("--against", "/nowhere/check.json"), "/nowhere"),
     ],
