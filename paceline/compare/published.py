@@ -173,4 +173,4 @@ def _difference(row: Row, facts: RunSettings) -> str | None:
         return None
     if first.key == "model" and row.recipe:
         return f"the model is not the one of {row.recipe}"
-    return f"{first.key.replace('_', ' ')} {first.candidate} here, {first.baseline} in the source"
+    return f"{first.key.replace('_', ' ')} {first.candidate} here, {first.baseline} there"

@@ -268,7 +268,7 @@ def _run_of_entry(entry: Any) -> ComparedRun:
     if isinstance(entry, dict) and "file" in entry:
         log = ParsedLog.model_validate(entry)
         status = RUN_STATUS.get(log.status, "failed")
-        facts = _settled_facts(log.facts, log)
+        facts = _settled_facts(log.settings, log)
         return ComparedRun(
             log.file, status, facts, log.metrics, log.reason or log.status, log.window
         )

@@ -96,7 +96,7 @@ def log_record(
         created="",
         command=(),
         spec=None,
-        facts=document.facts,
+        log_settings=document.settings,
         log=log,
         log_sha256=digest,
         window=user_settings.window,
