@@ -10,7 +10,7 @@ sentence, figure and column is worded in one place. Build it like this:
         return Document(
             kind="runs over time",
             title=history.recipe,
-            setup=(history.metric, counted(history.n_runs, "run")),
+            setup=(history.metric, pluralize(history.n_runs, "run")),
             verdict=Verdict("1 change", "alert"),
             answer=("2.1% slower since 2026-01-12: 0.2000 s before, 0.2042 s after.",),
             figures=(
