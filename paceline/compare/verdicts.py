@@ -91,27 +91,27 @@ def proof(
         if interval:
             return f"Proven{' the same' if same else ''}: {interval}margin {within}."
         return f"{'Within' if same else 'More than'} the margin of {within}."
-    needed = dict.fromkeys(sizes, repeats_needed or 0)
+    missing_runs = dict.fromkeys(sizes, repeats_needed or 0)
     why = f"{interval}margin {within}"
     if not interval and min(sizes.values()) < MIN_REPEATS:
-        needed = {name: max(0, MIN_REPEATS - n) for name, n in sizes.items()}
+        missing_runs = {name: max(0, MIN_REPEATS - n) for name, n in sizes.items()}
         counts = dict.fromkeys(sizes.values())
         runs = " and ".join(pluralize(n, "run") for n in counts)
         each = " each" if len(counts) < len(sizes) else ""
         why = f"{runs}{each}, so run-to-run variation is unknown"
-    return f"Not proven: {why}.{_more_runs(needed)}"
+    return f"Not proven: {why}.{_more_runs(missing_runs)}"
 
 
-def _more_runs(needed: Mapping[str, int]) -> str:
+def _more_runs(missing_runs: Mapping[str, int]) -> str:
     """Return advice to run more: ` Run 2 more of each.`; empty if no number would help."""
-    numbers = set(needed.values())
+    numbers = set(missing_runs.values())
     if numbers <= {0}:
         return ""
     if len(numbers) == 1:
         n = numbers.pop()
         at_least = "at least " * (n >= MAX_FURTHER_REPEATS)
-        return f" Run {at_least}{n} more{' of each' * (len(needed) > 1)}."
-    return f" Run {' and '.join(f'{n} more of {name}' for name, n in needed.items() if n)}."
+        return f" Run {at_least}{n} more{' of each' * (len(missing_runs) > 1)}."
+    return f" Run {' and '.join(f'{n} more of {name}' for name, n in missing_runs.items() if n)}."
 
 
 def change_text(comparison: MetricComparison) -> str:
