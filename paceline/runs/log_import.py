@@ -76,7 +76,7 @@ def import_log(
 
 def parse_run(path: Path, user_settings: UserSettings, *, called: Path | None = None) -> Parsing:
     """Parse a log that must contain a run; raise UserError for any other file."""
-    parsing = parse_log(path, user_settings, called=called)
+    parsing = parse_log(path, user_settings, display_path=called)
     document = parsing.document
     if document.status not in RUN_STATUS:
         raise UserError(
