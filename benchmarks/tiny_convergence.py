@@ -26,11 +26,11 @@ from paceline.mlperf.result_logs import read_log
 from paceline.mlperf.rules import BENCHMARKS
 from paceline.mlperf.run.request import SeriesRequest, plan_trials
 from paceline.mlperf.run.trials import run_trials
-from paceline.mlperf.score.convergence import OWN_POINTS, olympic_mean
+from paceline.mlperf.score.convergence import TINY_POINTS, olympic_mean
 
 NAMES = {benchmark.option: benchmark.name for benchmark in BENCHMARKS.values()}
 """Names on the command line and in the rules."""
-REFERENCES = Path(__file__).parents[1] / f"paceline/files/references/{OWN_POINTS}.yaml"
+REFERENCES = Path(__file__).parents[1] / f"paceline/files/references/{TINY_POINTS}.yaml"
 HEADER = """\
 # Reference convergence points of our own small siblings of the benchmarks: samples to the target in
 # {runs} runs each, recorded by benchmarks/tiny_convergence.py with Python {python} and

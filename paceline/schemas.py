@@ -38,7 +38,7 @@ from paceline.logs.parsed_log import ParsedLog
 from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.slurm.foreign import SubmittedScript
 from paceline.machines.slurm.record import SlurmRecord
-from paceline.mlperf.run.trials import SeriesAnswer, TrialSeries
+from paceline.mlperf.run.trials import SeriesReport, TrialSeries
 from paceline.profiles.profile import Profile
 from paceline.reference import PAGES, with_generated
 from paceline.runs.bundles.verification import BundleCheck
@@ -87,7 +87,7 @@ FORMATS: dict[str, type[BaseModel]] = {
     "telemetry-sample": TelemetrySample,
     "gemm-probe": GemmProbe,
     "mlperf-series": TrialSeries,
-    "mlperf-run": SeriesAnswer,
+    "mlperf-run": SeriesReport,
     "calibration": Calibration,
     "profile": Profile,
 }

@@ -61,7 +61,7 @@ def compare(
 
     Two or more sets of runs of one benchmark also give the strong-scaling efficiency, split into
     the extra samples that the larger batch needs and the loss of throughput. Tiny variants are
-    refused.
+    rejected.
 
     Examples:
 
@@ -82,7 +82,7 @@ def compare(
     emit(scores_document(comparison), TableFormat.json if as_json else form)
     for path in plot or []:
         _write(comparison, path)
-    if all(score.score_minutes is None for score in comparison.own):
+    if all(score.score_minutes is None for score in comparison.scores):
         raise typer.Exit(EXIT_INCOMPLETE)
 
 

@@ -22,10 +22,10 @@ from paceline.core.units import pluralize, significant
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request
 from paceline.mlperf.rules import TRIAL_VARIANT
-from paceline.mlperf.run.request import SeriesRequest, answer, plan_trials, standing
-from paceline.mlperf.run.text import answer_lines, trial_row, trial_text
-from paceline.mlperf.run.tiny_data import not_to_be_trained
-from paceline.mlperf.run.trials import SeriesAnswer, TrialSeries, TrialState, TrialTask, run_trials
+from paceline.mlperf.run.request import SeriesRequest, plan_trials, report_series, series_report
+from paceline.mlperf.run.text import report_lines, trial_row, trial_text
+from paceline.mlperf.run.tiny_data import refuse_training
+from paceline.mlperf.run.trials import SeriesReport, TrialSeries, TrialState, TrialTask, run_trials
 from paceline.report.document import Column
 from paceline.runs.flow import Watcher, command_line
 from paceline.runs.plan import Plan
@@ -193,19 +193,19 @@ def run(
     )
     form = TableFormat.json if as_json else form
     if status:
-        _end(standing(series_request), form)
+        _end(series_report(series_request), form)
         return
     display = TrialsDisplay()
-    trials_plan = plan_trials(series_request, not_to_be_trained if dry_run else display.base)
+    trials_plan = plan_trials(series_request, refuse_training if dry_run else display.base)
     if dry_run:
-        _print_first(trials_plan.planned(trials_plan.series.trials[0]), form)
+        _print_first(trials_plan.plan_trial(trials_plan.series.trials[0]), form)
         return
     _announce(trials_plan.series)
     series, _ = run_trials(trials_plan, display)
-    _end(answer(trials_plan, series, command_line()), form)
+    _end(report_series(trials_plan, series, command_line()), form)
 
 
-def _end(series_answer: SeriesAnswer, form: TableFormat) -> None:
+def _end(series_answer: SeriesReport, form: TableFormat) -> None:
     _emit(series_answer, form)
     if EXIT_CODES[series_answer.status]:
         raise typer.Exit(EXIT_CODES[series_answer.status])
@@ -213,7 +213,7 @@ def _end(series_answer: SeriesAnswer, form: TableFormat) -> None:
 
 def _announce(series: TrialSeries) -> None:
     num_finished = len(series.trials) - len(series.missing)
-    already = f", of which {num_finished} are finished" if num_finished else ""
+    already = f", {num_finished} already finished" if num_finished else ""
     other = f" · variant {series.variant}" if series.variant != TRIAL_VARIANT else ""
     echo(
         f"{series.benchmark}{other}: {pluralize(len(series.trials), 'trial')}{already} · "
@@ -255,7 +255,7 @@ def _print_first(plan: Plan, form: TableFormat) -> None:
     )
 
 
-def _emit(series_answer: SeriesAnswer, form: TableFormat) -> None:
+def _emit(series_answer: SeriesReport, form: TableFormat) -> None:
     if form is TableFormat.json:
         emit_json(series_answer.model_dump(mode="json"))
         return
@@ -264,7 +264,7 @@ def _emit(series_answer: SeriesAnswer, form: TableFormat) -> None:
         emit_table(rows, [Column(name, name) for name in rows[0]], form)
         return
     emit_table(rows, _columns(), form)
-    echo("\n" + "\n".join(answer_lines(series_answer)))
+    echo("\n" + "\n".join(report_lines(series_answer)))
 
 
 def _columns() -> list[Column]:
@@ -277,5 +277,5 @@ def _columns() -> list[Column]:
         Column("last_loss", "last loss", "{:.4f}".format, "right"),
         Column("samples_per_s", "samples/s", lambda v: significant(v, 4), "right"),
         Column("run", "run", one_line),
-        Column("reason", "why", one_line, wraps=True),
+        Column("reason", "reason", one_line, wraps=True),
     ]

@@ -58,7 +58,7 @@ def score(
       paceline mlperf score LOGDIR --ruleset 5.1.0 --json
 
     The score is in minutes; lower is better. Exit codes: 0 with a score, also if the rules drop a
-    failed run; 3 if the rules refuse a score; 4 if runs or reference points are missing.
+    failed run; 3 if the rules do not allow a score; 4 if runs or reference points are missing.
     """
     result = score_runs(place, ruleset, gpus)
     _emit(result, TableFormat.json if as_json else form)
@@ -86,10 +86,10 @@ def _columns() -> list[Column]:
         Column("minutes", "minutes", "{:.4f}".format, "right"),
         Column("samples_to_target", "samples", "{:,}".format, "right"),
         Column("median_samples_per_s", "samples/s", lambda v: significant(v, 5), "right"),
-        Column("initialisation_minutes", "init min", "{:.3f}".format, "right"),
+        Column("initialization_minutes", "init min", "{:.3f}".format, "right"),
         Column("global_batch", "batch", "{:,}".format, "right"),
         Column("seeds", "seeds"),
-        Column("reason", "why", one_line, wraps=True),
+        Column("reason", "reason", one_line, wraps=True),
     ]
 
 
@@ -126,9 +126,9 @@ def check(
 
       paceline mlperf check LOGDIR --ruleset 5.1.0 --json
 
-      paceline mlperf check submission/MyOrganisation
+      paceline mlperf check submission/MyOrganization
 
-    Exit codes: 0 all logs pass; 3 one fails; 4 the checker has no answer for one.
+    Exit codes: 0 all logs pass; 3 one fails; 4 the checker crashed on one.
     """
     result = check_place(place, ruleset)
     form = TableFormat.json if as_json else form

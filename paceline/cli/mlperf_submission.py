@@ -58,7 +58,7 @@ def system(
     """Describe this system for an MLPerf submission, and list what is still missing.
 
     Fields that the machine does not report start with UNKNOWN. Fill them in with --set or in the
-    file: no package is created with one. An empty value ("") means that nothing is stated.
+    file, because no package is created with one. An empty value ("") leaves a field blank.
 
     Examples:
 
@@ -83,7 +83,7 @@ def package(
     places: Annotated[
         list[Path], typer.Argument(help="Folders of runs, one per benchmark.", metavar="DIR...")
     ],
-    org: Annotated[str, typer.Option(help="Name of the submitting organisation.")],
+    org: Annotated[str, typer.Option(help="Name of the submitting organization.")],
     division: Annotated[str, typer.Option(help="Division: closed or open.")],
     system: Annotated[
         Path,
@@ -103,12 +103,12 @@ def package(
         typer.Option(
             "--output",
             "-o",
-            help="Folder in which the organisation's submission folder is created.",
+            help="Folder in which the organization's submission folder is created.",
         ),
     ],
     ruleset: Ruleset = None,
     allow_placeholders: Annotated[
-        bool, typer.Option(help="Accept logs in which the organisation was never filled in.")
+        bool, typer.Option(help="Accept logs whose organization is a placeholder.")
     ] = False,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -116,18 +116,18 @@ def package(
     """Create a submission that the official package checker accepts: logs, description, code.
 
     All files are copied; nothing is moved, changed or overwritten. The folder is created only if
-    the checker accepts it. Tiny variants, synthetic data and placeholders are refused.
+    the checker accepts it. Tiny variants, synthetic data and placeholders are rejected.
 
     Examples:
 
       paceline mlperf package LOGDIR --org Example --division closed --system systems/box.json
       --code implementation --output submission
 
-    Exit code 3 if the rules or the checker refuse it.
+    Exit code 3 if the rules or the checker reject it.
     """
     request = PackageRequest(
         places=tuple(places),
-        organisation=org,
+        organization=org,
         division=division,
         system=system,
         code=_code_folders(code),
@@ -153,8 +153,8 @@ def _code_folders(code: list[str]) -> dict[str, Path]:
         if key in folders:
             raise UserError(
                 f"--code {text}",
-                f"is the second folder for {key or 'all benchmarks'}",
-                remedy="give one folder for each",
+                f"is a second folder for {key or 'all benchmarks'}",
+                remedy="give one folder per benchmark",
             )
         folders[key] = Path(folder if is_benchmark else text)
     return folders

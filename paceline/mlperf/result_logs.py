@@ -44,7 +44,7 @@ class LoggedTrial:
     """Times of single steps, from lines that also report a training loss."""
     block_times_s: list[float] = field(default_factory=list[float])
     """Mean step times between two evaluations; the first may include start-up time."""
-    num_unread: int = 0
+    num_incomplete_lines: int = 0
     """Number of result lines without a complete record."""
 
     @property
@@ -52,12 +52,12 @@ class LoggedTrial:
         return self.texts.get("submission_benchmark")
 
     @property
-    def begun(self) -> bool:
+    def has_started(self) -> bool:
         """Return whether the trial reached its initialization."""
         return "init_start" in self.times_ms or "run_start" in self.times_ms
 
     @property
-    def stopped(self) -> bool:
+    def has_stopped(self) -> bool:
         return "run_stop" in self.times_ms
 
     @property
@@ -66,7 +66,7 @@ class LoggedTrial:
         return self._minutes("run_start", "run_stop")
 
     @property
-    def initialisation_minutes(self) -> float | None:
+    def initialization_minutes(self) -> float | None:
         """Initialization time in minutes, init_stop - init_start; not part of the run time."""
         return self._minutes("init_start", "init_stop")
 
@@ -92,23 +92,24 @@ class LoggedTrial:
     def fault(self, benchmark: Benchmark) -> tuple[Literal["failed", "aborted"], str] | None:
         """Return the status and reason of a run that did not converge, or None if it did."""
         if "run_start" not in self.times_ms:
-            return "aborted", "it has no run_start line"
-        if not self.stopped:
-            return "aborted", "it has no run_stop line"
+            return "aborted", "no run_start line"
+        if not self.has_stopped:
+            return "aborted", "no run_stop line"
         if self.minutes is None:
             return "failed", "run_stop is not later than run_start"
         if self.stop_status != "success":
-            return "failed", f"run_stop has status {self.stop_status or 'not stated'}"
+            status = f"status {self.stop_status}" if self.stop_status else "no status"
+            return "failed", f"run_stop reports {status}"
         if not self.evaluations:
-            return "failed", "run_stop says success, but there is no evaluation before it"
+            return "failed", "run_stop reports success, but no evaluation precedes it"
         best = benchmark.best(result for _, result in self.evaluations)
         if not any(benchmark.reached_by(result) for _, result in self.evaluations):
             return "failed", (
-                f"run_stop says success, but the best evaluation is {best:.6g} "
-                f"and the target {benchmark.target:g}"
+                f"run_stop reports success, but the best evaluation is {best:.6g} "
+                f"and the target is {benchmark.target:g}"
             )
         if self.samples_to_target is None:
-            return "failed", "its last evaluation does not say after how many samples it was"
+            return "failed", "the last evaluation reports no samples_count"
         return None
 
     def _minutes(self, first: str, last: str) -> float | None:
@@ -126,27 +127,27 @@ def trials_of(lines: Iterable[MlRecord | None]) -> list[LoggedTrial]:
     trials = [LoggedTrial()]
     for line in lines:
         if line is None:
-            trials[-1].num_unread += 1
+            trials[-1].num_incomplete_lines += 1
             continue
-        if _begins_another(trials[-1], line):
+        if _starts_new_trial(trials[-1], line):
             # Launch scripts may state benchmark and batch once, before the first trial.
             trials.append(
                 LoggedTrial(texts=dict(trials[-1].texts), global_batch=trials[-1].global_batch)
             )
-        _take(trials[-1], line)
-    return [trial for trial in trials if trial.begun] or trials[:1]
+        _add_line(trials[-1], line)
+    return [trial for trial in trials if trial.has_started] or trials[:1]
 
 
-def _begins_another(trial: LoggedTrial, line: MlRecord) -> bool:
+def _starts_new_trial(trial: LoggedTrial, line: MlRecord) -> bool:
     """Return whether a line starts a new trial, and is not another rank's repeat of a start."""
     if line.key not in ("init_start", "run_start"):
         return False
     started_ms = trial.times_ms.get("run_start")
     late = line.key == "init_start" and started_ms is not None and line.time_ms > started_ms
-    return trial.stopped or bool(trial.evaluations) or late
+    return trial.has_stopped or bool(trial.evaluations) or late
 
 
-def _take(trial: LoggedTrial, line: MlRecord) -> None:
+def _add_line(trial: LoggedTrial, line: MlRecord) -> None:
     if line.key in MARKERS:
         if isfinite(line.time_ms) and line.key not in trial.times_ms:
             trial.times_ms[line.key] = line.time_ms
@@ -159,26 +160,28 @@ def _take(trial: LoggedTrial, line: MlRecord) -> None:
     elif line.key == "seed":
         if _is_number(line.value) and float(line.value).is_integer():
             trial.seeds.append(int(line.value))
-    elif not trial.stopped:
-        _take_progress(trial, line)
+    elif not trial.has_stopped:
+        _add_progress(trial, line)
 
 
-def _take_progress(trial: LoggedTrial, line: MlRecord) -> None:
+def _add_progress(trial: LoggedTrial, line: MlRecord) -> None:
     if line.key == "global_batch_size":
-        trial.global_batch = whole(line.value) or trial.global_batch
+        trial.global_batch = positive_int(line.value) or trial.global_batch
     elif line.key == "eval_accuracy":
         if _is_number(line.value):
-            trial.evaluations.append((whole(line.metadata.get("samples_count")), float(line.value)))
+            trial.evaluations.append(
+                (positive_int(line.metadata.get("samples_count")), float(line.value))
+            )
     elif line.key == "tracked_stats" and isinstance(line.value, Mapping):
-        of_one = "reduced_train_loss" in line.value
-        times = trial.step_times_s if of_one else trial.block_times_s
+        is_single_step = "reduced_train_loss" in line.value
+        times = trial.step_times_s if is_single_step else trial.block_times_s
         for name, series in (("throughput", trial.rates), ("train_step_time", times)):
             figure = line.value.get(name)
             if _is_number(figure) and figure > 0:
                 series.append(float(figure))
 
 
-def whole(value: object) -> int | None:
+def positive_int(value: object) -> int | None:
     """Return a positive whole number (36 or 36.0) as int, and None for anything else."""
     if _is_number(value) and 0 < value < 1e15 and float(value).is_integer():
         return int(value)
@@ -192,16 +195,16 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return abs(value) < 1e300
 
 
-RESULTS = re.compile(r"(?P<series>result)_(?P<number>\d{1,6})\.txt(\.gz)?")
+RESULT_FILES = re.compile(r"(?P<series>result)_(?P<number>\d{1,6})\.txt(\.gz)?")
 """File names in a submission: one run per file."""
-TRIALS = re.compile(r"(?P<series>.*)_(?P<number>\d{1,6})\.log(\.gz)?", re.DOTALL)
+LAUNCHER_LOGS = re.compile(r"(?P<series>.*)_(?P<number>\d{1,6})\.log(\.gz)?", re.DOTALL)
 """File names from a launch script, `<datestamp>_<i>.log`: one run per file.
 
 Some of these runs may never have started.
 """
-OTHERS = re.compile(r".*\.(log|txt|out)(\.gz)?", re.DOTALL)
+OTHER_LOGS = re.compile(r".*\.(log|txt|out)(\.gz)?", re.DOTALL)
 """Any other log name; one file may hold several runs."""
-MOST_FILES = 1000
+MAX_FILES = 1000
 
 _RULESET = re.compile(rb"(?:--ruleset[ =]|MLPERF_RULESET=)[\"']?([1-9]\d?\.\d\.\d)\b")
 
@@ -216,9 +219,9 @@ class RunLog:
     device: str | None = None
     ruleset: str | None = None
     """MLPerf ruleset that its launch script reports, such as `6.0.0`."""
-    doubt: str | None = None
+    devices_warning: str | None = None
     """Conflicting evidence about the number of devices, in one sentence."""
-    broken_off: str | None = None
+    read_error: str | None = None
     """Reason why the file could not be read to its end."""
     unreadable: str | None = None
 
@@ -235,7 +238,7 @@ class RunLog:
         return match["series"] if match else None
 
     def _match(self) -> re.Match[str] | None:
-        return RESULTS.fullmatch(self.path.name) or TRIALS.fullmatch(self.path.name)
+        return RESULT_FILES.fullmatch(self.path.name) or LAUNCHER_LOGS.fullmatch(self.path.name)
 
 
 def run_logs(place: Path) -> list[RunLog]:
@@ -246,16 +249,16 @@ def run_logs(place: Path) -> list[RunLog]:
     if not place.exists():
         raise UserError(str(place), "does not exist")
     if not place.is_dir():
-        return [log for log in [read_log(place)] if _of_mlperf(log) or _complain(place)]
-    for pattern in (RESULTS, TRIALS):
+        return [log for log in [read_log(place)] if _is_mlperf_log(log) or _raise_no_logs(place)]
+    for pattern in (RESULT_FILES, LAUNCHER_LOGS):
         logs = [read_log(path) for path in _files(place, pattern)]
-        series = {log.series for log in logs if _of_mlperf(log)}
+        series = {log.series for log in logs if _is_mlperf_log(log)}
         if series:
-            chosen = [log for log in logs if log.series in series]
-            return sorted(chosen, key=lambda log: (log.number or 0, log.path.name))
-    logs = [log for log in map(read_log, _files(place, OTHERS)) if _of_mlperf(log)]
+            selection = [log for log in logs if log.series in series]
+            return sorted(selection, key=lambda log: (log.number or 0, log.path.name))
+    logs = [log for log in map(read_log, _files(place, OTHER_LOGS)) if _is_mlperf_log(log)]
     if not logs:
-        _complain(place)
+        _raise_no_logs(place)
     return logs
 
 
@@ -263,28 +266,28 @@ def read_log(path: Path) -> RunLog:
     """Return the trials of one file; a file that cannot be read also gives a RunLog."""
     log, file, system = RunLog(path), LogFile(path), System()
     if not path.is_file():
-        log.unreadable = "it is no regular file"
+        log.unreadable = "not a regular file"
         return log
     try:
-        with path.open("rb") as opened:
-            if opened.read(2) in UTF16_MARKS:
-                log.unreadable = "it is UTF-16 text; convert it with `iconv -f UTF-16 -t UTF-8`"
+        with path.open("rb") as stream:
+            if stream.read(2) in UTF16_MARKS:
+                log.unreadable = "UTF-16 text; convert it with `iconv -f UTF-16 -t UTF-8`"
                 return log
         log.trials = trials_of(_lines(file, system, log))
     except OSError as error:
         log.unreadable = error.strerror or str(error)
-    log.broken_off = file.read_error
+    log.read_error = file.read_error
     platforms = (trial.texts.get("submission_platform") for trial in log.trials)
     platform = next(filter(None, platforms), None)
-    if devices := system.devices(platform, _description_of(path.parent)):
-        log.num_devices, log.doubt = devices.num_devices, devices.doubt
+    if devices := system.devices(platform, _system_description(path.parent)):
+        log.num_devices, log.devices_warning = devices.num_devices, devices.doubt
     log.device = system.accelerator
     return log
 
 
 def described_devices(place: Path) -> int | None:
     """Return the number of accelerators in a submission's system description, None without one."""
-    description = _description_of(place)
+    description = _system_description(place)
     try:
         nodes, devices = description["number_of_nodes"], description["accelerators_per_node"]
         return int(nodes) * int(devices) or None
@@ -294,11 +297,11 @@ def described_devices(place: Path) -> int | None:
 
 def described_accelerator(place: Path) -> str | None:
     """Return the accelerator's name from the system description, None without one."""
-    name = _description_of(place).get("accelerator_model_name")
+    name = _system_description(place).get("accelerator_model_name")
     return name if isinstance(name, str) and name else None
 
 
-def _description_of(place: Path) -> dict[str, Any]:
+def _system_description(place: Path) -> dict[str, Any]:
     """Return `<org>/systems/<system>.json` of `<org>/results/<system>/<benchmark>`, else {}."""
     folder = place.resolve()
     if len(folder.parents) < 3:
@@ -319,8 +322,8 @@ def _lines(file: LogFile, system: System, log: RunLog) -> Iterator[MlRecord | No
         yield from records([block])
 
 
-def _of_mlperf(log: RunLog) -> bool:
-    return any(trial.begun or trial.texts for trial in log.trials)
+def _is_mlperf_log(log: RunLog) -> bool:
+    return any(trial.has_started or trial.texts for trial in log.trials)
 
 
 def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
@@ -328,26 +331,26 @@ def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
         paths = sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))
     except OSError as error:
         raise UserError(str(folder), f"cannot be read: {error.strerror}") from error
-    if len(paths) > MOST_FILES:
+    if len(paths) > MAX_FILES:
         raise UserError(
             str(folder),
-            f"holds {len(paths):,} logs, more than {MOST_FILES:,}",
+            f"contains {len(paths):,} logs, more than {MAX_FILES:,}",
             remedy="give the folder of one set of runs",
         )
     return paths
 
 
-def _complain(place: Path) -> bool:
+def _raise_no_logs(place: Path) -> bool:
     """Raise UserError for a place without MLPerf logs; suggest subfolders that have some."""
     below: list[str] = []
     if place.is_dir():
         folders = {path.parent for path in place.glob("*/result_*.txt*")}
         folders |= {path.parent for path in place.glob("*/*/result_*.txt*")}
         below = sorted(map(str, folders))
-    remedy = f"give one of the folders below it: {', '.join(below[:5])}" if below else None
+    remedy = f"give one of its subfolders: {', '.join(below[:5])}" if below else None
     raise UserError(
         str(place),
-        "holds no log of an MLPerf run",
+        "contains no log of an MLPerf run",
         allowed="result_*.txt, *_<number>.log or other .log, .txt and .out files with :::MLLOG "
         "lines, plain or .gz",
         remedy=remedy,

@@ -19,15 +19,15 @@ UNOFFICIAL = "unofficial, not verified by MLCommons Association"
 NOT_A_METRIC = "model FLOP/s are not an official MLPerf metric"
 DEFAULT_RULESET = "5.1.0"
 RULESET_ORIGINS = {
-    "option": "as asked for",
-    "logs": "as the logs state",
-    "path": "the round in the path",
+    "option": "from --ruleset",
+    "logs": "from the logs",
+    "path": "from the path",
     "benchmark": "the latest round with the benchmark",
     "default": "the default",
 }
 """Description of each source that a ruleset can come from."""
-_UNKNOWN_ROUND = "whose references are not known"
-MOST_INITIALISATION_MINUTES = 30.0
+_NO_REFERENCES = "which has no reference points in Paceline"
+MAX_INITIALIZATION_MINUTES = 30.0
 """Maximum untimed initialization in the closed division, in minutes; any excess is timed."""
 
 RulesetOrigin = Literal["option", "logs", "path", "benchmark", "default"]
@@ -51,7 +51,7 @@ class Benchmark:
     recipe: str = ""
     """Recipe of its model; empty for a benchmark that is scored but not run."""
     variant: str | None = None
-    sibling_of: str | None = None
+    tiny_variant_of: str | None = None
     """Official benchmark that this tiny variant imitates; None for an official benchmark."""
     more_is_better: bool = False
     """True if evaluations are accuracies instead of losses."""
@@ -76,9 +76,9 @@ class Benchmark:
     @property
     def label(self) -> str:
         """Label of everything that its runs produce."""
-        if self.sibling_of is None:
+        if self.tiny_variant_of is None:
             return UNOFFICIAL
-        return f"{NOT_A_RESULT}: a small sibling of {self.sibling_of}"
+        return f"{NOT_A_RESULT}: tiny variant of {self.tiny_variant_of}"
 
 
 TRIAL_VARIANT = "mlperf-trial"
@@ -126,7 +126,7 @@ SCORED_ONLY = {
     )
 }
 """Benchmarks whose logs are scored but that are not run; three have recipes for estimates."""
-SIBLINGS = {
+TINY_VARIANTS = {
     small.name: small
     for small in (
         Benchmark(
@@ -135,27 +135,34 @@ SIBLINGS = {
             2.6,
             "llama2-70b-lora-tiny",
             TRIAL_VARIANT,
-            sibling_of="llama2_70b_lora",
+            tiny_variant_of="llama2_70b_lora",
         ),
         Benchmark(
-            "llama31_8b_tiny", 10, 2.55, "llama31-8b-tiny", TRIAL_VARIANT, sibling_of="llama31_8b"
+            "llama31_8b_tiny",
+            10,
+            2.55,
+            "llama31-8b-tiny",
+            TRIAL_VARIANT,
+            tiny_variant_of="llama31_8b",
         ),
-        Benchmark("flux1_tiny", 10, 0.7, "flux1-schnell-tiny", TRIAL_VARIANT, sibling_of="flux1"),
+        Benchmark(
+            "flux1_tiny", 10, 0.7, "flux1-schnell-tiny", TRIAL_VARIANT, tiny_variant_of="flux1"
+        ),
     )
 }
 """Tiny variants with a target quality of their own, for machines without accelerators."""
 
 
-def benchmark_named(name: str, where: str) -> Benchmark:
+def find_benchmark(name: str, where: str) -> Benchmark:
     """Return the benchmark called `name`.
 
     Raises UserError for an unknown name; `where` is the location in its message.
     """
-    benchmarks = BENCHMARKS | SCORED_ONLY | SIBLINGS
+    benchmarks = BENCHMARKS | SCORED_ONLY | TINY_VARIANTS
     if name not in benchmarks:
         raise UserError(
             where,
-            f"benchmark {name!r} is not known here",
+            f"benchmark {name!r} is unknown",
             allowed=", ".join((*BENCHMARKS, *SCORED_ONLY)),
             remedy=did_you_mean(name, benchmarks) or None,
         )
@@ -171,21 +178,21 @@ class Ruleset:
     warnings: tuple[str, ...] = ()
 
 
-def settled_ruleset(
-    place: Path, stated: Iterable[str], known: Sequence[str], having: Sequence[str]
+def select_ruleset(
+    place: Path, from_logs: Iterable[str], rulesets: Sequence[str], with_benchmark: Sequence[str]
 ) -> Ruleset:
     """Return the ruleset of the logs, else of the round in the path, else the default.
 
     `known` lists all rulesets, oldest first. `having` lists those that include the benchmark; any
     other ruleset is skipped with a warning.
     """
-    in_path, in_logs = round_in(place), sorted(set(stated))
+    in_path, in_logs = round_in(place), sorted(set(from_logs))
     proposals: list[tuple[RulesetOrigin, str, str]] = []
     if len(in_logs) == 1:
-        proposals.append(("logs", in_logs[0], f"the logs state ruleset {in_logs[0]}"))
+        proposals.append(("logs", in_logs[0], f"the logs report ruleset {in_logs[0]}"))
     if in_path:
-        proposals.append(("path", in_path[1], f"the path speaks of {in_path[0]}"))
-    possible = having or known
+        proposals.append(("path", in_path[1], f"the path contains {in_path[0]}"))
+    possible = with_benchmark or rulesets
     usable: list[tuple[RulesetOrigin, str]] = [
         (origin, name) for origin, name, _ in proposals if name in possible
     ]
@@ -197,15 +204,15 @@ def settled_ruleset(
         )
     origin, name = usable[0]
     warnings = [
-        f"{words}, {'which does not have the benchmark' if told in known else _UNKNOWN_ROUND}: "
-        f"{name} is used"
-        for _, told, words in proposals
-        if told not in possible
+        f"{text}, {'which lacks the benchmark' if proposal in rulesets else _NO_REFERENCES}; "
+        f"using {name}"
+        for _, proposal, text in proposals
+        if proposal not in possible
     ]
     if len(in_logs) > 1:
-        warnings.append(f"the logs state different rulesets ({', '.join(in_logs)}): {name} is used")
+        warnings.append(f"the logs report different rulesets ({', '.join(in_logs)}); using {name}")
     if len(usable) > 1 and usable[1][1] != name:
-        warnings.append(f"{proposals[1][2]}, the logs state ruleset {name}, which is used")
+        warnings.append(f"{proposals[1][2]}, but the logs report ruleset {name}; using {name}")
     return Ruleset(name, origin, tuple(warnings))
 
 
@@ -222,13 +229,13 @@ def round_in(place: Path) -> tuple[str, str] | None:
 
 NOT_A_RESULT = "not an MLPerf result"
 """Label that Paceline's own small runs write into their logs."""
-MADE_UP_DATA = ("synthetic", "stdlib")
+OTHER_DATA = ("synthetic", "stdlib")
 DATA_SOURCE = "data_source"
 _TINY = re.compile(r"(?:(?<![a-z])|(?<=\dx))tiny(?![a-z])", re.IGNORECASE)
 _NAMES = ("submission_benchmark", "submission_platform", "submission_org")
 
 
-class RefusedError(UserError):
+class RuleViolationError(UserError):
     """Refusal by the MLPerf rules rather than for a wrong command (exit code 3)."""
 
     exit_code = EXIT_GATE_FAILED
@@ -241,11 +248,11 @@ def not_a_result(lines: Iterable[MlRecord | None]) -> str | None:
             continue
         value = str(line.value)
         if NOT_A_RESULT in value:
-            return f"it says of itself that it is {NOT_A_RESULT}"
-        if line.key == DATA_SOURCE and value in MADE_UP_DATA:
-            return f"it trained on {value} data, not on the benchmark's"
+            return f"the log is labelled {NOT_A_RESULT!r}"
+        if line.key == DATA_SOURCE and value in OTHER_DATA:
+            return f"it trained on {value} data, not on the benchmark's data"
         if line.key in _NAMES and is_tiny(value):
-            return f"its {line.key} is {value[:60]!r}: a small sibling of the benchmark"
+            return f"its {line.key} is {value[:60]!r}: a tiny variant of the benchmark"
     return None
 
 

@@ -13,7 +13,7 @@ from paceline.core.run import RunSpec
 from paceline.core.value import Value
 from paceline.estimate.fit.interval import Z80
 from paceline.estimate.single_estimate import Estimate
-from paceline.mlperf.rules import UNOFFICIAL, benchmark_named
+from paceline.mlperf.rules import UNOFFICIAL, find_benchmark
 from paceline.mlperf.score.convergence import (
     ConvergenceReference,
     num_evaluations,
@@ -64,11 +64,11 @@ def time_to_train(spec: RunSpec, estimate: Estimate, ruleset: str) -> TimeToTrai
     if spec.mlperf is None or evaluation is None:
         raise UserError(
             f"--mlperf {ruleset}",
-            f"{spec.recipe} is no benchmark's training",
+            f"{spec.recipe} does not train an MLPerf benchmark",
             remedy="--variant mlperf-trial of llama31-8b, llama2-70b-lora, flux1-schnell, "
             "llama31-405b, gpt-oss-20b or deepseek-v3",
         )
-    benchmark = benchmark_named(spec.mlperf.benchmark, f"--mlperf {ruleset}")
+    benchmark = find_benchmark(spec.mlperf.benchmark, f"--mlperf {ruleset}")
     reference = _reference(benchmark.name, ruleset, spec.training.global_batch, benchmark.num_runs)
     rate = estimate.samples_per_s
     evaluations = num_evaluations(reference, evaluation.every_samples, evaluation.skip_first)
@@ -97,16 +97,14 @@ def time_to_train(spec: RunSpec, estimate: Estimate, ruleset: str) -> TimeToTrai
 def _reference(
     benchmark: str, ruleset: str, global_batch: int, num_runs: int
 ) -> ConvergenceReference:
-    known = rulesets(benchmark)
-    if known and ruleset not in known:
-        raise UserError(
-            f"--mlperf {ruleset}", f"is no round with {benchmark}", allowed=", ".join(known)
-        )
+    rounds = rulesets(benchmark)
+    if rounds and ruleset not in rounds:
+        raise UserError(f"--mlperf {ruleset}", f"has no {benchmark}", allowed=", ".join(rounds))
     reference = reference_at(benchmark, ruleset, global_batch, num_runs)
     if reference is None:
         raise UserError(
             f"a batch of {global_batch:,}",
-            f"has no reference convergence point of {benchmark}: all are smaller",
+            f"is larger than all reference convergence points of {benchmark}",
             remedy="--set training.global_batch=N",
         )
     return reference

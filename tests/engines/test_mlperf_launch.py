@@ -203,4 +203,4 @@ def test_what_is_the_native_trainers_alone_is_refused(option: str, tmp_path: Pat
     words = ("mlperf", "run", "llama31-8b", "--engine", "mlperf", option)
     done = paceline(*words, runs=tmp_path)
     assert done.returncode == 1
-    assert f"{option}: is for the native trainer, not for engine mlperf" in done.stderr
+    assert f"{option}: applies to the native trainer, not to engine mlperf" in done.stderr

@@ -87,7 +87,7 @@ def description(path: Path, **changed: Any) -> Path:
 
 
 def whole_submission(folder: Path, **changed: Any) -> Path:
-    """An organisation's folder that the official checker passes, unless logs are `changed`."""
+    """An organization's folder that the official checker passes, unless logs are `changed`."""
     description(folder / "systems" / f"{SYSTEM}.json")
     ten_runs(folder / "results" / SYSTEM / "llama2_70b_lora", **changed)
     return folder

@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Change, int, str, str]] = {
         lambda f: (f / "result_5.txt").write_text(whole_trial(5, submission_benchmark="flux1")),
         1,
         "error",
-        "holds runs of 2 benchmarks (flux1: result_5.txt; llama2_70b_lora: ",
+        "contains runs of 2 benchmarks (flux1: result_5.txt; llama2_70b_lora: ",
     ),
     "a missing run": (
         lambda f: (f / "result_5.txt").unlink(),
@@ -60,12 +60,12 @@ CASES: dict[str, tuple[Change, int, str, str]] = {
         "incomplete",
         "9 of the 10 runs that llama2_70b_lora needs; 1 duplicate",
     ),
-    "one run without run_stop": (of(3, WITHOUT_STOP), 0, "ok", "it has no run_stop line"),
+    "one run without run_stop": (of(3, WITHOUT_STOP), 0, "ok", "no run_stop line"),
     "two runs without run_stop": (
         both(of(3, WITHOUT_STOP), of(4, WITHOUT_STOP)),
         3,
         "invalid",
-        "2 of 10 runs did not converge, and only 1 may be dropped",
+        "2 of 10 runs did not converge; only 1 may be dropped",
     ),
     "a packed log that is damaged": (
         both(packed_and_cut),
@@ -73,18 +73,18 @@ CASES: dict[str, tuple[Change, int, str, str]] = {
         "ok",
         "result_2.txt.gz: the compressed file is damaged",
     ),
-    "an empty log": (of(3, lambda _: ""), 0, "ok", "it has no run_start line"),
+    "an empty log": (of(3, lambda _: ""), 0, "ok", "no run_start line"),
     "a placeholder": (
         of(3, lambda text: text.replace('"Example"', '"SUBMISSION_ORG_PLACEHOLDER"')),
         0,
         "ok",
-        "submission_org was never filled in: it is a placeholder",
+        "submission_org is still a placeholder",
     ),
     "a run that stopped before its target": (
         of(3, lambda text: text.replace('"success"', '"aborted"')),
         0,
         "ok",
-        "run_stop has status aborted",
+        "run_stop reports status aborted",
     ),
 }
 
@@ -144,9 +144,12 @@ def test_an_engine_that_makes_no_trials_is_named_before_any_layout(engine: str, 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--tiny", "--name", "../series"], "--name ../series: cannot name a series; allowed: "),
-        (["--tiny", "--validation", "x"], "--validation: is for the whole benchmark"),
-        (["--tiny", "--synthetic", "--data", "x"], "--data: changes nothing beside --synthetic"),
+        (
+            ["--tiny", "--name", "../series"],
+            "--name ../series: is not a valid name of a series; allowed: ",
+        ),
+        (["--tiny", "--validation", "x"], "--validation: is for the official benchmark"),
+        (["--tiny", "--synthetic", "--data", "x"], "--data: has no effect with --synthetic"),
     ],
 )
 def test_what_a_series_has_no_use_for_is_refused_by_its_name(words: list[str], told: str):

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.engines.log_reading.mllog import records
-from paceline.mlperf.result_logs import LoggedTrial, run_logs, trials_of, whole
+from paceline.mlperf.result_logs import LoggedTrial, positive_int, run_logs, trials_of
 from paceline.mlperf.rules import BENCHMARKS
 from tests.mlperf.samples import line, submission, trial
 
@@ -45,7 +45,7 @@ def test_a_launch_scripts_folder_is_read(tmp_path: Path):
     logs = run_logs(tmp_path)
 
     assert [log.number for log in logs] == [1, 2, 3, 10]
-    assert logs[2].trials[0].begun is False
+    assert logs[2].trials[0].has_started is False
 
 
 def test_any_other_log_may_hold_several_trials(tmp_path: Path):
@@ -67,7 +67,9 @@ def test_one_file_can_be_named(tmp_path: Path):
 def test_a_folder_above_names_those_with_results(tmp_path: Path):
     submission(tmp_path / "box" / "flux1", [10.0])
 
-    with pytest.raises(UserError, match=r"holds no log of an MLPerf run.*below it: .*box/flux1"):
+    with pytest.raises(
+        UserError, match=r"contains no log of an MLPerf run.*subfolders: .*box/flux1"
+    ):
         run_logs(tmp_path)
 
 
@@ -75,9 +77,9 @@ def test_a_folder_above_names_those_with_results(tmp_path: Path):
 def test_files_that_are_no_logs_are_refused(tmp_path: Path, content: bytes):
     (tmp_path / "result_0.txt").write_bytes(content)
 
-    with pytest.raises(UserError, match="holds no log of an MLPerf run"):
+    with pytest.raises(UserError, match="contains no log of an MLPerf run"):
         run_logs(tmp_path)
-    with pytest.raises(UserError, match="holds no log of an MLPerf run"):
+    with pytest.raises(UserError, match="contains no log of an MLPerf run"):
         run_logs(tmp_path / "result_0.txt")
 
 
@@ -101,7 +103,7 @@ def test_what_is_no_plain_text_says_so(tmp_path: Path):
 
     assert logs[0].unreadable is None
     assert "UTF-16" in str(logs[1].unreadable)
-    assert logs[2].unreadable == "it is no regular file"
+    assert logs[2].unreadable == "not a regular file"
 
 
 LORA = BENCHMARKS["llama2_70b_lora"]
@@ -120,7 +122,7 @@ def test_a_run_result_is_the_time_from_run_start_to_run_stop():
     logged = only(trial(minutes=12.5))
 
     assert logged.minutes == 12.5
-    assert logged.initialisation_minutes == pytest.approx(119_999 / 60_000)
+    assert logged.initialization_minutes == pytest.approx(119_999 / 60_000)
     assert (logged.samples_to_target, logged.global_batch, logged.seeds) == (3456, 8, [100])
     assert logged.fault(LORA) is None
 
@@ -162,25 +164,25 @@ def test_lines_behind_run_stop_belong_to_no_progress():
 def test_a_file_without_result_lines_is_one_run_that_came_to_nothing():
     logged = only("srun: error: Unable to allocate resources\n")
 
-    assert not logged.begun and logged.fault(LORA) == ("aborted", "it has no run_start line")
+    assert not logged.has_started and logged.fault(LORA) == ("aborted", "no run_start line")
 
 
 def test_damaged_lines_are_counted_and_harm_nothing():
     damaged = trial() + ':::MLLOG {"namespace": "", "time_ms": 17\n:::MLLOG [1]\n'
 
-    assert (only(damaged).num_unread, only(damaged).minutes) == (2, 10.0)
+    assert (only(damaged).num_incomplete_lines, only(damaged).minutes) == (2, 10.0)
 
 
 @pytest.mark.parametrize(
     ("text", "status", "reason"),
     [
         (trial(minutes=None), "aborted", "no run_stop line"),
-        (trial(status="aborted"), "failed", "run_stop has status aborted"),
-        (trial(quality=0.9251), "failed", "best evaluation is 0.9251 and the target 0.925"),
+        (trial(status="aborted"), "failed", "run_stop reports status aborted"),
+        (trial(quality=0.9251), "failed", "best evaluation is 0.9251 and the target is 0.925"),
         (trial(quality=-1.0), "failed", "best evaluation is -1"),
         (trial(minutes=-1.0), "failed", "run_stop is not later than run_start"),
-        (trial().replace("eval_accuracy", "eval_loss"), "failed", "there is no evaluation"),
-        (trial().replace("samples_count", "samples"), "failed", "after how many samples"),
+        (trial().replace("eval_accuracy", "eval_loss"), "failed", "no evaluation precedes it"),
+        (trial().replace("samples_count", "samples"), "failed", "reports no samples_count"),
         (trial().replace('"run_start"', '"run_begin"'), "aborted", "no run_start line"),
     ],
 )
@@ -202,4 +204,9 @@ def test_odd_values_are_no_figures(value: str):
 
 
 def test_whole_numbers_may_be_written_with_a_point():
-    assert (whole(36.0), whole(36.5), whole(0), whole(None)) == (36, None, None, None)
+    assert (positive_int(36.0), positive_int(36.5), positive_int(0), positive_int(None)) == (
+        36,
+        None,
+        None,
+        None,
+    )

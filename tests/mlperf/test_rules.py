@@ -11,25 +11,25 @@ from paceline.engines.log_reading.mllog import MlRecord
 from paceline.files.recipe import load_recipe
 from paceline.mlperf.rules import (
     BENCHMARKS,
-    benchmark_named,
+    find_benchmark,
     is_tiny,
     not_a_result,
     round_in,
-    settled_ruleset,
+    select_ruleset,
 )
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_has_a_recipe_of_its_model(name: str):
-    benchmark = benchmark_named(name, "here")
+    benchmark = find_benchmark(name, "here")
 
     assert load_recipe(benchmark.recipe, benchmark.variant).flops_convention
     assert benchmark.num_runs == 10
 
 
 def test_an_unknown_benchmark_is_refused_with_the_nearest_name():
-    with pytest.raises(UserError, match=r"here: benchmark 'llama31_8' is not known here.*mean 'll"):
-        benchmark_named("llama31_8", "here")
+    with pytest.raises(UserError, match=r"here: benchmark 'llama31_8' is unknown.*mean 'll"):
+        find_benchmark("llama31_8", "here")
 
 
 @pytest.mark.parametrize(
@@ -68,19 +68,19 @@ KNOWN = ["5.0.0", "5.1.0", "6.0.0", "6.1.0"]
 def test_the_ruleset_is_the_logs_then_the_folders_of_those_with_the_benchmark(
     place: str, stated: list[str], having: list[str], expected: tuple[str, str]
 ):
-    settled = settled_ruleset(Path(place), stated, KNOWN, having)
+    settled = select_ruleset(Path(place), stated, KNOWN, having)
     assert (settled.name, settled.origin) == expected
 
 
 def test_what_is_passed_over_is_said():
-    settled = settled_ruleset(Path("/x/v2.7/runs"), ["5.0.0"], KNOWN, ["6.0.0"])
+    settled = select_ruleset(Path("/x/v2.7/runs"), ["5.0.0"], KNOWN, ["6.0.0"])
     assert settled.warnings == (
-        "the logs state ruleset 5.0.0, which does not have the benchmark: 6.0.0 is used",
-        "the path speaks of v2.7, whose references are not known: 6.0.0 is used",
+        "the logs report ruleset 5.0.0, which lacks the benchmark; using 6.0.0",
+        "the path contains v2.7, which has no reference points in Paceline; using 6.0.0",
     )
-    both = settled_ruleset(Path("/x/v5.0/runs"), ["6.0.0"], KNOWN, KNOWN)
+    both = select_ruleset(Path("/x/v5.0/runs"), ["6.0.0"], KNOWN, KNOWN)
     assert both.warnings == (
-        "the path speaks of v5.0, the logs state ruleset 6.0.0, which is used",
+        "the path contains v5.0, but the logs report ruleset 6.0.0; using 6.0.0",
     )
 
 
@@ -91,11 +91,11 @@ def line(key: str, value: object) -> MlRecord:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("submission_platform", "tiny sibling on 2 cores", "a small sibling"),
-        ("submission_org", "a-tiny-one", "a small sibling"),
+        ("submission_platform", "tiny system on 2 cores", "a tiny variant"),
+        ("submission_org", "a-tiny-one", "a tiny variant"),
         ("data_source", "synthetic", "it trained on synthetic data"),
         ("data_source", "stdlib", "it trained on stdlib data"),
-        ("note", "this is not an MLPerf result", "it says of itself"),
+        ("note", "this is not an MLPerf result", "the log is labelled"),
     ],
 )
 def test_what_speaks_against_a_result(key: str, value: str, reason: str):

@@ -54,9 +54,9 @@ def test_what_has_no_reference_is_refused(found: Estimate):
     spec = ASKED.spec
     training = spec.training.model_copy(update={"global_batch": 4096})
     for other, ruleset, message in (
-        (spec.model_copy(update={"mlperf": None}), "5.1.0", "is no benchmark's training"),
-        (spec, "1.0.0", "is no round with llama31_8b"),
-        (spec.model_copy(update={"training": training}), "5.1.0", "has no reference"),
+        (spec.model_copy(update={"mlperf": None}), "5.1.0", "does not train an MLPerf benchmark"),
+        (spec, "1.0.0", "has no llama31_8b"),
+        (spec.model_copy(update={"training": training}), "5.1.0", "is larger than all reference"),
     ):
         with pytest.raises(UserError, match=message):
             time_to_train(other, found, ruleset)

@@ -25,27 +25,27 @@ NAMING_KEYS = ("submission_benchmark", "submission_division")
 def main(ruleset: str, copy: str, changes: str = "{}") -> None:
     """Print the checker's answer on the log `copy`.
 
-    `changes` is JSON. With `replaced` and `names` the log is checked by a changed copy of the rules
-    (`write_rules`). `also` is a benchmark whose rules the log is checked by as well.
+    `changes` is JSON. With `replacements` and `names` the log is checked by a modified copy of the
+    rules (`write_rules`). `also` is a benchmark whose rules the log is also checked by.
     """
-    changed = json.loads(changes)
-    if "replaced" not in changed:
-        judge(ruleset, copy, changed.get("also"))
+    rule_changes = json.loads(changes)
+    if "replacements" not in rule_changes:
+        run_checks(ruleset, copy, rule_changes.get("also"))
         return
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        write_rules(ruleset, Path(folder), changed["replaced"], changed["names"])
+        write_rules(ruleset, Path(folder), rule_changes["replacements"], rule_changes["names"])
         # The checker looks for its rules next to its own file.
         mlp_compliance.__file__ = str(Path(folder) / "mlp_compliance.py")
-        judge(ruleset, copy, None)
+        run_checks(ruleset, copy, None)
 
 
 def write_rules(
     ruleset: str,
     folder: Path,
-    replaced: dict[str, dict[str, tuple[str, str]]],
+    replacements: dict[str, dict[str, tuple[str, str]]],
     names: dict[str, str],
 ) -> None:
-    """Write the rules of a round with the value checks in `replaced` (file, key, field) replaced.
+    """Write the rules of a round with the value checks in `replacements` (file, key, field).
 
     `names` maps files to new names. Raises LookupError if a check to replace is missing.
     """
@@ -53,27 +53,27 @@ def write_rules(
     target = folder / source.name
     target.mkdir()
     for path in source.glob("*.yaml"):
-        text, exchanges = path.read_text(), dict(replaced.get(path.stem, {}))
-        if exchanges:
+        text, checks = path.read_text(), dict(replacements.get(path.stem, {}))
+        if checks:
             entries = yaml.load(text, Loader=yaml.BaseLoader)
             for entry in entries:
                 rule = entry.get("KEY", {})
-                field, check = exchanges.get(rule.get("NAME"), ("", ""))
+                field, check = checks.get(rule.get("NAME"), ("", ""))
                 if field in rule:
                     rule[field] = check
-                    del exchanges[rule["NAME"]]
-            if exchanges:
-                raise LookupError(f"{path.name} has no such checks: {exchanges}")
+                    del checks[rule["NAME"]]
+            if checks:
+                raise LookupError(f"{path.name} has no such checks: {checks}")
             text = yaml.safe_dump(entries, sort_keys=False)
         (target / f"{names.get(path.stem, path.stem)}.yaml").write_text(text)
 
 
-def judge(ruleset: str, copy: str, also: str | None) -> None:
+def run_checks(ruleset: str, copy: str, also: str | None) -> None:
     """Print the checker's answer by the rules that it finds."""
-    answer: dict[str, Any] = {"finished": False, "messages": [], "warnings": [], "unread": []}
+    answer: dict[str, Any] = {"finished": False, "messages": [], "warnings": [], "unparsable": []}
     checker = mlp_compliance.make_checker("training", ruleset, quiet=False, werror=False)
     try:
-        lines, answer["unread"] = mlp_parser.parse_file(copy, ruleset=ruleset)
+        lines, answer["unparsable"] = mlp_parser.parse_file(copy, ruleset=ruleset)
         unsafe = [line.value["value"] for line in lines if line.key in NAMING_KEYS]
         unsafe = [str(value) for value in unsafe if not re.fullmatch(r"\w{1,60}", str(value))]
         if unsafe:

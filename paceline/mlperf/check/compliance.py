@@ -26,10 +26,10 @@ from paceline.mlperf.result_logs import RunLog, run_logs
 from paceline.mlperf.rules import (
     DEFAULT_RULESET,
     NOT_A_RESULT,
-    SIBLINGS,
+    TINY_VARIANTS,
     UNOFFICIAL,
     RulesetOrigin,
-    settled_ruleset,
+    select_ruleset,
 )
 
 
@@ -41,20 +41,20 @@ def check(place: Path, ruleset: str | None = None) -> Check:
     """
     version = checker_version()
     if ruleset is not None:
-        chosen_ruleset(place, ruleset, checker_rulesets())
+        resolve_ruleset(place, ruleset, checker_rulesets())
     with tempfile.TemporaryDirectory(prefix="paceline-mlperf-") as folder:
         logs = run_logs(place)
-        chosen, origin = chosen_ruleset(place, ruleset, checker_rulesets(), logs)
-        files = [checked_log(log, chosen, Path(folder)) for log in logs]
+        name, origin = resolve_ruleset(place, ruleset, checker_rulesets(), logs)
+        files = [check_log(log, name, Path(folder)) for log in logs]
     statuses = {file.status for file in files}
-    failed, whole = "failed" in statuses, statuses == {"passed"}
+    outcome = "passed" if statuses == {"passed"} else "error"
     return Check(
         place=as_text(str(place)),
-        ruleset=chosen,
+        ruleset=name,
         ruleset_from=origin,
         checker=f"mlperf-logging {version}",
-        label=_label(logs, chosen),
-        status="failed" if failed else "passed" if whole else "broken",
+        label=_label(logs, name),
+        status="failed" if "failed" in statuses else outcome,
         files=tuple(files),
     )
 
@@ -62,13 +62,13 @@ def check(place: Path, ruleset: str | None = None) -> Check:
 def _label(logs: Iterable[RunLog], ruleset: str) -> str:
     """Return the label of a check: whether the logs are of tiny variants, and the rules applied."""
     names = {trial.benchmark or "" for log in logs for trial in log.trials}
-    small = [SIBLINGS[name] for name in sorted(names & SIBLINGS.keys())]
+    variants = [TINY_VARIANTS[name] for name in sorted(names & TINY_VARIANTS.keys())]
     if ruleset == TINY_RULESET:
-        return TINY_LABEL if small else f"{UNOFFICIAL}; {OTHER_VALUES}"
-    return small[0].label if small else UNOFFICIAL
+        return TINY_LABEL if variants else f"{UNOFFICIAL}; {MODIFIED_RULES}"
+    return variants[0].label if variants else UNOFFICIAL
 
 
-def chosen_ruleset(
+def resolve_ruleset(
     place: Path, option: str | None, rulesets: list[str], logs: Sequence[RunLog] = ()
 ) -> tuple[str, RulesetOrigin]:
     """Return the requested ruleset, else the one that logs, path and benchmark imply.
@@ -85,9 +85,11 @@ def chosen_ruleset(
             )
         return option, "option"
     names = [trial.benchmark for log in logs for trial in log.trials if trial.benchmark]
-    stated = [log.ruleset for log in logs if log.ruleset]
-    settled = settled_ruleset(place, stated, rulesets, checker_rulesets(next(iter(names), None)))
-    return settled.name, settled.origin
+    from_logs = [log.ruleset for log in logs if log.ruleset]
+    selection = select_ruleset(
+        place, from_logs, rulesets, checker_rulesets(next(iter(names), None))
+    )
+    return selection.name, selection.origin
 
 
 def _rules_for(log: RunLog, ruleset: str) -> tuple[str, Mapping[str, object]]:
@@ -98,58 +100,56 @@ def _rules_for(log: RunLog, ruleset: str) -> tuple[str, Mapping[str, object]]:
     """
     if ruleset == TINY_RULESET:
         return BASE_RULESET, replaced_rules()
-    small = SIBLINGS.get(next((trial.benchmark or "" for trial in log.trials), ""))
-    return ruleset, {"also": small.sibling_of} if small else {}
+    variant = TINY_VARIANTS.get(next((trial.benchmark or "" for trial in log.trials), ""))
+    return ruleset, {"also": variant.tiny_variant_of} if variant else {}
 
 
-def checked_log(log: RunLog, ruleset: str, folder: Path) -> CheckedFile:
+def check_log(log: RunLog, ruleset: str, folder: Path) -> CheckedFile:
     """Return the official checker's findings on one log; `folder` holds the temporary copy."""
     name = as_text(log.path.name)
     if log.unreadable:
         return CheckedFile(file=name, status="unreadable", reason=log.unreadable)
     copy = folder / "log.txt"
-    broken_off = copy_unpacked(log.path, copy)
+    read_error = copy_unpacked(log.path, copy)
     lines = ResultLines.of(copy.read_bytes())
     verdict = check_copy(copy, *_rules_for(log, ruleset))
     findings = [
         CheckFinding(line=lines.number_of(text.strip()), message=f"cannot be parsed: {why}")
-        for text, why in verdict.unread
+        for text, why in verdict.unparsable
     ]
     findings += [finding(message, lines) for message in verdict.messages]
-    findings += incomplete_records(lines) if verdict.broken else []
+    findings += incomplete_records(lines) if verdict.checker_error else []
     findings.sort(key=lambda f: (f.line is None, f.line or 0))
     if len(log.trials) > 1:
-        several = (
-            f"the log holds {pluralize(len(log.trials), 'trial')}; the rules want each in a file "
-            "of its own"
-        )
-        findings.append(CheckFinding(message=several))
-    status: FileStatus = "failed" if findings else "broken" if verdict.broken else "passed"
+        num_trials = pluralize(len(log.trials), "trial")
+        message = f"the log contains {num_trials}; the rules require one file per trial"
+        findings.append(CheckFinding(message=message))
+    status: FileStatus = "failed" if findings else "error" if verdict.checker_error else "passed"
     return CheckedFile(
         file=name,
         status=status,
-        reason=verdict.broken or broken_off,
+        reason=verdict.checker_error or read_error,
         findings=tuple(findings),
         warnings=tuple(finding(message, lines) for message in verdict.warnings),
     )
 
 
 TINY_RULESET = "tiny"
-OTHER_VALUES = "checked by rules with other values"
-TINY_LABEL = f"{NOT_A_RESULT}: {OTHER_VALUES}"
+MODIFIED_RULES = "checked with modified rules"
+TINY_LABEL = f"{NOT_A_RESULT}: {MODIFIED_RULES}"
 BASE_RULESET = DEFAULT_RULESET
 """Round whose rules are copied."""
 
-_NAMES = ", ".join(f"'{name}'" for name in sorted(SIBLINGS))
+_NAMES = ", ".join(f"'{name}'" for name in sorted(TINY_VARIANTS))
 VALUE, BEST = "CHECK", "ATLEAST_ONE_CHECK"
 """Kinds of checks: on every line with a key, and on at least one of them."""
 
 
 def _reaches(benchmark: str) -> str:
-    return f"(v['value'] <= {SIBLINGS[benchmark].target:g}) and v['value'] > 0.0"
+    return f"(v['value'] <= {TINY_VARIANTS[benchmark].target:g}) and v['value'] > 0.0"
 
 
-REPLACED: Mapping[str, Mapping[str, tuple[str, str]]] = {
+REPLACED_CHECKS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "closed_common": {"submission_benchmark": (VALUE, f"v['value'] in [{_NAMES}]")},
     "closed_llama31_8b": {
         "max_sequence_length": (VALUE, "v['value'] == 128"),
@@ -171,5 +171,7 @@ REPLACED: Mapping[str, Mapping[str, tuple[str, str]]] = {
 
 def replaced_rules() -> dict[str, object]:
     """Return the changes that the checker's program needs to make its copy of the rules."""
-    files = {f"closed_{small.sibling_of}": f"closed_{name}" for name, small in SIBLINGS.items()}
-    return {"replaced": REPLACED, "names": files}
+    files = {
+        f"closed_{small.tiny_variant_of}": f"closed_{name}" for name, small in TINY_VARIANTS.items()
+    }
+    return {"replacements": REPLACED_CHECKS, "names": files}

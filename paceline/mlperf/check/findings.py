@@ -9,8 +9,8 @@ from paceline.core.text import one_line
 from paceline.core.value import Value
 from paceline.mlperf.rules import RULESET_ORIGINS, UNOFFICIAL, RulesetOrigin
 
-FileStatus = Literal["passed", "failed", "broken", "unreadable"]
-CheckStatus = Literal["passed", "failed", "broken"]
+FileStatus = Literal["passed", "failed", "error", "unreadable"]
+CheckStatus = Literal["passed", "failed", "error"]
 
 
 class CheckFinding(Value):
@@ -29,7 +29,7 @@ class CheckedFile(Value):
 
     file: str
     status: FileStatus
-    """Outcome for this file; `broken` means that the checker gave no complete answer."""
+    """Outcome for this file; `error` means that the checker gave no complete answer."""
     reason: str | None = None
     """Reason if the file could not be read or fully checked."""
     findings: tuple[CheckFinding, ...] = ()
@@ -50,7 +50,7 @@ class Check(Value):
     status: CheckStatus
     """Outcome for all files.
 
-    `broken` means that some file has no complete answer and none of the others failed. A submission
+    `error` means that some file has no complete answer and none of the others failed. A submission
     passes with one log that breaks the rules: this run is the one dropped from the score.
     """
     files: tuple[CheckedFile, ...]

@@ -22,7 +22,7 @@ from paceline.mlperf.check.findings import CheckFinding
 
 PROGRAM = Path(__file__).with_name("checker_program.py")
 PACKAGE = "mlperf-logging"
-LONGEST_CHECK_S = 300.0
+CHECK_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class CheckerVerdict:
 
     messages: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    unread: tuple[tuple[str, str], ...] = ()
+    unparsable: tuple[tuple[str, str], ...] = ()
     """Result lines that it could not parse, each with the reason."""
-    broken: str | None = None
+    checker_error: str | None = None
     """Reason for an incomplete answer."""
 
 
@@ -85,12 +85,12 @@ def check_copy(
     `changes` are the changes to the rules; see `checker_program.main`.
     """
     arguments = [ruleset, copy.name, json.dumps(changes or {})]
-    answer, broken = program_answer(PROGRAM, arguments, copy.parent, LONGEST_CHECK_S)
+    answer, checker_error = program_answer(PROGRAM, arguments, copy.parent, CHECK_TIMEOUT_S)
     return CheckerVerdict(
         messages=tuple(answer.get("messages", ())),
         warnings=tuple(answer.get("warnings", ())),
-        unread=tuple((text, why) for text, why in answer.get("unread", ())),
-        broken=broken,
+        unparsable=tuple((text, why) for text, why in answer.get("unparsable", ())),
+        checker_error=checker_error,
     )
 
 
@@ -103,7 +103,7 @@ def program_answer(
     """
     command = [sys.executable, "-P", str(program), *arguments]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             cwd=folder,
             capture_output=True,
@@ -115,19 +115,19 @@ def program_answer(
     except subprocess.TimeoutExpired:
         return {}, f"the checker took longer than {limit_s:g} s"
     try:
-        answer = json.loads(done.stdout)
+        answer = json.loads(process.stdout)
     except ValueError:
-        return {}, _last_words(done.stderr)
+        return {}, _last_error(process.stderr)
     if "refused" in answer:
         name = answer["refused"]
-        return answer, f"{name!r} is no name of a benchmark or division: the checker was not run"
-    return answer, None if answer["finished"] else _last_words(done.stderr)
+        return answer, f"{name!r} is not a valid benchmark or division; the checker was not run"
+    return answer, None if answer["finished"] else _last_error(process.stderr)
 
 
-def _last_words(errors: str) -> str:
+def _last_error(errors: str) -> str:
     """Return the last line that a checker without an answer printed."""
-    last = errors.strip().splitlines()[-1:] or ["without a word"]
-    return f"the checker broke off: {last[0][:300]}"
+    last = errors.strip().splitlines()[-1:] or ["no output"]
+    return f"the checker crashed: {last[0][:300]}"
 
 
 TOKEN = b":::MLLOG "
@@ -174,11 +174,11 @@ class ResultLines:
 
     def of_key(self, key: str) -> list[int]:
         """Return the lines that log `key`."""
-        quoted = f'"{key}"'
+        pattern = f'"{key}"'
         return [
             self.numbers[at]
             for at, text in enumerate(self.texts)
-            if quoted in text and self.record(at).get("key") == key
+            if pattern in text and self.record(at).get("key") == key
         ]
 
 
@@ -192,9 +192,9 @@ def finding(message: str, lines: ResultLines) -> CheckFinding:
     if match := _KEY.search(text):
         key = match[1] or match[2]
         line = next(iter(lines.of_key(key)), None)
-    quoted = [part.strip() for part in text.splitlines() if part.startswith(TOKEN.decode())]
-    if quoted and (line := lines.number_of(quoted[0])) is not None:
-        key = lines.record(lines.texts.index(quoted[0])).get("key")
+    result_lines = [part.strip() for part in text.splitlines() if part.startswith(TOKEN.decode())]
+    if result_lines and (line := lines.number_of(result_lines[0])) is not None:
+        key = lines.record(lines.texts.index(result_lines[0])).get("key")
     if (match := _LINE.search(text)) and int(match[1]) < len(lines.numbers):
         line = lines.numbers[int(match[1])]
         text = text.replace(match[0], "", 1)
@@ -209,6 +209,6 @@ def incomplete_records(lines: ResultLines) -> list[CheckFinding]:
         record = lines.record(at)
         missing = [name for name in FIELDS if record and name not in record]
         if missing:
-            message = f"this result line has no {' and no '.join(missing)}"
+            message = f"this result line lacks {' and '.join(missing)}"
             findings.append(CheckFinding(line=number, message=message))
     return findings

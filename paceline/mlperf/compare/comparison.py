@@ -51,7 +51,7 @@ class StrongScalingPoint:
 
 
 class ScalingStep(Value):
-    """One set of runs compared with the smallest set; factors are fractions, and 1 is no loss."""
+    """One set of runs compared with the smallest set; a factor of 1 means no loss."""
 
     name: str
     official: bool
@@ -77,10 +77,10 @@ class ScalingStep(Value):
 
 def scaling_steps(points: Sequence[StrongScalingPoint]) -> list[ScalingStep]:
     """Compare every set with the one on the fewest accelerators; empty below two sizes."""
-    ordered = sorted(points, key=lambda point: point.num_devices)
-    if len({point.num_devices for point in ordered}) < 2:
+    by_size = sorted(points, key=lambda point: point.num_devices)
+    if len({point.num_devices for point in by_size}) < 2:
         return []
-    return [_step(point, ordered[0]) for point in ordered]
+    return [_step(point, by_size[0]) for point in by_size]
 
 
 def point_of_score(score: Score, name: str) -> StrongScalingPoint | None:
@@ -157,7 +157,7 @@ class PublishedPeer(Value):
     mean_samples_to_target: float | None
     samples_per_s: float | None
     """Mean samples to the target / olympic mean of the run times, evaluations included."""
-    itself: bool = False
+    is_same_result: bool = False
     """True if the scored logs are the logs of this published result."""
 
 
@@ -182,7 +182,7 @@ class ComparedScore(Value):
     """Model FLOP/s per accelerator, evaluations included."""
     convention: str | None
     """Convention by which the model FLOPs are counted."""
-    beside: tuple[PublishedPeer, ...] = ()
+    peers: tuple[PublishedPeer, ...] = ()
     """Published results on the same number and kind of accelerators."""
 
 
@@ -204,7 +204,7 @@ class ScoreComparison(Value):
     """Source of the published results."""
     official: Literal[False] = False
     label: str = UNOFFICIAL
-    own: tuple[ComparedScore, ...]
+    scores: tuple[ComparedScore, ...]
     """The user's scores."""
     published: tuple[PublishedScore, ...]
     """All known results of the benchmark in the round and division."""
@@ -228,63 +228,63 @@ def compare(
 
     `places` are folders of runs, or files with the output of `mlperf score --json`. `num_devices`
     gives the number of devices of each place, in order, for logs that do not report it. Raises
-    RefusedError for runs that are not results. Raises UserError for scores of different benchmarks,
-    rounds or divisions, and for an unknown accelerator.
+    RuleViolationError for runs that are not results. Raises UserError for scores of different
+    benchmarks, rounds or divisions, and for an unknown accelerator.
     """
     if len(num_devices) not in (0, len(places)):
-        given, folders = pluralize(len(num_devices), "time"), pluralize(len(places), "folder")
-        raise UserError("--gpus", f"is given {given} for {folders}")
+        values, folders = pluralize(len(num_devices), "value"), pluralize(len(places), "folder")
+        raise UserError("--gpus", f"has {values} for {folders}; give one per folder, in order")
     counts = [*num_devices] or [None] * len(places)
     scores = [read_score(place, ruleset, n) for place, n in zip(places, counts, strict=True)]
-    benchmark = _only("benchmarks", [score.benchmark for score in scores])
-    rules = _only("rulesets", [score.ruleset for score in scores])
-    division = _only("divisions", [score.division or "closed" for score in scores])
-    known = published_scores(table)
-    _refuse_unknown(accelerator, known)
-    published = scores_of_round(known, benchmark, rules, division)
-    compared, points = [], []
+    benchmark = _single_value("benchmarks", [score.benchmark for score in scores])
+    rules = _single_value("rulesets", [score.ruleset for score in scores])
+    division = _single_value("divisions", [score.division or "closed" for score in scores])
+    results = published_scores(table)
+    _refuse_unknown(accelerator, results)
+    published = scores_of_round(results, benchmark, rules, division)
+    entries, points = [], []
     for place, read in zip(places, scores, strict=True):
-        itself = _published_itself(place, published)
-        score = _completed(read, itself)
+        itself = _published_result_of(place, published)
+        score = _with_published_devices(read, itself)
         kind = accelerator_kind(
             accelerator or score.device or (itself.accelerator if itself else None)
         )
-        compared.append(_compared(score, place, kind, published, itself))
+        entries.append(_compared_score(score, place, kind, published, itself))
         points.append(point_of_score(score, as_text(str(place))))
-    kinds = {score.accelerator for score in compared}
+    kinds = {score.accelerator for score in entries}
     return ScoreComparison(
         benchmark=benchmark,
         ruleset=rules,
         division=division,
         source=str(table) if table else f"references/{RESULTS}.yaml",
-        own=tuple(compared),
+        scores=tuple(entries),
         published=tuple(published),
         scaling=tuple(scaling_steps([point for point in points if point])),
         published_scaling=tuple(_published_scaling(published, kinds)),
-        notes=tuple(_notes(compared, published, points)),
+        notes=tuple(_notes(entries, published, points)),
     )
 
 
-def _refuse_unknown(accelerator: str | None, known: Sequence[PublishedScore]) -> None:
+def _refuse_unknown(accelerator: str | None, published: Sequence[PublishedScore]) -> None:
     """Raise UserError for an accelerator in neither the published results nor the catalog."""
-    kinds = accelerator_kinds(known)
+    kinds = accelerator_kinds(published)
     if accelerator is None or accelerator_kind(accelerator) in kinds or in_catalog(accelerator):
         return
     raise UserError(
         f"--accelerator {accelerator}",
-        "no published result has it, nor does the catalog",
-        allowed=f"{', '.join(kinds)}, or a name that `paceline devices` lists",
+        "is in neither the published results nor the catalog",
+        allowed=f"{', '.join(kinds)}, or a name from `paceline devices`",
     )
 
 
-def _only(what: str, values: Sequence[str]) -> str:
+def _single_value(what: str, values: Sequence[str]) -> str:
     distinct = list(dict.fromkeys(values))
     if len(distinct) > 1:
-        raise UserError("DIR", f"these are {what} that cannot be compared: {', '.join(distinct)}")
+        raise UserError("DIR", f"cannot compare different {what}: {', '.join(distinct)}")
     return distinct[0]
 
 
-def _published_itself(place: Path, published: Sequence[PublishedScore]) -> PublishedScore | None:
+def _published_result_of(place: Path, published: Sequence[PublishedScore]) -> PublishedScore | None:
     """Return the published result with logs at `<submitter>/.../<system>/<benchmark>`, if any."""
     parts = place.resolve().parts
     for result in published:
@@ -293,14 +293,14 @@ def _published_itself(place: Path, published: Sequence[PublishedScore]) -> Publi
     return None
 
 
-def _completed(score: Score, itself: PublishedScore | None) -> Score:
+def _with_published_devices(score: Score, itself: PublishedScore | None) -> Score:
     """Return the score, with the published number of accelerators if the logs have none."""
     if score.num_devices is None and itself:
         return with_model_flops(score.model_copy(update={"num_devices": itself.gpus}))
     return score
 
 
-def _compared(
+def _compared_score(
     score: Score,
     place: Path,
     kind: str | None,
@@ -326,7 +326,7 @@ def _compared(
         samples_per_s=_samples_per_s(score),
         model_flops_per_s_per_device=score.model_flops_per_s_per_device,
         convention=score.convention,
-        beside=tuple(_peer(minutes or 0.0, result, result is itself) for result in peers),
+        peers=tuple(_peer(minutes or 0.0, result, result is itself) for result in peers),
     )
 
 
@@ -351,7 +351,7 @@ def _peer(minutes: float, result: PublishedScore, itself: bool) -> PublishedPeer
         global_batch=result.global_batch_size,
         mean_samples_to_target=result.mean_samples_to_target,
         samples_per_s=result.e2e_samples_per_s,
-        itself=itself,
+        is_same_result=itself,
     )
 
 
@@ -387,17 +387,17 @@ def _notes(
         if score.score_minutes is None:
             notes.append(f"{name}: no score, {score.status}: {score.reason}")
         elif score.num_devices is None:
-            notes.append(f"{name}: nothing says how many accelerators it had; --gpus does")
+            notes.append(f"{name}: unknown number of accelerators; set --gpus")
         elif kind is None:
-            notes.append(f"{name}: nothing says which accelerator it had; --accelerator does")
-        elif not score.beside:
+            notes.append(f"{name}: unknown accelerator; set --accelerator")
+        elif not score.peers:
             sizes = sorted({p.gpus for p in published if accelerator_kind(p.accelerator) == kind})
-            others = ", ".join(accelerator_kinds(published)) or "none of the round"
-            listed = f"for it: {', '.join(map(str, sizes))}" if sizes else f"on others: {others}"
+            others = ", ".join(accelerator_kinds(published)) or "none"
+            available = f"sizes: {', '.join(map(str, sizes))}" if sizes else f"types: {others}"
             notes.append(
-                f"{name}: no published result on {score.num_devices} x {kind} is known here "
-                f"(known {listed})"
+                f"{name}: no published result on {score.num_devices} x {kind} "
+                f"(available {available})"
             )
     if len(scores) > 1 and len({p.num_devices for p in points if p}) < 2:
-        notes.append("scaling needs two sets of runs on different numbers of accelerators")
+        notes.append("strong scaling needs two sets of runs on different numbers of accelerators")
     return notes

@@ -18,7 +18,7 @@ from paceline.files.catalog import find_device
 from paceline.files.log_file import LogFile
 from paceline.files.references import source
 from paceline.mlperf.result_logs import run_logs
-from paceline.mlperf.rules import NOT_A_RESULT, RefusedError, is_tiny, not_a_result
+from paceline.mlperf.rules import NOT_A_RESULT, RuleViolationError, is_tiny, not_a_result
 from paceline.mlperf.score.run_set import score
 from paceline.mlperf.score.score import Score, with_model_flops
 
@@ -42,7 +42,7 @@ class PublishedScore(Value):
     accelerator: str
     framework: str | None = None
     runs: PositiveInt | None = None
-    succeeded: PositiveInt | None = None
+    converged_runs: PositiveInt | None = None
     min_minutes: PositiveFloat | None = None
     max_minutes: PositiveFloat | None = None
     olympic_mean_minutes: PositiveFloat | None = None
@@ -60,16 +60,16 @@ COLUMNS = tuple(name for name in PublishedScore.model_fields if name != "officia
 """Columns of a table of published results."""
 
 
-def scores_of_csv(text: str, where: str) -> tuple[PublishedScore, ...]:
+def parse_scores_csv(text: str, where: str) -> tuple[PublishedScore, ...]:
     """Read published results from a CSV table; columns not in COLUMNS are ignored.
 
     Raises UserError with the line of a row that cannot be read.
     """
     scores: list[PublishedScore] = []
     for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
-        filled = {name: row[name] for name in COLUMNS if row.get(name)}
+        cells = {name: row[name] for name in COLUMNS if row.get(name)}
         try:
-            scores.append(PublishedScore.model_validate(filled))
+            scores.append(PublishedScore.model_validate(cells))
         except ValidationError as error:
             raise invalid_input(f"{where}:{number}", error) from error
     return tuple(scores)
@@ -81,12 +81,12 @@ def published_scores(table: Path | None = None) -> tuple[PublishedScore, ...]:
     Raises UserError for a file that cannot be read or does not have these columns.
     """
     if table is None:
-        return _scores_that_come_with_paceline()
+        return _bundled_scores()
     try:
         text = table.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(str(table), error) from error
-    scores = scores_of_csv(text, str(table))
+    scores = parse_scores_csv(text, str(table))
     if not scores:
         raise UserError(
             str(table), "holds no result", allowed=f"CSV with the columns {', '.join(COLUMNS)}"
@@ -122,12 +122,12 @@ def scores_of_round(
 ) -> list[PublishedScore]:
     """Return the results of one benchmark, round and division, by number of accelerators."""
     round_name = "v" + ruleset.rpartition(".")[0]
-    chosen = [
+    matches = [
         score
         for score in scores
         if (score.round, score.benchmark, score.division) == (round_name, benchmark, division)
     ]
-    return sorted(chosen, key=lambda score: (score.gpus, score.score_minutes))
+    return sorted(matches, key=lambda score: (score.gpus, score.score_minutes))
 
 
 def on_same_accelerators(
@@ -142,53 +142,55 @@ def on_same_accelerators(
 
 
 @cache
-def _scores_that_come_with_paceline() -> tuple[PublishedScore, ...]:
-    return scores_of_csv(source(RESULTS).scores_csv or "", RESULTS)
+def _bundled_scores() -> tuple[PublishedScore, ...]:
+    return parse_scores_csv(source(RESULTS).scores_csv or "", RESULTS)
 
 
-LARGEST_SCORE_BYTES = 16 * 2**20
-ELSEWHERE = "compare it with runs of the same kind: paceline compare"
-"""Advice for runs that are not MLPerf results."""
+MAX_SCORE_BYTES = 16 * 2**20
+COMPARE_INSTEAD = "compare such runs with each other: paceline compare"
+"""Remedy for runs that are not MLPerf results."""
 
 
 def read_score(place: Path, ruleset: str | None, num_devices: int | None) -> Score:
     """Return the score of a folder of runs, or the one in a JSON file.
 
-    Raises RefusedError for runs that are not results, UserError for a file that cannot be read.
+    Raises RuleViolationError for runs that are not results, UserError for an unreadable file.
     """
     if place.suffix == ".json":
         printed = _printed_score(place)
         if (
             is_tiny(printed.system)
-            or is_tiny(printed.organisation)
+            or is_tiny(printed.organization)
             or NOT_A_RESULT in printed.label
         ):
-            raise RefusedError(
-                str(place), f"is {NOT_A_RESULT}: a small sibling of the benchmark", remedy=ELSEWHERE
+            raise RuleViolationError(
+                str(place),
+                f"is {NOT_A_RESULT}: a tiny variant of the benchmark",
+                remedy=COMPARE_INSTEAD,
             )
         devices = {"num_devices": num_devices or printed.num_devices}
         return with_model_flops(printed.model_copy(update=devices))
     for log in run_logs(place):
         reason = None if log.unreadable else not_a_result(records(LogFile(log.path)))
         if reason:
-            raise RefusedError(
+            raise RuleViolationError(
                 str(log.path),
-                f"is not compared with published results: {reason}",
-                remedy=ELSEWHERE,
+                f"cannot be compared with published results: {reason}",
+                remedy=COMPARE_INSTEAD,
             )
     return score(place, ruleset, num_devices)
 
 
 def _printed_score(path: Path) -> Score:
     try:
-        if path.stat().st_size > LARGEST_SCORE_BYTES:
-            raise UserError(str(path), "is no score: it is too large")
+        if path.stat().st_size > MAX_SCORE_BYTES:
+            raise UserError(str(path), "is too large for a score")
         return Score.model_validate_json(path.read_bytes())
     except OSError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from error
     except ValidationError as error:
         raise UserError(
             str(path),
-            f"is no score: {invalid_input(str(path), error).what}",
-            allowed="what `paceline mlperf score DIR --json` prints",
+            f"is not a score: {invalid_input(str(path), error).what}",
+            allowed="the output of `paceline mlperf score DIR --json`",
         ) from error

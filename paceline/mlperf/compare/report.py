@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
     from paceline.report.theme import ChartTheme
 
-LABELS = ("Score", "Against published", "Samples to target", "Strong scaling")
+LABELS = ("Score", "Relative to published", "Samples to target", "Strong scaling")
 HEIGHT = 320
 SCALING_NOTE = (
-    "Efficiency = more samples x throughput: what the larger batch needs in samples, and what an "
-    "accelerator still trains per second, relative to the fewest accelerators. Throughput = "
-    "training steps x evaluations and the rest of the run. Here minutes are mean run times, before "
-    "the convergence test scales them."
+    "Efficiency = samples x throughput, each relative to the fewest accelerators. Samples: samples "
+    "to the target at the base batch / at this batch. Throughput: samples/s per accelerator = "
+    "training steps x evaluations and the rest of the run. Minutes are mean run times before "
+    "scaling by the convergence test."
 )
 
 
@@ -44,7 +44,7 @@ def _official(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def _share(fraction: float) -> str:
+def _percent(fraction: float) -> str:
     return percent(fraction, 1)
 
 
@@ -52,7 +52,7 @@ SCORE_COLUMNS = (
     Column("system", "system", one_line),
     Column("official", "official", _official),
     Column("num_devices", "accelerators", "{:,}".format, "right"),
-    Column("accelerator", "kind", one_line),
+    Column("accelerator", "type", one_line),
     Column("score_minutes", "minutes", "{:.4f}".format, "right"),
     Column("time_ratio", "ratio", "{:.3f}".format, "right"),
     Column("global_batch", "batch", "{:,}".format, "right"),
@@ -64,11 +64,11 @@ SCALING_COLUMNS = (
     Column("num_devices", "accelerators", "{:,}".format, "right"),
     Column("global_batch", "batch", "{:,}".format, "right"),
     Column("minutes", "minutes", "{:.4f}".format, "right"),
-    Column("efficiency", "efficiency", _share, "right"),
-    Column("samples_factor", "more samples", _share, "right"),
-    Column("throughput_factor", "throughput", _share, "right"),
-    Column("training_factor", "training steps", _share, "right"),
-    Column("other_factor", "evaluations and rest", _share, "right"),
+    Column("efficiency", "efficiency", _percent, "right"),
+    Column("samples_factor", "samples", _percent, "right"),
+    Column("throughput_factor", "throughput", _percent, "right"),
+    Column("training_factor", "training steps", _percent, "right"),
+    Column("other_factor", "evaluations and rest", _percent, "right"),
 )
 
 
@@ -90,12 +90,12 @@ def scores_document(comparison: ScoreComparison) -> Document:
         figures=_figures(comparison),
         sections=(
             Table(
-                title="On the same number and kind of accelerators",
-                name="beside",
+                title="Published results on the same number and type of accelerators",
+                name="peers",
                 columns=SCORE_COLUMNS,
                 rows=rows,
-                note=f"Ratio: own minutes / published minutes. Official: {OFFICIAL}. Own scores: "
-                f"{comparison.label}.",
+                note=f"Ratio: minutes of this score / published minutes. Official: {OFFICIAL}. "
+                f"Not official: {comparison.label}.",
             ),
             *(
                 Table(
@@ -107,7 +107,7 @@ def scores_document(comparison: ScoreComparison) -> Document:
                 for title, steps in groups
             ),
         ),
-        notes=(*map(one_line, comparison.notes), *_rates(comparison.own)),
+        notes=(*map(one_line, comparison.notes), *_rates(comparison.scores)),
         charts=lambda look: {"time-to-train": time_to_train(comparison, look)},
         data=comparison.model_dump(mode="json"),
         csv=Table(columns=[*SCORE_COLUMNS, *extra], rows=rows),
@@ -118,37 +118,46 @@ def _rates(scores: Sequence[ComparedScore]) -> Iterator[str]:
     for score in scores:
         if score.model_flops_per_s_per_device is not None:
             rate = format_value(score.model_flops_per_s_per_device, "FLOP/s", 4)
-            yield one_line(f"{score.name}: {rate} a device, {score.convention}; {NOT_A_METRIC}")
+            yield one_line(f"{score.name}: {rate} per device, {score.convention}; {NOT_A_METRIC}")
 
 
 def answers(comparison: ScoreComparison) -> Iterator[str]:
     """Yield one sentence per set of runs: minutes, accelerators and nearest published result."""
-    for score in comparison.own:
+    for score in comparison.scores:
         if score.score_minutes is None:
             yield one_line(f"{score.name}: no score, {score.status}: {score.reason}")
             continue
-        where = f"{score.num_devices or 'not known how many'} x {score.accelerator or 'not known'}"
+        where = _hardware(score)
         peer = nearest(score)
-        beside = "no published result beside it"
+        comparison_text = "no published result to compare with"
         if peer is not None:
-            beside = (
+            comparison_text = (
                 f"{peer.time_ratio:.3f} of the {peer.score_minutes:.4f} minutes that "
                 f"{peer.submitter} published ({peer.system})"
             )
-        yield one_line(f"{score.name}: {score.score_minutes:.4f} minutes on {where}, {beside}")
+        yield one_line(
+            f"{score.name}: {score.score_minutes:.4f} minutes on {where}, {comparison_text}"
+        )
+
+
+def _hardware(score: ComparedScore) -> str:
+    """Return the accelerators of a score, such as `8 x H100`."""
+    if score.num_devices is None:
+        return f"an unknown number of {score.accelerator or 'accelerators'}"
+    return f"{score.num_devices} x {score.accelerator or 'unknown accelerator'}"
 
 
 def nearest(score: ComparedScore) -> PublishedPeer | None:
     """Return the published result nearest in run time; the run's own result only if it is alone."""
-    others = [peer for peer in score.beside if not peer.itself] or list(score.beside)
+    others = [peer for peer in score.peers if not peer.is_same_result] or list(score.peers)
     return min(others, key=lambda peer: abs(peer.time_ratio - 1), default=None)
 
 
 def _figures(comparison: ScoreComparison) -> tuple[Figure, ...]:
     """Return minutes, ratio to the published result, samples to the target and strong scaling."""
-    if not comparison.own:
+    if not comparison.scores:
         return tuple(unknown_figure(label, "there are no runs") for label in LABELS)
-    first, *others = comparison.own
+    first, *others = comparison.scores
     return (
         _score_figure(first, others),
         _peer_figure(first),
@@ -158,13 +167,12 @@ def _figures(comparison: ScoreComparison) -> tuple[Figure, ...]:
 
 
 def _score_figure(first: ComparedScore, others: list[ComparedScore]) -> Figure:
-    on = f"{first.num_devices or 'not known how many'} x {first.accelerator or 'not known'}"
     more = [
-        f"{each.score_minutes:.4f} minutes on {each.num_devices or 'not known how many'}"
+        f"{each.score_minutes:.4f} minutes on {_hardware(each)}"
         for each in others
         if each.score_minutes is not None
     ]
-    lines = [on, first.name, *more]
+    lines = [_hardware(first), first.name, *more]
     if first.score_minutes is None:
         return unknown_figure(LABELS[0], f"{first.status}: {first.reason}", lines)
     return Figure(LABELS[0], f"{first.score_minutes:.4f} minutes", "", tuple(lines))
@@ -173,21 +181,24 @@ def _score_figure(first: ComparedScore, others: list[ComparedScore]) -> Figure:
 def _peer_figure(first: ComparedScore) -> Figure:
     peer = nearest(first)
     if peer is None:
-        why = "no published result on as many accelerators of the kind is known here"
+        why = "no published result on the same number and type of accelerators"
         return unknown_figure(LABELS[1], why)
     return Figure(
         LABELS[1],
         f"{peer.time_ratio:.3f}",
-        f"of {peer.score_minutes:.4f} minutes, below 1 is faster",
-        (f"{peer.submitter} {peer.system}", f"nearest of {len(first.beside)} next to it"),
+        f"of {peer.score_minutes:.4f} minutes; below 1 is faster",
+        (
+            f"{peer.submitter} {peer.system}",
+            f"nearest of {pluralize(len(first.peers), 'published result')}",
+        ),
     )
 
 
 def _samples_figure(first: ComparedScore) -> Figure:
     rate, flops = first.samples_per_s, first.model_flops_per_s_per_device
     lines = [f"global batch {first.global_batch:,}"] if first.global_batch else []
-    lines += [f"{significant(rate, 5)} samples/s with evaluations"] if rate else []
-    lines += [f"{format_value(flops, 'FLOP/s', 4)} a device, {NOT_A_METRIC}"] if flops else []
+    lines += [f"{significant(rate, 5)} samples/s including evaluations"] if rate else []
+    lines += [f"{format_value(flops, 'FLOP/s', 4)} per device, {NOT_A_METRIC}"] if flops else []
     if first.mean_samples_to_target is None:
         return unknown_figure(LABELS[2], "no run converged", lines)
     return Figure(LABELS[2], f"{first.mean_samples_to_target:,.0f} samples", "", ("mean", *lines))
@@ -195,17 +206,17 @@ def _samples_figure(first: ComparedScore) -> Figure:
 
 def _scaling_figure(comparison: ScoreComparison) -> Figure:
     if not comparison.scaling:
-        why = "takes two sets of runs on different numbers of accelerators"
+        why = "needs two sets of runs on different numbers of accelerators"
         return unknown_figure(LABELS[3], why)
     last = comparison.scaling[-1]
     fewest = comparison.scaling[0].num_devices
     return Figure(
         LABELS[3],
         percent(last.efficiency, 1),
-        f"on {last.num_devices:,} against {pluralize(fewest, 'accelerator')}",
+        f"from {fewest:,} to {pluralize(last.num_devices, 'accelerator')}",
         (
-            f"{percent(last.samples_factor, 1)} by samples",
-            f"{percent(last.throughput_factor, 1)} by throughput",
+            f"samples: {percent(last.samples_factor, 1)}",
+            f"throughput: {percent(last.throughput_factor, 1)}",
         ),
     )
 
@@ -213,7 +224,7 @@ def _scaling_figure(comparison: ScoreComparison) -> Figure:
 def compared_rows(comparison: ScoreComparison) -> list[dict[str, Any]]:
     """Return one row per score and compared published result; `official` distinguishes them."""
     rows: list[dict[str, Any]] = []
-    for score in comparison.own:
+    for score in comparison.scores:
         head = {
             "benchmark": comparison.benchmark,
             "ruleset": comparison.ruleset,
@@ -233,11 +244,11 @@ def compared_rows(comparison: ScoreComparison) -> list[dict[str, Any]]:
             {
                 **head,
                 "system": f"{peer.submitter} {peer.system}"
-                + (" (these logs)" if peer.itself else ""),
+                + (" (these logs)" if peer.is_same_result else ""),
                 "time_ratio": peer.time_ratio,
                 **{name: getattr(peer, name) for name in figures},
             }
-            for peer in score.beside
+            for peer in score.peers
         ]
     return rows
 
@@ -248,7 +259,7 @@ def time_to_train(comparison: ScoreComparison, look: ChartTheme) -> alt.LayerCha
 
     from paceline.report.step_charts import finish_chart
 
-    kinds = {score.accelerator for score in comparison.own}
+    kinds = {score.accelerator for score in comparison.scores}
     published = [
         {
             "gpus": result.gpus,
@@ -260,7 +271,7 @@ def time_to_train(comparison: ScoreComparison, look: ChartTheme) -> alt.LayerCha
         }
         for result in comparison.published
     ]
-    own = [
+    scores = [
         {
             "gpus": score.num_devices,
             "minutes": score.score_minutes,
@@ -268,7 +279,7 @@ def time_to_train(comparison: ScoreComparison, look: ChartTheme) -> alt.LayerCha
             "accelerator": score.accelerator,
             "official": f"no: {score.label}",
         }
-        for score in comparison.own
+        for score in comparison.scores
         if score.num_devices and score.score_minutes
     ]
     palette = look.palette
@@ -279,22 +290,22 @@ def time_to_train(comparison: ScoreComparison, look: ChartTheme) -> alt.LayerCha
         )
         dots = _marks(published, "published").mark_circle(size=60, opacity=0.75)
         layers.append(dots.encode(color=colour))
-    if own:
+    if scores:
         layers.append(
-            _marks(own, "own").mark_point(
+            _marks(scores, "scores").mark_point(
                 shape="diamond", size=130, filled=True, color=palette.accent
             )
         )
         layers.append(
-            _marks(own, "labels")
+            _marks(scores, "labels")
             .mark_text(align="left", dx=11, color=palette.accent, fontWeight="bold")
             .encode(text=alt.Text("minutes:Q", format=".3~f"))
         )
     notes = [
         f"{comparison.benchmark}, {comparison.ruleset}, {comparison.division} division. Diamond: "
-        f"own scores, {comparison.label}.",
-        "Dot: published by MLCommons Association (blue: the same accelerator, grey: others); not "
-        "every published result is known here.",
+        f"these runs, {comparison.label}.",
+        "Dot: published by MLCommons Association (blue: the same accelerator, gray: others). The "
+        "list of published results is not complete.",
     ]
     layers = layers or [_marks([], "none").mark_point()]
     whose = f"{comparison.benchmark}, MLPerf Training {comparison.ruleset}"

@@ -22,15 +22,15 @@ from paceline.mlperf.rules import (
     BENCHMARKS,
     DEFAULT_RULESET,
     NOT_A_RESULT,
-    SIBLINGS,
+    TINY_VARIANTS,
     TRIAL_VARIANT,
     Benchmark,
 )
 from paceline.mlperf.run import trials as mlperf_trials
-from paceline.mlperf.run.tiny_data import Prepared, Showing, prepared
+from paceline.mlperf.run.tiny_data import ShowProgress, TrialData, prepare_data
 from paceline.mlperf.run.trials import (
     SERIES_FILE,
-    SeriesAnswer,
+    SeriesReport,
     Trials,
     TrialSeries,
     TrialState,
@@ -49,8 +49,8 @@ from paceline.runs.logged_run import NATIVE
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan, make_plan
 
-SETTLES = ("layout.", "training.global_batch", "devices")
-"""Overrides by which users set the layout themselves; no other variant is then searched."""
+LAYOUT_KEYS = ("layout.", "training.global_batch", "devices")
+"""Overrides with which users set the layout; other variants are then not tried."""
 
 
 @dataclass(frozen=True)
@@ -72,40 +72,42 @@ def trial_variant(request: Request) -> TrialVariant:
         return TrialVariant(TRIAL_VARIANT, plan)
     except UserError as refusal:
         keys = [full_key(text.partition("=")[0]) for text in request.overrides]
-        if any(key.startswith(SETTLES) for key in keys):
+        if any(key.startswith(LAYOUT_KEYS) for key in keys):
             raise
-        return _other(request, refusal)
+        return _alternative_variant(request, refusal)
 
 
-def _other(request: Request, refusal: UserError) -> TrialVariant:
+def _alternative_variant(request: Request, refusal: UserError) -> TrialVariant:
     names = load_recipe(request.recipe).variants
-    refused: dict[str, UserError] = {}
+    errors: dict[str, UserError] = {}
     for name in (name for name in names if name.startswith(f"{TRIAL_VARIANT}-")):
         try:
             plan = make_plan(replace(request, variant=name))
         except UserError as error:
-            refused[name] = error
+            errors[name] = error
             continue
         sizes, batch = plan.spec.layout.label(plan.spec.world_size), plan.spec.training.global_batch
         notice = (
-            f"variant {name} is taken ({sizes}, {batch:,} samples a step), because "
-            f"{TRIAL_VARIANT} cannot run there: {refusal.what}"
+            f"using variant {name} ({sizes}, {batch:,} samples per step), because "
+            f"{TRIAL_VARIANT} cannot run here: {refusal.what}"
         )
         return TrialVariant(name, plan, notice)
-    if all(str(other) == str(refusal) for other in refused.values()):
+    if all(str(other) == str(refusal) for other in errors.values()):
         raise refusal
-    tried = ", ".join(f"{name}{_why(other, refusal)}" for name, other in refused.items())
+    attempts = ", ".join(f"{name}{_why(other, refusal)}" for name, other in errors.items())
     raise UserError(
         refusal.where,
         refusal.what,
         allowed=refusal.allowed,
-        remedy="; ".join(filter(None, (f"nor can {tried}", refusal.remedy))),
+        remedy="; ".join(
+            filter(None, (f"these variants do not fit either: {attempts}", refusal.remedy))
+        ),
     ) from refusal
 
 
-def _why(other: UserError, plain: UserError) -> str:
-    """Return why another variant is rejected, in brackets; empty if the reason is the same."""
-    return "" if other.what == plain.what else f" ({other.what})"
+def _why(other: UserError, refusal: UserError) -> str:
+    """Return why another variant does not fit, in brackets; empty if the reason is the same."""
+    return "" if other.what == refusal.what else f" ({other.what})"
 
 
 RUNS_FOLDER = "mlperf"
@@ -114,7 +116,7 @@ SYNTHETIC_STEPS = 40
 SYNTHETIC = f"random samples: {NOT_A_RESULT}"
 ENGINES = (NATIVE, "mlperf")
 """Engines that can run trials."""
-NO_DATA = Prepared((), None)
+NO_DATA = TrialData((), None)
 """Data of an engine that brings its own."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 MASK = "loss_mask="
@@ -152,10 +154,10 @@ def benchmark_of(request: SeriesRequest) -> Benchmark:
             remedy=did_you_mean(name, names) or None,
         )
     benchmark = names[name]
-    return SIBLINGS[f"{benchmark.name}_tiny"] if request.tiny else benchmark
+    return TINY_VARIANTS[f"{benchmark.name}_tiny"] if request.tiny else benchmark
 
 
-def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
+def plan_trials(request: SeriesRequest, show: ShowProgress) -> Trials:
     """Return the requested series, new or resumed, with all that its trials need.
 
     `show` displays the training of a missing base model. Raises UserError if the series cannot run
@@ -165,12 +167,12 @@ def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
     if request.name is not None and not _NAME.fullmatch(request.name):
         raise UserError(
             f"--name {request.name}",
-            "cannot name a series",
-            allowed="letters, digits, . _ and -, a letter or digit first",
+            "is not a valid name of a series",
+            allowed="letters, digits, . _ and -, starting with a letter or digit",
         )
     if request.drop_caches:
         mlperf_trials.check_cache_drop()
-    request, foreign = _of_engine(request, benchmark)
+    request, foreign = _for_engine(request, benchmark)
     variant = _variant(request, benchmark)
     data = (
         NO_DATA
@@ -185,21 +187,21 @@ def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
         timeout_s=request.trial_limit_s,
     )
 
-    def planned(trial: TrialState) -> Plan:
+    def plan_trial(trial: TrialState) -> Plan:
         of_trial = (
             f"training.seed={trial.seed}",
             f"mlperf.cache_cleared={str(request.drop_caches).lower()}",
         )
         plan = make_plan(replace(base, overrides=(*fixed, *of_trial)))
         notices = (variant.notice, *plan.notices) if variant.notice else plan.notices
-        return _never_again(replace(plan, notices=notices))
+        return _without_restarts(replace(plan, notices=notices))
 
-    first = planned(TrialState(number=0, seed=0))
+    first = plan_trial(TrialState(number=0, seed=0))
     if request.drop_caches and not first.spec.cluster.runs_here:
         raise UserError(
             "--drop-caches",
-            "drops the caches of this machine alone, and the trials run on others",
-            remedy="leave it out: the log then says that caches were not cleared",
+            "drops caches only on this machine, but the trials run on other hosts",
+            remedy="omit it; the log then reports that caches were not cleared",
         )
     name = (
         request.name
@@ -217,14 +219,16 @@ def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
         synthetic=request.synthetic,
         data_digest=data.digest,
         first_seed=request.first_seed,
-        wanted=request.trials,
+        num_trials=request.trials,
         trial_limit_s=request.trial_limit_s,
         drop_caches=request.drop_caches,
     )
-    return Trials(mlperf_trials.opened(folder, series), benchmark, folder, request.root, planned)
+    return Trials(
+        mlperf_trials.open_series(folder, series), benchmark, folder, request.root, plan_trial
+    )
 
 
-def _of_engine(request: SeriesRequest, benchmark: Benchmark) -> tuple[SeriesRequest, bool]:
+def _for_engine(request: SeriesRequest, benchmark: Benchmark) -> tuple[SeriesRequest, bool]:
     """Return the request for its engine, and whether that is not the native trainer.
 
     Raises UserError for options that only the native trainer has.
@@ -239,27 +243,27 @@ def _of_engine(request: SeriesRequest, benchmark: Benchmark) -> tuple[SeriesRequ
         )
     if recipe.engine_settings.get("nexp", 1) != 1:
         raise UserError(
-            "engine_settings.nexp", "every trial is a job of its own", remedy="use --trials"
+            "engine_settings.nexp", "must be 1: each trial is a separate job", remedy="use --trials"
         )
-    alone = {
+    native_only = {
         "--tiny": request.tiny,
         "--synthetic": request.synthetic,
         "--validation": request.heldout,
     }
-    if options := [name for name, value in alone.items() if value]:
+    if options := [name for name, value in native_only.items() if value]:
         raise UserError(
             options[0],
-            f"is for the native trainer, not for engine {recipe.engine}",
-            remedy="leave it out: the submission has its own data and variables",
+            f"applies to the native trainer, not to engine {recipe.engine}",
+            remedy="omit it; the submission has its own data and settings",
         )
     if request.data is None:
         return request, True
-    named = f"engine_settings.data={json.dumps(str(request.data.absolute()))}"
-    run = replace(request.run, overrides=(*request.run.overrides, named))
+    data_override = f"engine_settings.data={json.dumps(str(request.data.absolute()))}"
+    run = replace(request.run, overrides=(*request.run.overrides, data_override))
     return replace(request, run=run), True
 
 
-def _never_again(plan: Plan) -> Plan:
+def _without_restarts(plan: Plan) -> Plan:
     """Return the plan without restarts: a trial that loses a node fails, and is not retried."""
     cluster = plan.spec.cluster
     if not cluster.capabilities.restarts:
@@ -281,30 +285,34 @@ def _variant(request: SeriesRequest, benchmark: Benchmark) -> TrialVariant:
     return trial_variant(replace(request.run, recipe=benchmark.recipe, overrides=changes))
 
 
-def _data(request: SeriesRequest, benchmark: Benchmark, batch: int, show: Showing) -> Prepared:
+def _data(
+    request: SeriesRequest, benchmark: Benchmark, batch: int, show: ShowProgress
+) -> TrialData:
     options = {"--data": request.data, "--validation": request.heldout}
-    given = [name for name, value in options.items() if value]
+    data_options = [name for name, value in options.items() if value]
     if request.synthetic:
-        if given:
-            raise UserError(given[0], "changes nothing beside --synthetic", remedy="leave it out")
-        short = _short(benchmark, batch)
-        return Prepared(("data.source=synthetic", "data.path=null", *short), None)
-    if benchmark.sibling_of is not None:
-        if given:
-            raise UserError(given[0], "is for the whole benchmark: --tiny makes its own")
-        return prepared(benchmark, request.run.device, show)
-    named = any(text.startswith("data.path=") for text in request.run.overrides)
-    if request.data is None and not named:
+        if data_options:
+            raise UserError(data_options[0], "has no effect with --synthetic", remedy="omit it")
+        short = _speed_test_overrides(benchmark, batch)
+        return TrialData(("data.source=synthetic", "data.path=null", *short), None)
+    if benchmark.tiny_variant_of is not None:
+        if data_options:
+            raise UserError(
+                data_options[0], "is for the official benchmark; --tiny creates its own data"
+            )
+        return prepare_data(benchmark, request.run.device, show)
+    has_path = any(text.startswith("data.path=") for text in request.run.overrides)
+    if request.data is None and not has_path:
         raise UserError(
             f"{benchmark.name}: data",
-            f"none is staged: it trains on {benchmark.trains_on}",
-            remedy="name it with --data FILE (and --validation FILE), measure the speed with "
-            "--synthetic, or train the small sibling with --tiny",
+            f"missing; the benchmark trains on {benchmark.trains_on}",
+            remedy="set --data FILE (and --validation FILE), measure the speed with "
+            "--synthetic, or train the tiny variant with --tiny",
         )
-    return Prepared(tuple(_staged(request, benchmark)), None)
+    return TrialData(tuple(_data_overrides(request, benchmark)), None)
 
 
-def _staged(request: SeriesRequest, benchmark: Benchmark) -> list[str]:
+def _data_overrides(request: SeriesRequest, benchmark: Benchmark) -> list[str]:
     """Return the overrides that select the user's files."""
     recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT)
     source = "tokens"
@@ -313,14 +321,14 @@ def _staged(request: SeriesRequest, benchmark: Benchmark) -> list[str]:
     if recipe.lora is not None and not any("initial_weights" in t for t in request.run.overrides):
         raise UserError(
             f"{benchmark.name}: base weights",
-            "none are named",
+            "missing",
             remedy="--set training.initial_weights=CHECKPOINT",
         )
     if recipe.lora is not None and not any(MASK in text for text in request.run.overrides):
         raise UserError(
-            f"{benchmark.name}: the mask of the held-out samples",
-            "is not named, and its target is the loss on the summaries alone",
-            remedy="--set training.evaluation.loss_mask=FILE, a byte for each token "
+            f"{benchmark.name}: loss mask of the validation samples",
+            "missing; the target is the loss on the summaries only",
+            remedy="--set training.evaluation.loss_mask=FILE, with one byte per token "
             "(docs/reference/mlperf.md)",
         )
     overrides = [f"data.source={source}"]
@@ -333,11 +341,11 @@ def _staged(request: SeriesRequest, benchmark: Benchmark) -> list[str]:
 
 def _path(request: SeriesRequest) -> str:
     """Return the path of the user's data."""
-    named = [t.partition("=")[2] for t in request.run.overrides if t.startswith("data.path=")]
-    return str(request.data) if request.data else named[-1].strip("\"'")
+    paths = [t.partition("=")[2] for t in request.run.overrides if t.startswith("data.path=")]
+    return str(request.data) if request.data else paths[-1].strip("\"'")
 
 
-def _short(benchmark: Benchmark, batch: int) -> list[str]:
+def _speed_test_overrides(benchmark: Benchmark, batch: int) -> list[str]:
     """Return overrides for a short run with two evaluations and no target, to measure speed."""
     recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT)
     evaluation = recipe.training.evaluation
@@ -349,16 +357,16 @@ def _short(benchmark: Benchmark, batch: int) -> list[str]:
 
 def _labels(request: SeriesRequest, benchmark: Benchmark) -> list[str]:
     """Return overrides for the system name in the log; the user's own --set takes precedence."""
-    if benchmark.sibling_of is None and not request.synthetic:
+    if benchmark.tiny_variant_of is None and not request.synthetic:
         return []
-    kind = "tiny system" if benchmark.sibling_of else "random samples"
+    kind = "tiny system" if benchmark.tiny_variant_of else "random samples"
     return [f"mlperf.platform={json.dumps(f'{kind}, {NOT_A_RESULT}')}"]
 
 
-def answer(trials: Trials, series: TrialSeries, command: Sequence[str]) -> SeriesAnswer:
+def report_series(trials: Trials, series: TrialSeries, command: Sequence[str]) -> SeriesReport:
     """Return the output for a series so far; `command` is the one that resumes it."""
     status = status_of(series)
-    bare = SeriesAnswer(
+    bare = SeriesReport(
         series=series,
         folder=str(trials.folder),
         status=status,
@@ -370,7 +378,7 @@ def answer(trials: Trials, series: TrialSeries, command: Sequence[str]) -> Serie
     return bare.model_copy(update={"score": _score(trials.folder, series)})
 
 
-def standing(request: SeriesRequest) -> SeriesAnswer:
+def series_report(request: SeriesRequest) -> SeriesReport:
     """Return the state of a benchmark's named or newest series.
 
     Nothing is run or written. Raises UserError if there is no such series.
@@ -384,7 +392,7 @@ def standing(request: SeriesRequest) -> SeriesAnswer:
         if (series.benchmark, series.synthetic) != (benchmark.name, request.synthetic):
             continue
         alive = series.controller is not None and is_alive(series.controller)
-        return SeriesAnswer(
+        return SeriesReport(
             series=series,
             folder=str(file.parent),
             status=status_of(series, alive),
@@ -393,8 +401,8 @@ def standing(request: SeriesRequest) -> SeriesAnswer:
         )
     raise UserError(
         str(place),
-        f"holds no such series of {benchmark.name}",
-        remedy="the same command without --status begins one",
+        f"contains no such series of {benchmark.name}",
+        remedy="start one with the same command without --status",
     )
 
 
@@ -412,7 +420,7 @@ def _expected(trials: Trials, series: TrialSeries) -> ExpectedTime | None:
     evaluation = recipe.training.evaluation
     if not speeds or evaluation is None:
         return None
-    plan = trials.planned(TrialState(number=0, seed=0))
+    plan = trials.plan_trial(TrialState(number=0, seed=0))
     batch = plan.spec.training.global_batch
     benchmark = trials.benchmark
     reference = reference_at(benchmark.name, DEFAULT_RULESET, batch, benchmark.num_runs)

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.core.text import one_line
 from paceline.core.units import pluralize, significant
-from paceline.mlperf.run.trials import SeriesAnswer, TrialSeries, TrialState
+from paceline.mlperf.run.trials import SeriesReport, TrialSeries, TrialState
 from paceline.mlperf.score.convergence import ExpectedTime
 from paceline.mlperf.score.text import score_lines
 
@@ -37,25 +37,25 @@ def trial_text(trial: TrialState) -> str:
     return one_line(f"{line}: {trial.reason}" if trial.reason else line)
 
 
-def answer_lines(answer: SeriesAnswer) -> Iterator[str]:
+def report_lines(report: SeriesReport) -> Iterator[str]:
     """Yield the state and the results of a series, as terminal lines."""
-    series = answer.series
-    done = len(series.trials) - len(series.missing)
+    series = report.series
+    num_finished = len(series.trials) - len(series.missing)
     yield one_line(f"{series.benchmark} · {series.label}")
     yield (
-        f"  series       {answer.status}: {done:,} of "
-        f"{pluralize(len(series.trials), 'trial')} have ended"
+        f"  series       {report.status}: {num_finished:,} of "
+        f"{pluralize(len(series.trials), 'trial')} finished"
     )
-    yield one_line(f"  logs         {answer.folder}")
-    if answer.expected is not None:
-        yield from _expected(answer.expected)
-    elif series.synthetic and answer.status == "complete":
-        yield "  expected     no time: no speed, no evaluation, or no reference reaches this batch"
-    yield from (one_line(f"  warning      {warning}") for warning in answer.warnings)
-    if answer.resume:
-        yield one_line(f"  go on        {answer.resume}")
-    if answer.score is not None:
-        yield from score_lines(answer.score)
+    yield one_line(f"  logs         {report.folder}")
+    if report.expected is not None:
+        yield from _expected(report.expected)
+    elif series.synthetic and report.status == "complete":
+        yield "  expected     unknown: no speed, no evaluation, or no reference for this batch"
+    yield from (one_line(f"  warning      {warning}") for warning in report.warnings)
+    if report.resume:
+        yield one_line(f"  resume       {report.resume}")
+    if report.score is not None:
+        yield from score_lines(report.score)
 
 
 def _expected(time: ExpectedTime) -> Iterator[str]:

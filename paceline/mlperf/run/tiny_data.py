@@ -1,4 +1,4 @@
-"""Training data of the tiny variants: texts, drawings, and the base model for adapters.
+"""Training data of the tiny variants: texts, images, and the base model for adapters.
 
 All of it is stored in the user's cache under a name derived from its content, and is created on
 first use.
@@ -38,12 +38,12 @@ from paceline.staging.conversions.random_data import Encoder, bfloat16_bits, pic
 NUM_IMAGES = 1152
 BASE_STEPS = 240
 BASE_SEED = 1
-Showing = Callable[[Plan], AbstractContextManager[flow.Watcher]]
+ShowProgress = Callable[[Plan], AbstractContextManager[flow.Watcher]]
 """Context manager that displays the progress of a run."""
 
 
 @dataclass(frozen=True)
-class Prepared:
+class TrialData:
     """Data of a trial, as overrides of its recipe."""
 
     overrides: tuple[str, ...]
@@ -57,7 +57,7 @@ def cache_folder() -> Path:
     return Path(cache) / "paceline" / "mlperf-tiny"
 
 
-def prepared(benchmark: Benchmark, device: str, show: Showing) -> Prepared:
+def prepare_data(benchmark: Benchmark, device: str, show: ShowProgress) -> TrialData:
     """Return the data of a tiny variant, created on first use; `show` displays base training.
 
     Raises SystemFaultError if the data cannot be created on this machine.
@@ -70,40 +70,40 @@ def prepared(benchmark: Benchmark, device: str, show: Showing) -> Prepared:
     prose, code = _text("prose"), _text("code")
     base = _base(benchmark, code, device, show)
     weights = f"training.initial_weights={base}"
-    return Prepared((*prose.overrides, weights), f"{prose.digest}-{code.digest}")
+    return TrialData((*prose.overrides, weights), f"{prose.digest}-{code.digest}")
 
 
-def not_to_be_trained(plan: Plan) -> NoReturn:
-    """Raise UserError instead of displaying how a base model is trained."""
-    raise UserError("the base model", "is not there yet", remedy="run without --dry-run once")
+def refuse_training(plan: Plan) -> NoReturn:
+    """Raise UserError: a dry run does not train the base model."""
+    raise UserError("the base model", "does not exist yet", remedy="run once without --dry-run")
 
 
-def _text(domain: Domain) -> Prepared:
-    content = text_of(domain)
+def _text(domain: Domain) -> TrialData:
+    content = training_text(domain)
     digest = hashlib.sha256(content).hexdigest()[:8]
     path = cache_folder() / f"{domain}-{digest}.txt"
     if not path.is_file():
-        with _new(path.parent) as folder:
+        with _temporary_folder(path.parent) as folder:
             (folder / path.name).write_bytes(content)
             (folder / path.name).replace(path)
-    return Prepared(("data.source=text", f"data.path={path}"), digest)
+    return TrialData(("data.source=text", f"data.path={path}"), digest)
 
 
-def _images(shape: MMDiTShape) -> Prepared:
-    with _new(cache_folder()) as folder:
+def _images(shape: MMDiTShape) -> TrialData:
+    with _temporary_folder(cache_folder()) as folder:
         write_images(folder, shape, NUM_IMAGES)
         digest = _digest(folder)
-        kept = cache_folder() / f"images-{digest}"
+        target = cache_folder() / f"images-{digest}"
         try:
-            folder.rename(kept)
+            folder.rename(target)
         except OSError:
-            if not kept.is_dir():
+            if not target.is_dir():
                 raise
-    return Prepared(("data.source=latents", f"data.path={kept / 'index.json'}"), digest)
+    return TrialData(("data.source=latents", f"data.path={target / 'index.json'}"), digest)
 
 
-def _base(benchmark: Benchmark, code: Prepared, device: str, show: Showing) -> Path:
-    """Return the checkpoint of the model without adapters, trained on the other text."""
+def _base(benchmark: Benchmark, code: TrialData, device: str, show: ShowProgress) -> Path:
+    """Return the checkpoint of the model without adapters, trained on `code`."""
     changes = (
         "lora=null",
         "training.evaluation=null",
@@ -121,23 +121,23 @@ def _base(benchmark: Benchmark, code: Prepared, device: str, show: Showing) -> P
     request = Request(benchmark.recipe, TRIAL_VARIANT, changes, 1, device, where=local)
     plan = make_plan(request)
     root = cache_folder() / "bases"
-    kept = _checkpoint(root, plan.spec.key)
-    if kept is not None:
-        return kept
+    existing = _checkpoint(root, plan.spec.key)
+    if existing is not None:
+        return existing
     try:
         with show(plan) as watch:
             report = flow.run(plan, root, flow.command_line(), watch, probe=False)
     except flow.CancelledRunError:
         raise KeyboardInterrupt from None
-    made = _checkpoint(root, plan.spec.key)
-    if made is None:
+    checkpoint = _checkpoint(root, plan.spec.key)
+    if checkpoint is None:
         status: Status = report.result.status
         raise SystemFaultError(
             "the base model",
             f"was not trained: {status} {report.result.reason or ''}".strip(),
-            remedy=f"its run lies in {root}",
+            remedy=f"see its run in {root}",
         )
-    return made
+    return checkpoint
 
 
 def _checkpoint(root: Path, key: str) -> Path | None:
@@ -150,10 +150,10 @@ def _checkpoint(root: Path, key: str) -> Path | None:
 
 
 @contextmanager
-def _new(beside: Path) -> Iterator[Path]:
+def _temporary_folder(parent: Path) -> Iterator[Path]:
     """Yield a temporary folder, which is removed afterwards unless it was renamed."""
-    beside.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=beside, prefix=".new-"))
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
     try:
         yield folder
     finally:
@@ -191,8 +191,8 @@ def write_images(folder: Path, shape: MMDiTShape, count: int) -> Path:
 Domain = Literal["code", "prose"]
 PIECE_BYTES = 2048
 """Size of the pieces that texts are split into and shuffled, so that all parts are alike."""
-MOST_BYTES = 2_000_000
-LEFT_OUT = {
+MAX_BYTES = 2_000_000
+EXCLUDED_FOLDERS = {
     "site-packages",
     "dist-packages",
     "__pycache__",
@@ -206,21 +206,21 @@ ORDER_SEED = 20_25
 """Seed of the shuffling, the same for every training seed."""
 
 
-def text_of(domain: Domain) -> bytes:
+def training_text(domain: Domain) -> bytes:
     """Return up to MOST_BYTES of one domain in shuffled pieces; constant per installation."""
     texts = _sources() if domain == "code" else _reference()
     pieces = [
         text[at : at + PIECE_BYTES] for text in texts for at in range(0, len(text), PIECE_BYTES)
     ]
     random.Random(ORDER_SEED).shuffle(pieces)
-    return b"".join(_up_to(pieces, MOST_BYTES))
+    return b"".join(_limit_bytes(pieces, MAX_BYTES))
 
 
 def _sources() -> Iterator[bytes]:
     """Yield the standard library's modules, ordered by name."""
     root = sysconfig.get_path("stdlib")
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = sorted(set(subfolders) - LEFT_OUT)
+        subfolders[:] = sorted(set(subfolders) - EXCLUDED_FOLDERS)
         for name in sorted(names):
             if name.endswith(".py"):
                 yield Path(folder, name).read_bytes()
@@ -236,13 +236,13 @@ def _reference() -> list[bytes]:
     except ImportError as error:
         raise SystemFaultError(
             "pydoc_data",
-            "this Python comes without the texts that help() shows",
-            remedy="install its documentation data (Debian: libpython3-stdlib)",
+            "is missing from this Python, which has no texts for help()",
+            remedy="install Python's documentation data (Debian: libpython3-stdlib)",
         ) from error
     return [topics[name].encode() for name in sorted(topics)]
 
 
-def _up_to(pieces: Iterable[bytes], limit: int) -> Iterator[bytes]:
+def _limit_bytes(pieces: Iterable[bytes], limit: int) -> Iterator[bytes]:
     total = 0
     for piece in pieces:
         total += len(piece)

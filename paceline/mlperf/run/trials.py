@@ -44,8 +44,8 @@ class TrialState(Value):
     status: TrialStatus = "waiting"
     """Status of the trial.
 
-    `missed` means that all steps ran and the target was not reached. `measured` means a run on
-    random samples, which have no target.
+    `missed` means that all steps ran without reaching the target. `measured` means a run on random
+    samples, which have no target.
     """
     reason: str | None = None
     run: str | None = None
@@ -80,7 +80,7 @@ class TrialSeries(Value):
     data_digest: str | None = None
     """Digest of a tiny variant's data; None for official benchmarks."""
     first_seed: NonNegativeInt
-    wanted: PositiveInt
+    num_trials: PositiveInt
     """Number of requested trials."""
     trial_limit_s: PositiveFloat | None = None
     """Maximum time of a trial in seconds; None for no limit."""
@@ -97,19 +97,21 @@ class TrialSeries(Value):
 
     def with_trial(self, trial: TrialState) -> TrialSeries:
         """Return the series with one trial replaced by its new state."""
-        changed = tuple(trial if old.number == trial.number else old for old in self.trials)
-        return self.model_copy(update={"trials": changed})
+        trials = tuple(trial if old.number == trial.number else old for old in self.trials)
+        return self.model_copy(update={"trials": trials})
 
     def up_to(self, num_trials: int) -> TrialSeries:
         """Return the series with `num_trials` trials, one seed each; started trials are kept."""
-        begun = [trial.number + 1 for trial in self.trials if trial.status != "waiting"]
-        wanted = max(num_trials, *begun, 1)
-        kept = self.trials[:wanted]
-        new = [TrialState(number=n, seed=self.first_seed + n) for n in range(len(kept), wanted)]
-        return self.model_copy(update={"trials": (*kept, *new), "wanted": wanted})
+        started_counts = [trial.number + 1 for trial in self.trials if trial.status != "waiting"]
+        count = max(num_trials, *started_counts, 1)
+        kept_trials = self.trials[:count]
+        new = [
+            TrialState(number=n, seed=self.first_seed + n) for n in range(len(kept_trials), count)
+        ]
+        return self.model_copy(update={"trials": (*kept_trials, *new), "wanted": count})
 
 
-class SeriesAnswer(Value):
+class SeriesReport(Value):
     """Output of `paceline mlperf run`."""
 
     series: TrialSeries
@@ -131,8 +133,12 @@ def status_of(series: TrialSeries, alive: bool = False) -> SeriesStatus:
     """Return the status of a series; `alive` means that a process is running it."""
     if series.missing:
         return "running" if alive else "unfinished"
-    ended = {"success", "missed", "measured"}
-    return "complete" if any(trial.status in ended for trial in series.trials) else "failed"
+    finished_statuses = {"success", "missed", "measured"}
+    return (
+        "complete"
+        if any(trial.status in finished_statuses for trial in series.trials)
+        else "failed"
+    )
 
 
 LOG_FILE = Path("mlperf") / "result.txt"
@@ -163,35 +169,34 @@ class Trials:
     folder: Path
     """Folder of the series; its run folders are in `root`."""
     root: Path
-    planned: Callable[[TrialState], Plan]
+    plan_trial: Callable[[TrialState], Plan]
 
 
-def opened(folder: Path, new: TrialSeries) -> TrialSeries:
+def open_series(folder: Path, new: TrialSeries) -> TrialSeries:
     """Return the series in `folder` if it matches the request, else a new one.
 
     Raises UserError if the folder holds another configuration, or another process is running it.
     """
     if not (folder / SERIES_FILE).is_file():
-        return new.up_to(new.wanted)
+        return new.up_to(new.num_trials)
     series = read_value(folder / SERIES_FILE, TrialSeries)
     same = ("benchmark", "key", "first_seed")
     if any(getattr(series, name) != getattr(new, name) for name in same):
         raise UserError(
             str(folder),
-            f"holds a series of {series.benchmark} with another configuration, data or first seed",
-            remedy="give this one another name with --name",
+            f"contains a series of {series.benchmark} with a different configuration, data or "
+            "first seed",
+            remedy="choose another --name",
         )
     if series.controller and series.missing and is_alive(series.controller):
         process = f"process {series.controller.pid} on {series.controller.host}"
-        raise UserError(
-            str(folder), f"{process} is at work on it", remedy="wait until it has ended"
-        )
-    changed = {name: getattr(new, name) for name in ("trial_limit_s", "drop_caches", "overrides")}
-    return series.model_copy(update=changed).up_to(new.wanted)
+        raise UserError(str(folder), f"is in use by {process}", remedy="wait until it exits")
+    updates = {name: getattr(new, name) for name in ("trial_limit_s", "drop_caches", "overrides")}
+    return series.model_copy(update=updates).up_to(new.num_trials)
 
 
-class UnplannedTrialError(PacelineError):
-    """Error of a machine on which no trial can be prepared (exit code 2)."""
+class TrialSetupError(PacelineError):
+    """System fault because of which no trial can start (exit code 2)."""
 
 
 @dataclass
@@ -202,18 +207,18 @@ class TrialRunner(TaskRunner[TrialTask, TrialState]):
     series: TrialSeries = field(kw_only=True)
 
     def run_of(self, task: TrialTask, slot: JobSlot) -> TaskRun:
-        plan = self._planned(task.trial)
+        plan = self._plan_or_stop(task.trial)
         self._write(task.trial.model_copy(update={"status": "running"}))
         return TaskRun(plan, self.series.name)
 
-    def _planned(self, trial: TrialState) -> Plan:
+    def _plan_or_stop(self, trial: TrialState) -> Plan:
         """Return the trial's plan, after dropping caches; a system fault here ends the series."""
         try:
             if self.series.drop_caches:
                 drop_caches()
-            return self.trials.planned(trial)
+            return self.trials.plan_trial(trial)
         except SystemFaultError as fault:  # the next trial would fail too
-            raise UnplannedTrialError(fault.where, fault.what, remedy=fault.remedy) from fault
+            raise TrialSetupError(fault.where, fault.what, remedy=fault.remedy) from fault
 
     def keep(self, task: TrialTask, outcome: TaskOutcome, moved: bool) -> TrialState:
         if not isinstance(outcome, Result):
@@ -226,7 +231,7 @@ class TrialRunner(TaskRunner[TrialTask, TrialState]):
             raise KeyboardInterrupt
         return self._write(state)
 
-    def cancelled(self, task: TrialTask, result: Result | None) -> None:
+    def cancelled(self, task: TrialTask, result: Result | None) -> None:  # language: allow
         state = task.trial.model_copy(update={"status": "cancelled"})
         if result is not None:
             state = finished_trial(self.trials, task.trial, result)
@@ -274,20 +279,20 @@ def finished_trial(trials: Trials, trial: TrialState, result: Result) -> TrialSt
     )
     if status in ("cancelled", "incomplete"):
         return trial.model_copy(update={"status": "cancelled", "reason": result.reason})
-    trial = trial.model_copy(update=_kept_log(trials, trial.number, run))
+    trial = trial.model_copy(update=_copy_log(trials, trial.number, run))
     if trials.series.synthetic and status == "ok":
         return trial.model_copy(update={"status": "measured"})
     log = read_log(trials.folder / str(trial.file)).trials[0]
     fault = log.fault(trials.benchmark)
     if fault is None:
-        reached = {"minutes": log.minutes, "samples_to_target": log.samples_to_target}
-        return trial.model_copy(update={**reached, "status": "success"})
+        figures = {"minutes": log.minutes, "samples_to_target": log.samples_to_target}
+        return trial.model_copy(update={**figures, "status": "success"})
     reason = (fault[1] if status == "ok" else result.reason) or fault[1]
     failure = {"status": MISSES.get(status, "failed"), "reason": reason}
     return trial.model_copy(update={"minutes": log.minutes, **failure})
 
 
-def _kept_log(trials: Trials, number: int, run: Path) -> dict[str, Any]:
+def _copy_log(trials: Trials, number: int, run: Path) -> dict[str, Any]:
     """Copy a run's log and telemetry to the series folder; return the log's name and last loss."""
     ranks, file, log = read_ranks(run), f"result_{number}.txt", trial_log(run)
     # A trial that died before its first line still counts as a trial of the series.
@@ -314,8 +319,8 @@ def check_cache_drop() -> None:
     if not os.access(DROP_FILE, os.W_OK):
         raise UserError(
             "--drop-caches",
-            f"{DROP_FILE} cannot be written by this user",
-            remedy="run as root, or leave it out: the log then says that caches were not cleared",
+            f"{DROP_FILE} is not writable",
+            remedy="run as root, or omit it; the log then reports that caches were not cleared",
         )
 
 

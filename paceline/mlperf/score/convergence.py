@@ -16,11 +16,11 @@ from typing import Literal
 
 from paceline.core.value import Value
 from paceline.files.references import ConvergencePoint, source
-from paceline.mlperf.rules import SCORED_ONLY, SIBLINGS
+from paceline.mlperf.rules import SCORED_ONLY, TINY_VARIANTS
 
 SIGNIFICANCE = 0.05
 POINTS = "mlperf-rcp"
-OWN_POINTS = "mlperf-tiny"
+TINY_POINTS = "mlperf-tiny"
 """Source of Paceline's recorded runs of its tiny variants, which are in no MLPerf round."""
 
 ReferenceKind = Literal["exact", "interpolated", "smaller-batch"]
@@ -40,7 +40,7 @@ class Convergence(Value):
     """Samples that the reference needs at this batch."""
     reference_stdev: float | None = None
     """Standard deviation of the samples over the reference's runs."""
-    least_samples: float | None = None
+    min_samples: float | None = None
     """Smallest mean that chance explains at the 5% level."""
     samples: float | None = None
     """Samples that the runs needed."""
@@ -61,7 +61,7 @@ class ConvergenceReference:
     allowed_samples: int = 0
     """Samples by which the rules lower this benchmark's least mean."""
 
-    def least_mean(self, num_submitted: int) -> float:
+    def min_mean(self, num_submitted: int) -> float:
         """Return the smallest mean number of samples that passes the one-sided t-test.
 
             mean - t(0.95, n + m - 2) stdev sqrt(1/n + 1/m) - allowed_samples
@@ -91,37 +91,37 @@ def rulesets(benchmark: str | None = None) -> list[str]:
 
 
 def references(benchmark: str, ruleset: str) -> list[ConvergenceReference]:
-    """Return a round's references by batch size, without the slow ones (see `pruned`).
+    """Return a round's references by batch size, without the slow ones (`prune_references`).
 
     Those of a tiny variant are Paceline's own and apply to every round.
     """
-    if benchmark in SIBLINGS:
-        points = [p for p in source(OWN_POINTS).convergence if p.benchmark == benchmark]
+    if benchmark in TINY_VARIANTS:
+        points = [p for p in source(TINY_POINTS).convergence if p.benchmark == benchmark]
     else:
         points = [
             p
             for p in source(POINTS).convergence
             if p.benchmark == benchmark and ruleset in p.rulesets
         ]
-    return pruned(map(_reference, points))
+    return prune_references(map(_reference, points))
 
 
-def pruned(references: Iterable[ConvergenceReference]) -> list[ConvergenceReference]:
+def prune_references(references: Iterable[ConvergenceReference]) -> list[ConvergenceReference]:
     """Drop batches below the fastest, and any that is slower than its neighbors' line."""
-    kept = sorted(references, key=lambda r: r.global_batch)
-    if not kept:
+    points = sorted(references, key=lambda r: r.global_batch)
+    if not points:
         return []
-    fastest = min(kept, key=lambda r: r.mean)
-    kept = [r for r in kept if r.global_batch >= fastest.global_batch]
+    fastest = min(points, key=lambda r: r.mean)
+    points = [r for r in points if r.global_batch >= fastest.global_batch]
     at = 1
-    while at < len(kept) - 1:
-        below, middle, above = kept[at - 1 : at + 2]
-        if middle.mean > _interpolated(middle.global_batch, below, above, 2).mean:
-            del kept[at]
+    while at < len(points) - 1:
+        below, middle, above = points[at - 1 : at + 2]
+        if middle.mean > _interpolate(middle.global_batch, below, above, 2).mean:
+            del points[at]
             # The official tool checks this index again, not the one before it.
             continue
         at += 1
-    return kept
+    return points
 
 
 def reference_at(
@@ -131,7 +131,7 @@ def reference_at(
     return _lookup(references(benchmark, ruleset), global_batch, num_runs)[0]
 
 
-def held_against(
+def compare_with_reference(
     references: Sequence[ConvergenceReference],
     global_batch: int,
     samples: Sequence[float],
@@ -144,11 +144,11 @@ def held_against(
     reference, kind = _lookup(references, global_batch, num_runs)
     if reference is None:
         largest = max((r.global_batch for r in references), default=0)
-        why = f"no reference reaches a batch of {global_batch:,}: the largest is {largest:,}"
+        why = f"no reference for a batch of {global_batch:,}; the largest is {largest:,}"
         return Convergence(
             status="missing", reason=why, global_batch=global_batch, reference_batches=()
         )
-    mean, least = olympic_mean(samples), reference.least_mean(num_runs)
+    mean, least = olympic_mean(samples), reference.min_mean(num_runs)
     passed = mean >= least
     missing = kind == "smaller-batch" and not passed
     return Convergence(
@@ -159,7 +159,7 @@ def held_against(
         reference_batches=reference.batches,
         reference_samples=reference.mean,
         reference_stdev=reference.stdev,
-        least_samples=least,
+        min_samples=least,
         samples=mean,
         scaling_factor=max(1.0, reference.mean / mean) if passed else None,
     )
@@ -167,8 +167,8 @@ def held_against(
 
 def _too_few(mean: float, least: float, reference: ConvergenceReference) -> str:
     return (
-        f"the runs needed {mean:,.1f} samples on average, and the reference at a batch of "
-        f"{reference.global_batch:,} allows no fewer than {least:,.1f}"
+        f"the runs needed {mean:,.1f} samples on average; the reference at a batch of "
+        f"{reference.global_batch:,} requires at least {least:,.1f}"
     )
 
 
@@ -184,7 +184,7 @@ def _lookup(
         return above[0], "smaller-batch"
     if below[-1].global_batch == global_batch:
         return below[-1], "exact"
-    return _interpolated(global_batch, below[-1], above[0], 2 * num_runs), "interpolated"
+    return _interpolate(global_batch, below[-1], above[0], 2 * num_runs), "interpolated"
 
 
 def _reference(point: ConvergencePoint) -> ConvergenceReference:
@@ -203,7 +203,7 @@ def _reference(point: ConvergencePoint) -> ConvergenceReference:
     )
 
 
-def _interpolated(
+def _interpolate(
     batch: int, below: ConvergenceReference, above: ConvergenceReference, num_runs: int
 ) -> ConvergenceReference:
     share = (batch - below.global_batch) / (above.global_batch - below.global_batch)

@@ -34,19 +34,19 @@ from paceline.mlperf.result_logs import (
     run_logs,
 )
 from paceline.mlperf.rules import (
-    MOST_INITIALISATION_MINUTES,
+    MAX_INITIALIZATION_MINUTES,
     Benchmark,
     Ruleset,
-    benchmark_named,
-    settled_ruleset,
+    find_benchmark,
+    select_ruleset,
 )
-from paceline.mlperf.score.convergence import held_against, references, rulesets
+from paceline.mlperf.score.convergence import compare_with_reference, references, rulesets
 from paceline.mlperf.score.score import (
-    COUNTED,
-    MOST_FAILED,
+    COUNTED_STATUSES,
+    MAX_FAILED,
     Score,
     ScoredRun,
-    samples_for_the_test,
+    convergence_samples,
     windows_of,
     with_model_flops,
     with_parts,
@@ -65,7 +65,7 @@ def score(place: Path, ruleset: str | None = None, num_devices: int | None = Non
         _check_known(ruleset)
     logs = run_logs(place)
     trials = [(_name(log, at), trial) for log in logs for at, trial in enumerate(log.trials, 1)]
-    benchmark = benchmark_named(_benchmark(place, trials), str(place))
+    benchmark = find_benchmark(_benchmark(place, trials), str(place))
     rules = _ruleset(place, ruleset, benchmark, logs)
     runs = [*_runs(logs, benchmark), *_unreadable(logs)]
     bare = Score(
@@ -80,13 +80,13 @@ def score(place: Path, ruleset: str | None = None, num_devices: int | None = Non
         **_system_and_model(place, trials, logs, num_devices, benchmark),
         warnings=(*rules.warnings, *_warnings(trials, logs, runs)),
     )
-    scored = with_model_flops(_scored(bare, benchmark, _gaps(logs)))
-    doubts = (
-        stated_scaling(place, scored.scaling_factor, scored.olympic_mean_minutes),
-        peak_doubt(scored.model_flops_per_s_per_device, scored.device, None),
+    result = with_model_flops(_with_score(bare, benchmark, _gaps(logs)))
+    extra_warnings = (
+        scaling_file_warning(place, result.scaling_factor, result.olympic_mean_minutes),
+        peak_doubt(result.model_flops_per_s_per_device, result.device, None),
     )
-    warnings = (*scored.warnings, *(doubt for doubt in doubts if doubt))
-    return scored.model_copy(update={"warnings": warnings})
+    warnings = (*result.warnings, *(doubt for doubt in extra_warnings if doubt))
+    return result.model_copy(update={"warnings": warnings})
 
 
 def _check_known(ruleset: str) -> None:
@@ -104,10 +104,10 @@ def _ruleset(
     place: Path, option: str | None, benchmark: Benchmark, logs: Sequence[RunLog]
 ) -> Ruleset:
     """Return the requested ruleset, else the one that logs, path and benchmark imply."""
-    names = rulesets() if benchmark.sibling_of else rulesets(benchmark.name)
+    names = rulesets() if benchmark.tiny_variant_of else rulesets(benchmark.name)
     if option is None:
-        stated = [log.ruleset for log in logs if log.ruleset]
-        return settled_ruleset(place, stated, rulesets(), names)
+        from_logs = [log.ruleset for log in logs if log.ruleset]
+        return select_ruleset(place, from_logs, rulesets(), names)
     if option not in names:
         raise UserError(f"--ruleset {option}", f"has no {benchmark.name}", allowed=", ".join(names))
     return Ruleset(option, "option")
@@ -128,30 +128,32 @@ def _benchmark(place: Path, trials: NamedTrials) -> str:
     if not files:
         raise UserError(
             str(place),
-            "no log says its submission_benchmark",
-            remedy="the runs ended before they had stated it",
+            "no log reports its submission_benchmark",
+            remedy="the runs stopped before they logged it",
         )
     if len(files) > 1:
-        listed = "; ".join(f"{name}: {_few(where)}" for name, where in sorted(files.items()))
+        summary = "; ".join(
+            f"{name}: {_first_five(where)}" for name, where in sorted(files.items())
+        )
         raise UserError(
             str(place),
-            f"holds runs of {len(files)} benchmarks ({listed})",
-            remedy="score each in a folder of its own",
+            f"contains runs of {len(files)} benchmarks ({summary})",
+            remedy="score each in its own folder",
         )
     return next(iter(files))
 
 
 def _runs(logs: Sequence[RunLog], benchmark: Benchmark) -> list[ScoredRun]:
     """Return one run per trial; a trial that is in two files counts once."""
-    seen: dict[tuple[float | None, ...], str] = {}
+    first_files: dict[tuple[float | None, ...], str] = {}
     runs: list[ScoredRun] = []
     for log in logs:
         for at, trial in enumerate(log.trials, 1):
             run = _run(_name(log, at), trial, log, benchmark)
             key = tuple(trial.times_ms.get(m) for m in ("init_start", "run_start", "run_stop"))
-            first = seen.setdefault(key, run.file) if any(key) else run.file
+            first = first_files.setdefault(key, run.file) if any(key) else run.file
             if first != run.file:
-                why = f"it is the same run as {first}"
+                why = f"same run as {first}"
                 run = run.model_copy(update={"status": "duplicate", "reason": why})
             runs.append(run)
     return runs
@@ -160,15 +162,15 @@ def _runs(logs: Sequence[RunLog], benchmark: Benchmark) -> list[ScoredRun]:
 def _run(name: str, trial: LoggedTrial, log: RunLog, benchmark: Benchmark) -> ScoredRun:
     fault = trial.fault(benchmark)
     reason = fault[1] if fault else None
-    if reason and log.broken_off:
-        reason = f"{reason}: {log.broken_off}"
+    if reason and log.read_error:
+        reason = f"{reason}: {log.read_error}"
     return ScoredRun(
         file=name,
         status=fault[0] if fault else "success",
         reason=reason,
         minutes=trial.minutes,
         samples_to_target=None if fault else trial.samples_to_target,
-        initialisation_minutes=trial.initialisation_minutes,
+        initialization_minutes=trial.initialization_minutes,
         median_samples_per_s=trial.median_samples_per_s,
         global_batch=trial.global_batch,
         seeds=tuple(sorted(set(trial.seeds))),
@@ -191,46 +193,46 @@ def _gaps(logs: Sequence[RunLog]) -> list[int]:
     return sorted(set(range(min(numbers), max(numbers) + 1)) - numbers)
 
 
-def _scored(score: Score, benchmark: Benchmark, gaps: Sequence[int]) -> Score:
+def _with_score(score: Score, benchmark: Benchmark, gaps: Sequence[int]) -> Score:
     """Return the score with means, convergence test and minutes, as far as its runs allow."""
-    counted = [run for run in score.runs if run.status in COUNTED]
-    windows = windows_of(counted, benchmark.num_runs)
+    counted_runs = [run for run in score.runs if run.status in COUNTED_STATUSES]
+    windows = windows_of(counted_runs, benchmark.num_runs)
     if not windows:
-        return _without(score, "incomplete", _too_few(score, len(counted), gaps))
-    chosen = next(window for window in windows if window.chosen)
-    counted_files = () if chosen.olympic_mean_minutes is None else chosen.files
+        return _without_score(score, "incomplete", _too_few(score, len(counted_runs), gaps))
+    window_to_score = next(window for window in windows if window.chosen)
+    counted_files = () if window_to_score.olympic_mean_minutes is None else window_to_score.files
     runs = with_parts(score.runs, counted_files)
     score = score.model_copy(update={"runs": tuple(runs), "windows": tuple(windows)})
-    inside = [run for run in runs if run.file in chosen.files]
+    inside = [run for run in runs if run.file in window_to_score.files]
     score = score.model_copy(update=_means(inside, score))
-    if chosen.olympic_mean_minutes is None:
-        return _without(score, "invalid", _too_many_failed(inside))
+    if window_to_score.olympic_mean_minutes is None:
+        return _without_score(score, "invalid", _too_many_failed(inside))
     batches = {run.global_batch for run in inside if run.global_batch}
     if len(batches) > 1:
-        listed = ", ".join(map(str, sorted(batches)))
-        return _without(score, "invalid", f"the runs have different global batches: {listed}")
+        sizes = ", ".join(map(str, sorted(batches)))
+        return _without_score(score, "invalid", f"the runs have different global batches: {sizes}")
     if not batches:
-        return _without(score, "no-reference", "no run states its global_batch_size")
+        return _without_score(score, "no-reference", "no run reports global_batch_size")
     points = references(benchmark.name, score.ruleset)
-    samples = samples_for_the_test(inside)
-    rcp = held_against(points, batches.pop(), samples, benchmark.num_runs)
+    samples = convergence_samples(inside)
+    rcp = compare_with_reference(points, batches.pop(), samples, benchmark.num_runs)
     score = score.model_copy(update={"rcp": rcp})
     if rcp.scaling_factor is None:
         status = "invalid" if rcp.status == "failed" else "no-reference"
-        return _without(score, status, rcp.reason or rcp.status)
+        return _without_score(score, status, rcp.reason or rcp.status)
     # MLPerf score: mean run time in minutes, scaled up to the reference's samples.
-    minutes = chosen.olympic_mean_minutes * rcp.scaling_factor
+    minutes = window_to_score.olympic_mean_minutes * rcp.scaling_factor
     return score.model_copy(update={"scaling_factor": rcp.scaling_factor, "score_minutes": minutes})
 
 
-def _without(score: Score, status: str, reason: str) -> Score:
+def _without_score(score: Score, status: str, reason: str) -> Score:
     return score.model_copy(update={"status": status, "reason": reason})
 
 
 def _too_few(score: Score, num_runs: int, gaps: Sequence[int]) -> str:
-    left_out = Counter(run.status for run in score.runs if run.status not in COUNTED)
+    left_out = Counter(run.status for run in score.runs if run.status not in COUNTED_STATUSES)
     parts = [f"{num_runs} of the {score.runs_required} runs that {score.benchmark} needs"]
-    parts += [f"missing: number {_few(map(str, gaps))}"] if gaps else []
+    parts += [f"missing: number {_first_five(map(str, gaps))}"] if gaps else []
     parts += [f"{n} {status}" for status, n in sorted(left_out.items())]
     return "; ".join(parts)
 
@@ -238,28 +240,30 @@ def _too_few(score: Score, num_runs: int, gaps: Sequence[int]) -> str:
 def _too_many_failed(runs: Sequence[ScoredRun]) -> str:
     failed = [f"{run.file} ({run.reason})" for run in runs if run.status != "success"]
     return (
-        f"{len(failed)} of {len(runs)} runs did not converge, and only {MOST_FAILED} may be "
-        f"dropped: {_few(failed)}"
+        f"{len(failed)} of {len(runs)} runs did not converge; only {MAX_FAILED} may be dropped: "
+        f"{_first_five(failed)}"
     )
 
 
 def _means(inside: Sequence[ScoredRun], score: Score) -> dict[str, Any]:
     """Return figures of the submitted window; times and rates are those of the counted runs."""
-    converged = [run for run in inside if run.status == "success"]
-    rates = [run.median_samples_per_s for run in converged if run.median_samples_per_s]
-    waits = [r.initialisation_minutes for r in inside if r.initialisation_minutes is not None]
-    samples = [run.samples_to_target for run in converged if run.samples_to_target]
-    chosen = next(window for window in score.windows if window.chosen)
-    counted = [run for run in converged if run.part == "counted" and run.minutes]
-    minutes = sum(run.minutes or 0 for run in counted)
+    converged_runs = [run for run in inside if run.status == "success"]
+    rates = [run.median_samples_per_s for run in converged_runs if run.median_samples_per_s]
+    waits = [r.initialization_minutes for r in inside if r.initialization_minutes is not None]
+    samples = [run.samples_to_target for run in converged_runs if run.samples_to_target]
+    window_to_score = next(window for window in score.windows if window.chosen)
+    counted_runs = [run for run in converged_runs if run.part == "counted" and run.minutes]
+    minutes = sum(run.minutes or 0 for run in counted_runs)
     overall = (
-        sum(run.samples_to_target or 0 for run in counted) / (60 * minutes) if minutes else None
+        sum(run.samples_to_target or 0 for run in counted_runs) / (60 * minutes)
+        if minutes
+        else None
     )
     return {
-        "olympic_mean_minutes": chosen.olympic_mean_minutes,
+        "olympic_mean_minutes": window_to_score.olympic_mean_minutes,
         "mean_samples_to_target": fmean(samples) if samples else None,
         "median_samples_per_s": median(rates) if rates else None,
-        "mean_initialisation_minutes": fmean(waits) if waits else None,
+        "mean_initialization_minutes": fmean(waits) if waits else None,
         "overall_samples_per_s": overall,
         "mean_energy_j": mean_energy_j(inside),
     }
@@ -275,9 +279,9 @@ def _system_and_model(
     """Return what the logs report about the system and the model."""
     return {
         **_model(benchmark),
-        "system": _stated(trials, "submission_platform"),
-        "organisation": _stated(trials, "submission_org"),
-        "division": _stated(trials, "submission_division"),
+        "system": _first_value(trials, "submission_platform"),
+        "organization": _first_value(trials, "submission_org"),
+        "division": _first_value(trials, "submission_division"),
         "num_devices": num_devices
         or next((log.num_devices for log in logs if log.num_devices), None)
         or described_devices(place),
@@ -296,7 +300,7 @@ def _model(benchmark: Benchmark) -> dict[str, Any]:
     return {"flops_per_sample": flops, "convention": convention}
 
 
-def _stated(trials: NamedTrials, key: str) -> str | None:
+def _first_value(trials: NamedTrials, key: str) -> str | None:
     """Return the first value that is not a placeholder."""
     values = (trial.texts.get(key) for _, trial in trials)
     return next((value for value in values if value and PLACEHOLDER not in value), None)
@@ -305,47 +309,53 @@ def _stated(trials: NamedTrials, key: str) -> str | None:
 def _warnings(
     trials: NamedTrials, logs: Sequence[RunLog], runs: Sequence[ScoredRun]
 ) -> Iterator[str]:
-    """Yield the points that an official review would question."""
+    """Yield what a reviewer of a submission would question."""
     for key in ("submission_org", "submission_platform", "submission_division"):
         values = {trial.texts[key] for _, trial in trials if key in trial.texts}
         if any(PLACEHOLDER in value for value in values):
-            yield f"{key} was never filled in: it is a placeholder"
+            yield f"{key} is still a placeholder"
         elif not values:
-            yield f"no log states its {key}"
+            yield f"no log reports {key}"
         elif len(values) > 1:
-            yield f"the logs have different values of {key}: {_few(sorted(values))}"
-    yield from dict.fromkeys(log.doubt for log in logs if log.doubt)
+            yield f"the logs have different values of {key}: {_first_five(sorted(values))}"
+    yield from dict.fromkeys(log.devices_warning for log in logs if log.devices_warning)
     counts = {log.num_devices for log in logs if log.num_devices}
     if len(counts) > 1:
-        yield f"the logs speak of different numbers of devices: {_few(map(str, sorted(counts)))}"
-    seeds = Counter(seed for run in runs if run.status in COUNTED for seed in run.seeds)
-    repeated = [str(seed) for seed, n in seeds.items() if n > 1]
-    if repeated:
-        yield f"several runs have the same seed: {_few(repeated)}"
+        numbers = _first_five(map(str, sorted(counts)))
+        yield f"the logs report different numbers of devices: {numbers}"
+    seeds = Counter(seed for run in runs if run.status in COUNTED_STATUSES for seed in run.seeds)
+    repeated_seeds = [str(seed) for seed, n in seeds.items() if n > 1]
+    if repeated_seeds:
+        yield f"seeds used by several runs: {_first_five(repeated_seeds)}"
     yield from _warnings_of_runs(trials, logs, runs)
 
 
 def _warnings_of_runs(
     trials: NamedTrials, logs: Sequence[RunLog], runs: Sequence[ScoredRun]
 ) -> Iterator[str]:
-    slow = [r.file for r in runs if (r.initialisation_minutes or 0) > MOST_INITIALISATION_MINUTES]
+    slow = [r.file for r in runs if (r.initialization_minutes or 0) > MAX_INITIALIZATION_MINUTES]
     if slow:
-        yield f"initialisation took more than {MOST_INITIALISATION_MINUTES:g} minutes: {_few(slow)}"
-    unread = {name: trial.num_unread for name, trial in trials if trial.num_unread}
+        limit = f"{MAX_INITIALIZATION_MINUTES:g} minutes"
+        yield f"initialization took more than {limit}: {_first_five(slow)}"
+    unread = {
+        name: trial.num_incomplete_lines for name, trial in trials if trial.num_incomplete_lines
+    }
     if unread:
         num_lines = sum(unread.values())
-        yield f":::MLLOG lines without a whole record, passed over: {num_lines:,} ({_few(unread)})"
+        yield f"skipped {num_lines:,} incomplete :::MLLOG lines ({_first_five(unread)})"
     for log in logs:
-        if log.broken_off:
-            yield f"{as_text(log.path.name)}: {log.broken_off}"
+        if log.read_error:
+            yield f"{as_text(log.path.name)}: {log.read_error}"
 
 
-def _few(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
+def _first_five(names: Iterable[str]) -> str:
+    all_names = list(names)
+    return ", ".join(all_names[:5]) + (
+        f" and {len(all_names) - 5} more" if len(all_names) > 5 else ""
+    )
 
 
-NOTHING_CAME = "no telemetry came from it"
+NO_TELEMETRY = "no telemetry received"
 _ENDING = re.compile(r"\.(txt|log|out)(\.gz)?$")
 
 
@@ -359,11 +369,11 @@ def energy_of(log: Path, trial: LoggedTrial) -> Energy | None:
     start, stop = trial.times_ms.get("run_start"), trial.times_ms.get("run_stop")
     if not files or start is None or stop is None or stop <= start:
         return None
-    read = [read_telemetry(_text(path).splitlines()) for path in files]
-    hosts = [host for host in read if host is not None]
+    telemetry = [read_telemetry(_text(path).splitlines()) for path in files]
+    hosts = [host for host in telemetry if host is not None]
     # If one host's file is empty, the sum of the others would be too small.
-    whole = hosts if len(hosts) == len(files) else []
-    return energy_between(whole, start / 1000, stop / 1000)
+    complete = hosts if len(hosts) == len(files) else []
+    return energy_between(complete, start / 1000, stop / 1000)
 
 
 def mean_energy_j(runs: Sequence[ScoredRun]) -> float | None:
@@ -371,10 +381,10 @@ def mean_energy_j(runs: Sequence[ScoredRun]) -> float | None:
 
     None unless each of them has its energy, for the same parts.
     """
-    counted = [run.energy for run in runs if run.part == "counted"]
-    joules = [energy.energy_j for energy in counted if energy and energy.energy_j is not None]
-    parts = {tuple(sorted(energy.parts_j)) for energy in counted if energy}
-    return fmean(joules) if joules and len(joules) == len(counted) and len(parts) == 1 else None
+    energies = [run.energy for run in runs if run.part == "counted"]
+    joules = [energy.energy_j for energy in energies if energy and energy.energy_j is not None]
+    parts = {tuple(sorted(energy.parts_j)) for energy in energies if energy}
+    return fmean(joules) if joules and len(joules) == len(energies) and len(parts) == 1 else None
 
 
 def copy_telemetry(run: Path, folder: Path, name: str, hosts: Iterable[str] = ()) -> None:
@@ -383,15 +393,15 @@ def copy_telemetry(run: Path, folder: Path, name: str, hosts: Iterable[str] = ()
     For each of the run's `hosts` without telemetry a file records the gap, because the sum of the
     others is too small.
     """
-    seen: set[str] = set()
+    observed: set[str] = set()
     for path in sorted((run / FOLDER).glob("*.jsonl")):
         target = folder / FOLDER / f"{name}-{path.name}"
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
         telemetry = read_telemetry(_text(path).splitlines())
-        seen |= {telemetry.start.host} if telemetry else set()
-    for number, host in enumerate(sorted({*hosts} - seen)):
-        why = {"gpu": NOTHING_CAME, "cpu": NOTHING_CAME}
+        observed |= {telemetry.start.host} if telemetry else set()
+    for number, host in enumerate(sorted({*hosts} - observed)):
+        why = {"gpu": NO_TELEMETRY, "cpu": NO_TELEMETRY}
         start = TelemetryStart(host=host, interval_s=0, sources={}, unknown=why)
         target = folder / FOLDER / f"{name}-missing-{number:05d}.jsonl"
         target.parent.mkdir(exist_ok=True)
@@ -416,7 +426,9 @@ SAME_FACTOR = 1e-6
 """Relative tolerance at which two factors are equal apart from rounding."""
 
 
-def stated_scaling(folder: Path, factor: float | None, mean_minutes: float | None) -> str | None:
+def scaling_file_warning(
+    folder: Path, factor: float | None, mean_minutes: float | None
+) -> str | None:
     """Return how the factor in the folder's file would change the score, None if it would not.
 
     `factor` is that of the convergence test, `mean_minutes` the olympic mean of the run times.
@@ -425,16 +437,16 @@ def stated_scaling(folder: Path, factor: float | None, mean_minutes: float | Non
     if factor is None or mean_minutes is None or not path.is_file():
         return None
     try:
-        stated = json.loads(path.read_text(encoding="utf-8"))["scaling_factor"]
-        stated = float(stated)
+        file_factor = json.loads(path.read_text(encoding="utf-8"))["scaling_factor"]
+        file_factor = float(file_factor)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return f"{SCALING_FILE} states no scaling_factor that can be read: {factor:.6f} is used"
-    if not isfinite(stated) or stated <= 0:
-        return f"{SCALING_FILE} states {stated:g}, which is no factor: {factor:.6f} is used"
-    if isclose(stated, factor, rel_tol=SAME_FACTOR):
+        return f"{SCALING_FILE} has no valid scaling_factor; using {factor:.6f}"
+    if not isfinite(file_factor) or file_factor <= 0:
+        return f"{SCALING_FILE} has the invalid factor {file_factor:g}; using {factor:.6f}"
+    if isclose(file_factor, factor, rel_tol=SAME_FACTOR):
         return None
     return (
-        f"{SCALING_FILE} states the factor {stated:.6f}, the convergence test asks for "
-        f"{factor:.6f}, which is used: with the file's the score would be "
-        f"{mean_minutes * stated:.4f} minutes"
+        f"{SCALING_FILE} has the factor {file_factor:.6f}, but the convergence test gives "
+        f"{factor:.6f}, which is used; with the file's factor the score would be "
+        f"{mean_minutes * file_factor:.4f} minutes"
     )

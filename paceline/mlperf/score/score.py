@@ -16,7 +16,7 @@ from paceline.mlperf.score.convergence import Convergence, olympic_mean
 
 RunStatus = Literal["success", "failed", "aborted", "duplicate", "unreadable"]
 ScoreStatus = Literal["ok", "incomplete", "invalid", "no-reference"]
-COUNTED: tuple[RunStatus, ...] = ("success", "failed", "aborted")
+COUNTED_STATUSES: tuple[RunStatus, ...] = ("success", "failed", "aborted")
 """Statuses that count as runs of the set; duplicates and unreadable files do not."""
 
 
@@ -31,7 +31,7 @@ class ScoredRun(Value):
     minutes: float | None = None
     """Run time, run_stop - run_start."""
     samples_to_target: int | None = None
-    initialisation_minutes: float | None = None
+    initialization_minutes: float | None = None
     """Initialization time before run_start, which is not timed."""
     median_samples_per_s: float | None = None
     """Median samples/s during training, evaluations excluded."""
@@ -61,7 +61,7 @@ class Score(Value):
     folder: str
     benchmark: str
     system: str | None
-    organisation: str | None
+    organization: str | None
     division: str | None
     ruleset: str
     ruleset_from: RulesetOrigin
@@ -84,7 +84,7 @@ class Score(Value):
     mean_samples_to_target: float | None = None
     """Mean over all runs that converged; the convergence test uses its own olympic mean."""
     median_samples_per_s: float | None = None
-    mean_initialisation_minutes: float | None = None
+    mean_initialization_minutes: float | None = None
     overall_samples_per_s: float | None = None
     """Samples to the target / run time, evaluations included, over all counted runs."""
     num_devices: int | None = None
@@ -113,17 +113,17 @@ def with_model_flops(score: Score) -> Score:
     if samples_per_s and flops and score.num_devices:
         rate, reason = samples_per_s * flops / score.num_devices, None
     elif not flops:
-        rate, reason = None, f"the FLOPs of a sample of {score.benchmark} are not counted here"
+        rate, reason = None, f"FLOPs per sample of {score.benchmark} are unknown"
     elif not score.num_devices:
-        rate, reason = None, "nothing says how many accelerators it had; --gpus does"
+        rate, reason = None, "unknown number of accelerators; set --gpus"
     else:
-        rate, reason = None, "no counted run has a rate"
+        rate, reason = None, "no counted run reports samples/s"
     return score.model_copy(
         update={"model_flops_per_s_per_device": rate, "model_flops_reason": reason}
     )
 
 
-MOST_FAILED = 1
+MAX_FAILED = 1
 """Number of runs in a window that may fail: one is dropped as the slowest."""
 
 
@@ -133,8 +133,8 @@ def windows_of(runs: Sequence[ScoredRun], num_runs: int) -> list[ScoreWindow]:
     If there are more runs than needed, the rules take the median of all windows, with failed ones
     as infinite. For an even number this is the slower of the two in the middle.
     """
-    ordered = sorted(runs, key=_start)
-    windows = [_window(ordered[at : at + num_runs]) for at in range(len(ordered) - num_runs + 1)]
+    by_start = sorted(runs, key=_start)
+    windows = [_window(by_start[at : at + num_runs]) for at in range(len(by_start) - num_runs + 1)]
     if not windows:
         return []
     by_time = sorted(range(len(windows)), key=lambda at: _window_minutes(windows[at]))
@@ -149,7 +149,7 @@ def olympic_mean_minutes(runs: Sequence[ScoredRun]) -> float | None:
     None if more than one run failed.
     """
     times = [_minutes(run) for run in runs]
-    if sum(not isfinite(time) for time in times) > MOST_FAILED:
+    if sum(not isfinite(time) for time in times) > MAX_FAILED:
         return None
     return olympic_mean(times)
 
@@ -163,7 +163,7 @@ def with_parts(runs: Sequence[ScoredRun], files: Sequence[str]) -> list[ScoredRu
     return [run.model_copy(update={"part": parts.get(run.file, "outside")}) for run in runs]
 
 
-def samples_for_the_test(runs: Sequence[ScoredRun]) -> list[float]:
+def convergence_samples(runs: Sequence[ScoredRun]) -> list[float]:
     """Return samples to the target of each run, infinite for one that did not reach it."""
     return [
         float(run.samples_to_target) if run.status == "success" and run.samples_to_target else inf

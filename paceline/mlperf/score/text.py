@@ -13,7 +13,7 @@ from paceline.mlperf.score.convergence import Convergence
 from paceline.mlperf.score.score import Score, ScoredRun
 from paceline.report.figures import format_value
 
-JOULES_A_WH = 3600.0
+JOULES_PER_WH = 3600.0
 
 
 def score_row(score: Score, run: ScoredRun) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def score_row(score: Score, run: ScoredRun) -> dict[str, Any]:
 
 def score_lines(score: Score) -> Iterator[str]:
     """Yield the score, what it is based on and the warnings, as terminal lines."""
-    system = score.system or "system not stated"
+    system = score.system or "unknown system"
     yield one_line(f"{score.benchmark} · {system} · {score.folder}")
     yield f"  ruleset      {score.ruleset} ({RULESET_ORIGINS[score.ruleset_from]})"
     if score.score_minutes is not None:
@@ -45,17 +45,17 @@ def score_lines(score: Score) -> Iterator[str]:
 
 
 def _parts(score: Score) -> Iterator[str]:
-    chosen = next((window for window in score.windows if window.chosen), None)
-    if score.olympic_mean_minutes is not None and chosen:
-        n = len(chosen.files)
+    chosen_window = next((window for window in score.windows if window.chosen), None)
+    if score.olympic_mean_minutes is not None and chosen_window:
+        n = len(chosen_window.files)
         yield (
             f"run time     {score.olympic_mean_minutes:.4f} minutes, mean of {n - 2} of {n} runs"
             f"{_spread(score)}"
         )
     if len(score.windows) > 1:
         yield (
-            f"window       the median of {len(score.windows)} windows of {score.runs_required} "
-            f"consecutive runs"
+            f"window       median of {len(score.windows)} windows of {score.runs_required} "
+            "consecutive runs"
         )
     if score.rcp:
         yield f"convergence  {_convergence(score.rcp)}"
@@ -71,21 +71,21 @@ def _parts(score: Score) -> Iterator[str]:
         )
     if score.overall_samples_per_s is not None:
         overall = significant(score.overall_samples_per_s, 5)
-        yield f"overall      {overall} samples/s with evaluations"
+        yield f"overall      {overall} samples/s including evaluations"
     if score.model_flops_per_s_per_device is not None:
         rate = format_value(score.model_flops_per_s_per_device, "FLOP/s", 4)
         yield (
-            f"model        {rate} a device on {score.num_devices}, {score.convention}, "
-            f"with evaluations; {NOT_A_METRIC}"
+            f"model        {rate} per device on {score.num_devices}, {score.convention}, "
+            f"including evaluations; {NOT_A_METRIC}"
         )
     elif score.overall_samples_per_s is not None:
         yield f"model        unknown: {score.model_flops_reason}"
     if energy := _energy(score):
         yield f"energy       {energy}"
-    if score.mean_initialisation_minutes is not None:
+    if score.mean_initialization_minutes is not None:
         yield (
-            f"start        {score.mean_initialisation_minutes:.3f} minutes of initialisation, "
-            "mean, not timed"
+            f"init         {score.mean_initialization_minutes:.3f} minutes of initialization on "
+            "average, not timed"
         )
 
 
@@ -101,7 +101,7 @@ def _energy(score: Score) -> str | None:
     parts = " and ".join(sorted(energies[0].parts_j))
     power = fmean(energy.power_w for energy in energies if energy.power_w is not None)
     return (
-        f"{significant(score.mean_energy_j / JOULES_A_WH, 4)} Wh to the target, mean of "
+        f"{significant(score.mean_energy_j / JOULES_PER_WH, 4)} Wh to the target, mean of "
         f"{pluralize(len(energies), 'run')}, run_start to run_stop, "
         f"at {significant(power, 4)} W; of {parts} "
         f"({', '.join(sources)})"
@@ -114,11 +114,11 @@ def _spread(score: Score) -> str:
 
 
 def _convergence(rcp: Convergence) -> str:
-    if rcp.samples is None or rcp.reference_samples is None or rcp.least_samples is None:
+    if rcp.samples is None or rcp.reference_samples is None or rcp.min_samples is None:
         return f"{rcp.status}: {rcp.reason}"
     batches = " and ".join(f"{batch:,}" for batch in rcp.reference_batches)
     factor = f", scaling factor {rcp.scaling_factor:.6f}" if rcp.scaling_factor else ""
     return (
         f"{rcp.status} ({rcp.kind}, references at batch {batches}): {rcp.samples:,.1f} samples, "
-        f"reference {rcp.reference_samples:,.1f}, at least {rcp.least_samples:,.1f}{factor}"
+        f"reference {rcp.reference_samples:,.1f}, at least {rcp.min_samples:,.1f}{factor}"
     )

@@ -32,32 +32,32 @@ DIVISIONS = ("closed", "open")
 SOFTWARE = "other_software_stack"
 
 FIELDS: dict[str, str] = {
-    "submitter": "the organisation that submits",
+    "submitter": "submitting organization",
     "division": "closed or open",
     "status": " | ".join(AVAILABILITIES),
-    "system_name": "what the results are to be listed under",
+    "system_name": "name under which the results are listed",
     "number_of_nodes": "nodes of a run",
     "host_processors_per_node": "sockets",
-    "host_processor_model_name": "processor's name",
+    "host_processor_model_name": "name of the processor",
     "host_processor_core_count": "cores of one processor",
     "host_processor_vcpu_count": "hardware threads of a node",
     "host_processor_frequency": "base or highest clock",
     "host_processor_caches": "sizes by level",
-    "host_processor_interconnect": "what joins the sockets",
+    "host_processor_interconnect": "link between the sockets",
     "host_memory_capacity": "of a node",
-    "host_storage_type": "disks that the data lie on",
+    "host_storage_type": "disks that hold the data",
     "host_storage_capacity": "number and size",
     "host_networking": "adapters of a node",
-    "host_networking_topology": "how the switches join the nodes",
-    "host_memory_configuration": "number, size and kind of the modules",
+    "host_networking_topology": "topology of the switches between the nodes",
+    "host_memory_configuration": "number, size and type of the modules",
     "accelerators_per_node": "number",
     "accelerator_model_name": "name",
     "accelerator_host_interconnect": "PCIe generation and width",
     "accelerator_frequency": "clock",
     "accelerator_on-chip_memories": "caches and shared memory",
-    "accelerator_memory_configuration": "kind of memory",
+    "accelerator_memory_configuration": "type of memory",
     "accelerator_memory_capacity": "of one accelerator",
-    "accelerator_interconnect": "what joins the accelerators of a node",
+    "accelerator_interconnect": "link between the accelerators of a node",
     "accelerator_interconnect_topology": "direct, switched, ...",
     "cooling": "air, liquid, ...",
     "hw_notes": "may be empty",
@@ -107,7 +107,7 @@ class Description(Value):
     status: Literal["complete", "incomplete", "failed"]
     official: Literal[False] = False
     label: str = UNOFFICIAL
-    written: str | None = None
+    output: str | None = None
 
 
 def is_placeholder(name: str) -> bool:
@@ -124,7 +124,7 @@ def open_fields(description: Mapping[str, object]) -> list[OpenField]:
     ]
 
 
-def marked(field: str) -> str:
+def open_value(field: str) -> str:
     """Return the text of an open field."""
     return f"{UNKNOWN}: {FIELDS[field]}"
 
@@ -133,24 +133,24 @@ def with_settings(
     description: Mapping[str, str | dict[str, str]], settings: Sequence[str]
 ) -> dict[str, str | dict[str, str]]:
     """Return the description with each `key=value` set; raises UserError for an unknown field."""
-    filled = dict(description)
+    fields = dict(description)
     for setting in settings:
         name, equals, value = setting.partition("=")
         stack, dot, part = name.partition(".")
         if not equals:
             raise UserError(f"--set {setting}", "is not key=value")
         if dot and stack == SOFTWARE and part:
-            filled[SOFTWARE] = {**_stack(filled), part: value}
+            fields[SOFTWARE] = {**_stack(fields), part: value}
         elif name in FIELDS and name != SOFTWARE:
-            filled[name] = value
+            fields[name] = value
         else:
             raise UserError(
                 f"--set {setting}",
-                "is no field of a system description",
+                "is not a field of a system description",
                 allowed=f"{', '.join(FIELDS)}; {SOFTWARE}.NAME",
                 remedy=did_you_mean(name, FIELDS) or None,
             )
-    return filled
+    return fields
 
 
 def faults(text: str, description: Mapping[str, object]) -> list[CheckFinding]:
@@ -164,10 +164,10 @@ def faults(text: str, description: Mapping[str, object]) -> list[CheckFinding]:
         if isinstance(value, int) and not isinstance(value, bool) and name not in TEXTS_ONLY:
             continue
         if not isinstance(value, str):
-            problem = f"must be a text in quotes, and is {json.dumps(value)[:60]}"
+            problem = f"must be a string, not {json.dumps(value)[:60]}"
             findings.append(_fault(text, name, problem))
         elif value.startswith(UNKNOWN):
-            findings.append(_fault(text, name, f"is still open ({FIELDS[name]})"))
+            findings.append(_fault(text, name, f"is still {UNKNOWN} ({FIELDS[name]})"))
         elif problem := _problem(name, value):
             findings.append(_fault(text, name, problem))
     return sorted(findings, key=lambda f: (f.line is None, f.line or 0))
@@ -177,13 +177,13 @@ def _problem(name: str, value: str) -> str | None:
     """Return the error of a field's text, None if it has none."""
     match name:
         case "status" if value not in AVAILABILITIES:
-            return f"must be one of {'; '.join(AVAILABILITIES)}, and is {value[:60]!r}"
+            return f"must be one of {'; '.join(AVAILABILITIES)}, not {value[:60]!r}"
         case "division" if value not in DIVISIONS:
-            return f"must be closed or open, and is {value[:60]!r}"
+            return f"must be closed or open, not {value[:60]!r}"
         case "submitter" if is_placeholder(value):
             return f"is a placeholder: {value[:60]!r}"
         case "number_of_nodes" | "accelerators_per_node" if not value.isdecimal():
-            return f"must be a whole number, and is {value[:60]!r}"
+            return f"must be an integer, not {value[:60]!r}"
         case _:
             return None
 
@@ -199,7 +199,7 @@ def _stack(description: Mapping[str, str | dict[str, str]]) -> dict[str, str]:
     return stack if isinstance(stack, dict) else {}
 
 
-def checked_description(path: Path, name: str, ruleset: str, scratch: Path) -> CheckedFile:
+def check_description(path: Path, name: str, ruleset: str, scratch: Path) -> CheckedFile:
     """Return the errors of one system description, including the official checker's."""
     description = read_description(path, name)
     if description.status == "failed":
@@ -220,10 +220,10 @@ def read_description(path: Path, name: str) -> CheckedFile:
 
 def with_verdict(description: CheckedFile, verdict: PackageVerdict) -> CheckedFile:
     """Return the result of a description that only the official checker rejects or cannot check."""
-    status: FileStatus = "broken" if verdict.broken and not verdict.errors else "failed"
+    status: FileStatus = "error" if verdict.checker_error and not verdict.errors else "failed"
     findings = tuple(CheckFinding(message=m.text) for m in verdict.messages)
     return description.model_copy(
-        update={"status": status, "reason": verdict.broken, "findings": findings}
+        update={"status": status, "reason": verdict.checker_error, "findings": findings}
     )
 
 
@@ -235,12 +235,12 @@ def _fields_in(path: Path) -> tuple[str, dict[str, Any], CheckFinding | None]:
     except OSError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
-        return "", {}, _unreadable("it is no UTF-8 text", None)
+        return "", {}, _unreadable("not UTF-8 text", None)
     except (ValueError, RecursionError) as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else None
-        return "", {}, _unreadable(f"it is no JSON: {error}", line)
+        return "", {}, _unreadable(f"invalid JSON: {error}", line)
     if not isinstance(fields, dict):
-        return text, {}, _unreadable("it is no JSON object", 1)
+        return text, {}, _unreadable("not a JSON object", 1)
     return text, fields, None
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from paceline.mlperf.check.official_checker import program_answer
 
 PROGRAM = Path(__file__).with_name("package_checker_program.py")
-LONGEST_CHECK_S = 600.0
+CHECK_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class PackageVerdict:
 
     passed: bool
     messages: tuple[CheckerMessage, ...] = ()
-    broken: str | None = None
+    checker_error: str | None = None
     """Reason for an incomplete answer."""
 
     @property
@@ -51,6 +51,6 @@ def check_description_copy(copy: Path, ruleset: str) -> PackageVerdict:
 
 def _verdict(what: str, ruleset: str, copy: Path) -> PackageVerdict:
     arguments = [what, ruleset, copy.name]
-    answer, broken = program_answer(PROGRAM, arguments, copy.parent, LONGEST_CHECK_S)
+    answer, checker_error = program_answer(PROGRAM, arguments, copy.parent, CHECK_TIMEOUT_S)
     messages = (CheckerMessage(*fields) for fields in answer.get("messages", ()))
-    return PackageVerdict(bool(answer.get("passed")), tuple(messages), broken)
+    return PackageVerdict(bool(answer.get("passed")), tuple(messages), checker_error)

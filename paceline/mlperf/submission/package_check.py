@@ -13,7 +13,7 @@ from paceline.files.documents import parse_json, read_text
 from paceline.files.log_file import LogFile
 from paceline.logs.parser import as_text
 from paceline.mlperf.check import compliance
-from paceline.mlperf.check.compliance import TINY_RULESET, checked_log, chosen_ruleset
+from paceline.mlperf.check.compliance import TINY_RULESET, check_log, resolve_ruleset
 from paceline.mlperf.check.findings import (
     Check,
     CheckedFile,
@@ -21,9 +21,9 @@ from paceline.mlperf.check.findings import (
     CheckStatus,
 )
 from paceline.mlperf.check.official_checker import checker_rulesets, checker_version
-from paceline.mlperf.result_logs import RESULTS, read_log
+from paceline.mlperf.result_logs import RESULT_FILES, read_log
 from paceline.mlperf.submission.description_check import (
-    checked_description,
+    check_description,
     read_description,
     with_verdict,
 )
@@ -49,21 +49,21 @@ def check(place: Path, ruleset: str | None = None) -> Check:
     if not submission and place.suffix != ".json":
         return compliance.check(place, ruleset)
     version, rulesets = checker_version(), checker_rulesets()
-    chosen, origin = chosen_ruleset(place, ruleset, rulesets)
-    if chosen == TINY_RULESET:
-        raise UserError(f"--ruleset {chosen}", "is for logs", allowed=", ".join(rulesets))
+    name, origin = resolve_ruleset(place, ruleset, rulesets)
+    if name == TINY_RULESET:
+        raise UserError(f"--ruleset {name}", "is only for logs", allowed=", ".join(rulesets))
     status: CheckStatus
     with tempfile.TemporaryDirectory(prefix="paceline-mlperf-") as scratch:
         if submission:
-            status, files = _checked_submission(place, chosen, Path(scratch))
+            status, files = _check_submission(place, name, Path(scratch))
         else:
-            description = checked_description(place, place.name, chosen, Path(scratch))
+            description = check_description(place, place.name, name, Path(scratch))
             files = [description]
-            status = "broken" if description.status == "unreadable" else description.status
+            status = "error" if description.status == "unreadable" else description.status
     return Check(
         place=as_text(str(place)),
         kind="submission" if submission else "description",
-        ruleset=chosen,
+        ruleset=name,
         ruleset_from=origin,
         checker=f"mlperf-logging {version}",
         status=status,
@@ -87,8 +87,8 @@ def copy_submission(place: Path, copy: Path) -> None:
         target.mkdir(parents=True)
         _copy_parameters(folder, target)
         for log in _logs_in(folder):
-            with (target / log.name.removesuffix(".gz")).open("wb") as opened:
-                opened.writelines(LogFile(log))
+            with (target / log.name.removesuffix(".gz")).open("wb") as file:
+                file.writelines(LogFile(log))
 
 
 def result_folders(place: Path) -> list[Path]:
@@ -102,7 +102,7 @@ def copy_file(path: Path, target: Path) -> None:
     shutil.copyfile(path, target)
 
 
-def _checked_submission(
+def _check_submission(
     place: Path, ruleset: str, scratch: Path
 ) -> tuple[CheckStatus, list[CheckedFile]]:
     copy = scratch / "copy"
@@ -116,7 +116,7 @@ def _checked_submission(
     missing = list(_without_description(place, descriptions))
     if missing or not result_folders(place):
         # The official checker crashes with a stack trace if a description is missing.
-        empty = [] if missing else [_failed("results", "holds no folder <system>/<benchmark>")]
+        empty = [] if missing else [_failed("results", "contains no folder <system>/<benchmark>")]
         return "failed", [*descriptions, *missing, *empty]
     verdict = check_package_copy(copy, ruleset)
     of_systems = tuple(message for message in verdict.errors if not message.place)
@@ -127,17 +127,21 @@ def _checked_submission(
     for folder in result_folders(place):
         parts = folder.relative_to(place).parts
         messages = [m for m in verdict.messages if Path(m.place).parts[1:] == parts]
-        files.append(_checked_folder(place, folder, copy, messages, verdict.broken))
-        files += _checked_logs(folder, place, messages, ruleset, scratch)
-    if verdict.broken:
+        files.append(_check_folder(place, folder, copy, messages, verdict.checker_error))
+        files += _check_logs(folder, place, messages, ruleset, scratch)
+    if verdict.checker_error:
         failed = any(file.status == "failed" for file in files)
-        return "failed" if failed else "broken", files
-    described = all(file.status == "passed" for file in descriptions)
-    return "passed" if verdict.passed and described else "failed", files
+        return "failed" if failed else "error", files
+    descriptions_pass = all(file.status == "passed" for file in descriptions)
+    return "passed" if verdict.passed and descriptions_pass else "failed", files
 
 
-def _checked_folder(
-    place: Path, folder: Path, copy: Path, messages: Sequence[CheckerMessage], broken: str | None
+def _check_folder(
+    place: Path,
+    folder: Path,
+    copy: Path,
+    messages: Sequence[CheckerMessage],
+    checker_error: str | None,
 ) -> CheckedFile:
     """Return the result for the logs of one benchmark together."""
     errors = tuple(CheckFinding(message=m.text) for m in messages if m.level == "error")
@@ -145,14 +149,14 @@ def _checked_folder(
     warnings += _warnings(folder, copy / folder.relative_to(place))
     return CheckedFile(
         file=as_text(str(folder.relative_to(place))),
-        status="failed" if errors else "broken" if broken else "passed",
-        reason=broken,
+        status="failed" if errors else "error" if checker_error else "passed",
+        reason=checker_error,
         findings=errors,
         warnings=tuple(CheckFinding(message=warning) for warning in warnings),
     )
 
 
-def _checked_logs(
+def _check_logs(
     folder: Path, place: Path, messages: Sequence[CheckerMessage], ruleset: str, scratch: Path
 ) -> Iterator[CheckedFile]:
     """Yield each log with its findings; logs are read again only if one breaks a rule."""
@@ -160,7 +164,7 @@ def _checked_logs(
     for path in _logs_in(folder):
         name = as_text(str(path.relative_to(place)))
         if breaks:
-            yield checked_log(read_log(path), ruleset, scratch).model_copy(update={"file": name})
+            yield check_log(read_log(path), ruleset, scratch).model_copy(update={"file": name})
         else:
             yield CheckedFile(file=name, status="passed")
 
@@ -170,18 +174,20 @@ def _warnings(folder: Path, copy: Path) -> Iterator[str]:
     others = [
         path.name
         for path in sorted(folder.iterdir())
-        if not RESULTS.fullmatch(path.name) and path.name not in KNOWN_FILES
+        if not RESULT_FILES.fullmatch(path.name) and path.name not in KNOWN_FILES
     ]
     if others:
-        listed = as_text(", ".join(others[:5]))
-        yield f"files that belong to no run: {listed}"
+        names = as_text(", ".join(others[:5]))
+        yield f"files that do not belong to a run: {names}"
     packed = [path.name for path in _logs_in(folder) if path.suffix == ".gz"]
     if packed:
-        yield f"{pluralize(len(packed), 'log', 'are')} packed (.gz): a submission has them plain"
-    stated, due = _scaling_factor(folder / SCALING), _scaling_factor(copy / SCALING)
-    if stated != due and abs((stated or 1.0) - (due or 1.0)) > 1e-9:
+        logs = pluralize(len(packed), "log", "are")
+        yield f"{logs} compressed (.gz); a submission needs plain files"
+    file_factor, factor = _scaling_factor(folder / SCALING), _scaling_factor(copy / SCALING)
+    if file_factor != factor and abs((file_factor or 1.0) - (factor or 1.0)) > 1e-9:
         yield (
-            f"{SCALING} states {stated or 'nothing'}, the convergence test asks for {due or 'none'}"
+            f"{SCALING} has the factor {file_factor or 'none'}, the convergence test gives "
+            f"{factor or 'none'}"
         )
 
 
@@ -214,10 +220,10 @@ def _description_files(place: Path) -> list[Path]:
 def _logs_in(folder: Path) -> list[Path]:
     """Return the logs in a folder, ordered by run number."""
     matches = [
-        (match, path) for path in folder.iterdir() if (match := RESULTS.fullmatch(path.name))
+        (match, path) for path in folder.iterdir() if (match := RESULT_FILES.fullmatch(path.name))
     ]
-    ordered = sorted(matches, key=lambda pair: (int(pair[0]["number"]), pair[1].name))
-    return [path for _, path in ordered]
+    by_number = sorted(matches, key=lambda pair: (int(pair[0]["number"]), pair[1].name))
+    return [path for _, path in by_number]
 
 
 def _copy_parameters(folder: Path, target: Path) -> None:

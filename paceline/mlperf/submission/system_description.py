@@ -21,9 +21,9 @@ from paceline.mlperf.submission.description_check import (
     FIELDS,
     SOFTWARE,
     Description,
-    checked_description,
-    marked,
+    check_description,
     open_fields,
+    open_value,
     with_settings,
 )
 
@@ -31,18 +31,18 @@ NONE = "none"
 SOFTWARE_PACKAGES = ("cudnn", "cublas", "nccl", "cuda-runtime")
 """CUDA library packages, whose names contain the CUDA version."""
 
-Facts = Mapping[str, Any]
+Inventory = Mapping[str, Any]
 Fields = dict[str, str | dict[str, str]]
 
 
 def machine_description(
-    machine: Facts, parts: Facts, cluster: Cluster | None, is_node: bool
+    machine: Inventory, parts: Inventory, cluster: Cluster | None, is_node: bool
 ) -> Fields:
     """Return every field, from the machine's inventory, the host's parts and the cluster.
 
     If this machine is not a node of the cluster (`is_node`), its hardware is not used.
     """
-    values: dict[str, str | None] = {"hw_notes": "", "sw_notes": "", **_of_cluster(cluster)}
+    values: dict[str, str | None] = {"hw_notes": "", "sw_notes": "", **_cluster_fields(cluster)}
     if is_node:
         values |= {
             **_processors(machine, parts),
@@ -51,17 +51,17 @@ def machine_description(
         }
         values["operating_system"] = machine.get("distribution")
     elif cluster:
-        values |= _stated_accelerators(cluster)
+        values |= _cluster_accelerators(cluster)
     values["framework"] = _framework(machine) if is_node else None
     fields: Fields = {}
     for name in FIELDS:
         value = values.get(name)
-        fields[name] = marked(name) if value is None else value
+        fields[name] = open_value(name) if value is None else value
     fields[SOFTWARE] = _software(machine) if is_node else {}
     return fields
 
 
-def _of_cluster(cluster: Cluster | None) -> dict[str, str | None]:
+def _cluster_fields(cluster: Cluster | None) -> dict[str, str | None]:
     if cluster is None:
         return {"number_of_nodes": "1", "host_networking_topology": NONE}
     topology = NONE if cluster.nodes == 1 else None
@@ -72,7 +72,7 @@ def _of_cluster(cluster: Cluster | None) -> dict[str, str | None]:
     }
 
 
-def _processors(machine: Facts, parts: Facts) -> dict[str, str | None]:
+def _processors(machine: Inventory, parts: Inventory) -> dict[str, str | None]:
     sockets, cores, threads = parts["sockets"], parts["cores"], parts["threads"]
     clock = parts["clock_mhz"]
     mhz, kind = (clock["base"], "base") if clock["base"] else (clock["max"], "highest")
@@ -87,22 +87,24 @@ def _processors(machine: Facts, parts: Facts) -> dict[str, str | None]:
     }
 
 
-def _host(parts: Facts) -> dict[str, str | None]:
-    disks: Sequence[Facts] = parts["disks"]
+def _host(parts: Inventory) -> dict[str, str | None]:
+    disks: Sequence[Inventory] = parts["disks"]
     memory = parts["memory_bytes"]
     return {
         "host_memory_capacity": f"{memory / GIB:.0f} GiB" if memory else None,
         "host_storage_type": " + ".join(dict.fromkeys(disk["kind"] for disk in disks)) or None,
-        "host_storage_capacity": _grouped(
+        "host_storage_capacity": _group(
             f"{disk['bytes'] / 1e9:,.0f} GB {disk['kind']}" for disk in disks
         ),
-        "host_networking": _grouped(map(_adapter, parts["adapters"])),
+        "host_networking": _group(map(_adapter, parts["adapters"])),
     }
 
 
-def _accelerators(machine: Facts, parts: Facts, cluster: Cluster | None) -> dict[str, str | None]:
+def _accelerators(
+    machine: Inventory, parts: Inventory, cluster: Cluster | None
+) -> dict[str, str | None]:
     """Return the fields of the GPUs that the driver lists; 0 accelerators on a CPU-only machine."""
-    gpus: Sequence[Facts] = machine["gpus"]
+    gpus: Sequence[Inventory] = machine["gpus"]
     if not gpus and parts["amd_accelerators"]:
         return {"accelerators_per_node": str(parts["amd_accelerators"])}
     if not gpus:
@@ -110,7 +112,7 @@ def _accelerators(machine: Facts, parts: Facts, cluster: Cluster | None) -> dict
         return {
             **dict.fromkeys(names, ""),
             "accelerators_per_node": "0",
-            "accelerator_model_name": f"{NONE}: the processors compute",
+            "accelerator_model_name": f"{NONE}: CPU only",
         }
     first = gpus[0]
     count = cluster.devices_per_node if cluster else len(gpus)
@@ -125,7 +127,7 @@ def _accelerators(machine: Facts, parts: Facts, cluster: Cluster | None) -> dict
     }
 
 
-def _stated_accelerators(cluster: Cluster) -> dict[str, str | None]:
+def _cluster_accelerators(cluster: Cluster) -> dict[str, str | None]:
     memory = cluster.device_memory_bytes
     return {
         "accelerators_per_node": str(cluster.devices_per_node),
@@ -134,7 +136,7 @@ def _stated_accelerators(cluster: Cluster) -> dict[str, str | None]:
     }
 
 
-def _framework(machine: Facts) -> str | None:
+def _framework(machine: Inventory) -> str | None:
     """Return the framework's version; the release of NVIDIA's containers says more than torch's."""
     release = machine["environment"].get("NVIDIA_PYTORCH_VERSION")
     torch = machine["packages"].get("torch")
@@ -143,7 +145,7 @@ def _framework(machine: Facts) -> str | None:
     return f"PyTorch {torch}" if torch else None
 
 
-def _software(machine: Facts) -> dict[str, str]:
+def _software(machine: Inventory) -> dict[str, str]:
     packages: Mapping[str, str] = machine["packages"]
     versions = {
         f"{part.replace('-', '_')}_version": version
@@ -158,25 +160,25 @@ def _software(machine: Facts) -> dict[str, str]:
     return {**versions, "python_version": machine["python"], "kernel_version": machine["kernel"]}
 
 
-def _caches(caches: Sequence[Facts]) -> str | None:
+def _caches(caches: Sequence[Inventory]) -> str | None:
     kinds = {"Data": "d", "Instruction": "i"}
-    listed = [
+    caches_text = [
         f"L{cache['level']}{kinds.get(cache['kind'], '')} {cache['count']} x "
         f"{cache['bytes'] // 1024:,} KiB"
         for cache in caches
     ]
-    return "; ".join(listed) or None
+    return "; ".join(caches_text) or None
 
 
-def _adapter(adapter: Facts) -> str:
-    speed = f"{adapter['gbit_per_s']:g} Gb/s" if adapter["gbit_per_s"] else "speed not told"
+def _adapter(adapter: Inventory) -> str:
+    speed = f"{adapter['gbit_per_s']:g} Gb/s" if adapter["gbit_per_s"] else "unknown speed"
     return f"{adapter['maker'] or ''} {adapter['kind'] or 'adapter'}, {speed}".strip()
 
 
-def _grouped(texts: Iterable[str]) -> str | None:
+def _group(texts: Iterable[str]) -> str | None:
     """Return the texts with counts, such as `2x a + 1x b`; None if there are none."""
-    listed = list(texts)
-    counts = {text: listed.count(text) for text in listed}
+    items = list(texts)
+    counts = {text: items.count(text) for text in items}
     return " + ".join(f"{n}x {text}" for text, n in counts.items()) or None
 
 
@@ -192,40 +194,40 @@ def describe(
     With `out` the description is written there. Raises UserError for a file that exists, and for an
     unknown cluster, setting or ruleset.
     """
-    chosen = _ruleset(ruleset)
+    ruleset_name = _ruleset(ruleset)
     if out is not None and out.exists():
         raise UserError(
             str(out),
-            "exists, and nothing is overwritten",
-            remedy="give another --output, or edit the file and check it with "
+            "already exists",
+            remedy="choose another --output, or edit the file and check it with "
             "`paceline mlperf check FILE`",
         )
     machine, nodes = inventory(), catalog.cluster(cluster) if cluster else None
     is_node, notes = _is_node(machine, nodes)
-    filled = with_settings(machine_description(machine, host_parts(), nodes, is_node), settings)
-    text = json.dumps(filled, indent=4, ensure_ascii=False) + "\n"
-    version, findings, broken = None, (), None
+    fields = with_settings(machine_description(machine, host_parts(), nodes, is_node), settings)
+    text = json.dumps(fields, indent=4, ensure_ascii=False) + "\n"
+    version, findings, checker_error = None, (), None
     if checker_rulesets():
         version = f"{PACKAGE} {checker_version()}"
-        checked = _checked(text, chosen)
-        findings, broken = checked.findings, checked.reason
-        notes = (*notes, f"no verdict: {broken}") if broken else notes
+        result = _check_text(text, ruleset_name)
+        findings, checker_error = result.findings, result.reason
+        notes = (*notes, f"official checker: {checker_error}") if checker_error else notes
     else:
-        notes = (*notes, f"{PACKAGE} is not installed: the official checker was not asked")
+        notes = (*notes, f"{PACKAGE} is not installed; the official checker did not run")
     if out is not None:
         _write(out, text)
-    still_open = open_fields(filled)
+    still_open = open_fields(fields)
     open_names = {field.field for field in still_open}
     wrong = [finding for finding in findings if finding.key not in open_names]
     return Description(
-        description=filled,
+        description=fields,
         unknown=tuple(still_open),
         notes=notes,
-        ruleset=chosen,
+        ruleset=ruleset_name,
         checker=version,
         findings=tuple(wrong),
-        status="failed" if wrong else "incomplete" if still_open or broken else "complete",
-        written=str(out) if out else None,
+        status="failed" if wrong else "incomplete" if still_open or checker_error else "complete",
+        output=str(out) if out else None,
     )
 
 
@@ -247,26 +249,26 @@ def _is_node(machine: dict[str, Any], cluster: Cluster | None) -> tuple[bool, tu
         return True, ()
     if cluster.device != "cpu" and not machine["gpus"]:
         return False, (
-            f"this machine has no {cluster.device}: it is no node of {cluster.name}, and what only "
-            "a node can tell is left open; run this on one",
+            f"this machine has no {cluster.device}, so it is not a node of {cluster.name}; run "
+            "this on a node to fill in its hardware",
         )
     if cluster.nodes > 1:
-        alike = f"all {cluster.nodes} nodes of {cluster.name} are taken to be like this machine"
+        alike = f"all {cluster.nodes} nodes of {cluster.name} are assumed to equal this machine"
         return True, (alike,)
     return True, ()
 
 
-def _checked(text: str, ruleset: str) -> CheckedFile:
+def _check_text(text: str, ruleset: str) -> CheckedFile:
     with tempfile.TemporaryDirectory(prefix="paceline-mlperf-") as scratch:
         path = Path(scratch) / "system.json"
         path.write_text(text, encoding="utf-8")
-        return checked_description(path, path.name, ruleset, Path(scratch))
+        return check_description(path, path.name, ruleset, Path(scratch))
 
 
 def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as opened:
-            opened.write(text)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.core.text import one_line
 from paceline.core.units import pluralize
 from paceline.mlperf.check.findings import check_lines
-from paceline.mlperf.submission.description_check import Description
+from paceline.mlperf.submission.description_check import UNKNOWN, Description
 from paceline.mlperf.submission.package import Package
 
 
@@ -26,18 +26,18 @@ def description_rows(description: Description) -> list[dict[str, str]]:
 
 def description_lines(description: Description) -> Iterator[str]:
     """Yield the open fields and the errors of a description, as terminal lines."""
-    checker = description.checker or "official checker not asked"
+    checker = description.checker or "official checker not run"
     yield f"{description.status} by {description.ruleset}, {checker}"
     if description.unknown:
         number = len(description.unknown)
         them = "it" if number == 1 else "them"
         fields = pluralize(number, "field", "are")
-        yield f"  {fields} open; fill {them} in with --set FIELD=VALUE:"
+        yield f"  {fields} {UNKNOWN}; fill {them} in with --set FIELD=VALUE:"
         yield from (f"    {field.field}: {field.what}" for field in description.unknown)
     yield from (one_line(f"  wrong: {finding.message}") for finding in description.findings)
     yield from (one_line(f"  note: {note}") for note in description.notes)
-    if description.written:
-        yield one_line(f"  written: {description.written}")
+    if description.output:
+        yield one_line(f"  written to {description.output}")
     yield description.label
 
 
@@ -60,7 +60,7 @@ def package_rows(package: Package) -> list[dict[str, Any]]:
 def package_lines(package: Package) -> Iterator[str]:
     """Yield the package's folder and contents, or the official checker's findings."""
     if package.folder is None:
-        yield "nothing was written: the official checker does not pass it"
+        yield "nothing written: the official checker rejects the submission"
         yield from check_lines(package.check)
         return
     yield one_line(
@@ -71,7 +71,7 @@ def package_lines(package: Package) -> Iterator[str]:
         minutes = "no score" if runs.score_minutes is None else f"{runs.score_minutes:.4f} minutes"
         scaled = f", scaled by {runs.scaling_factor:.6f}" if (runs.scaling_factor or 1) > 1 else ""
         yield one_line(
-            f"  {runs.benchmark}: {pluralize(len(runs.files), 'run')} of {runs.source}, "
+            f"  {runs.benchmark}: {pluralize(len(runs.files), 'run')} from {runs.source}, "
             f"{minutes}{scaled}"
         )
     yield from (one_line(f"  warning: {warning}") for warning in package.warnings)

@@ -31,7 +31,7 @@ def test_messages_come_in_the_checkers_own_words(tmp_path: Path):
     verdict = official_checker.check_copy(copy, "5.1.0")
 
     assert "Required EXACTLY_ONE occurrence of 'train_samples' but found 0" in verdict.messages
-    assert verdict.unread[0][0] == ":::MLLOG {" and verdict.broken is None
+    assert verdict.unparsable[0][0] == ":::MLLOG {" and verdict.checker_error is None
 
 
 @installed
@@ -39,16 +39,16 @@ def test_rules_that_are_not_there_are_an_answer(tmp_path: Path):
     copy = tmp_path / "log.txt"
     copy.write_text(trial())
 
-    assert "not supported" in str(official_checker.check_copy(copy, "5.2.0").broken)
+    assert "not supported" in str(official_checker.check_copy(copy, "5.2.0").checker_error)
 
 
 def test_a_program_that_cannot_start_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "log.txt").write_text(trial())
     monkeypatch.setattr(official_checker, "PROGRAM", tmp_path / "gone.py")
 
-    broken = official_checker.check_copy(tmp_path / "log.txt", "5.1.0").broken
+    broken = official_checker.check_copy(tmp_path / "log.txt", "5.1.0").checker_error
 
-    assert broken is not None and broken.startswith("the checker broke off: ")
+    assert broken is not None and broken.startswith("the checker crashed: ")
 
 
 @installed
@@ -56,9 +56,11 @@ def test_a_checker_that_takes_too_long_is_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "log.txt").write_text(trial())
-    monkeypatch.setattr(official_checker, "LONGEST_CHECK_S", 0.001)
+    monkeypatch.setattr(official_checker, "CHECK_TIMEOUT_S", 0.001)
 
-    assert "took longer" in str(official_checker.check_copy(tmp_path / "log.txt", "5.1.0").broken)
+    assert "took longer" in str(
+        official_checker.check_copy(tmp_path / "log.txt", "5.1.0").checker_error
+    )
 
 
 LOG = "\n".join(
@@ -104,4 +106,4 @@ def test_records_without_a_field_are_named():
 
     (incomplete,) = incomplete_records(lines)
     assert incomplete.line == 3
-    assert incomplete.message == "this result line has no time_ms and no metadata"
+    assert incomplete.message == "this result line lacks time_ms and metadata"

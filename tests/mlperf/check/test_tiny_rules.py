@@ -1,4 +1,4 @@
-"""The copy of the rules for small siblings: what one table names is exchanged, and nothing else."""
+"""The modified rules for tiny variants: only the checks listed in one table are replaced."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 
 from paceline.files.recipe import load_recipe
-from paceline.mlperf.check.compliance import BASE_RULESET, BEST, REPLACED, VALUE, replaced_rules
+from paceline.mlperf.check.compliance import (
+    BASE_RULESET,
+    BEST,
+    REPLACED_CHECKS,
+    VALUE,
+    replaced_rules,
+)
 from paceline.mlperf.check.official_checker import check_copy
-from paceline.mlperf.rules import SIBLINGS, TRIAL_VARIANT
+from paceline.mlperf.rules import TINY_VARIANTS, TRIAL_VARIANT
 from tests.mlperf.samples import line
 
 yaml = pytest.importorskip("yaml")
@@ -29,7 +35,11 @@ def official_rules(file: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("file", "key", "field"),
-    [(file, key, field) for file, keys in REPLACED.items() for key, (field, _) in keys.items()],
+    [
+        (file, key, field)
+        for file, keys in REPLACED_CHECKS.items()
+        for key, (field, _) in keys.items()
+    ],
 )
 def test_every_exchanged_check_is_a_check_of_a_value(file: str, key: str, field: str):
     rule = official_rules(file)[key]
@@ -39,9 +49,9 @@ def test_every_exchanged_check_is_a_check_of_a_value(file: str, key: str, field:
     assert "s[" not in rule[field] and "metadata" not in rule[field]
 
 
-@pytest.mark.parametrize("name", SIBLINGS)
+@pytest.mark.parametrize("name", TINY_VARIANTS)
 def test_the_exchanged_values_are_those_of_the_recipe(name: str):
-    small = SIBLINGS[name]
+    small = TINY_VARIANTS[name]
     recipe = load_recipe(small.recipe, TRIAL_VARIANT)
     evaluation, training = recipe.training.evaluation, recipe.training
     assert evaluation is not None and recipe.mlperf is not None
@@ -53,7 +63,7 @@ def test_the_exchanged_values_are_those_of_the_recipe(name: str):
         "evaluation_frequency": evaluation.every_samples,
         "lora_rank": recipe.lora and recipe.lora.rank,
     }
-    for key, (field, check) in REPLACED[f"closed_{small.sibling_of}"].items():
+    for key, (field, check) in REPLACED_CHECKS[f"closed_{small.tiny_variant_of}"].items():
         value = evaluation.target if key == "eval_accuracy" else values_of_recipe[key]
         assert eval(check, {}, {"v": {"value": value}})
         assert not eval(check, {}, {"v": {"value": (value or 0) + 1}}), (key, field)
@@ -87,7 +97,7 @@ def log(**changed: Any) -> str:
         "block_start": None,
         "block_stop": None,
         "eval_start": None,
-        "eval_accuracy": SIBLINGS["flux1_tiny"].target,
+        "eval_accuracy": TINY_VARIANTS["flux1_tiny"].target,
         "eval_stop": None,
         "run_stop": None,
     }
@@ -104,7 +114,7 @@ def objections(tmp_path: Path, text: str) -> str:
     copy = tmp_path / "log.txt"
     copy.write_text(text)
     verdict = check_copy(copy, BASE_RULESET, replaced_rules())
-    assert verdict.broken is None
+    assert verdict.checker_error is None
     return "\n".join(verdict.messages)
 
 
@@ -131,11 +141,11 @@ def test_every_other_rule_still_holds(tmp_path: Path, changed: dict[str, Any], k
 def test_a_check_that_the_official_rules_do_not_have_is_an_answer(tmp_path: Path):
     copy = tmp_path / "log.txt"
     copy.write_text(log())
-    changes = {"replaced": {"closed_flux1": {"no_such_key": (VALUE, "True")}}, "names": {}}
+    changes = {"replacements": {"closed_flux1": {"no_such_key": (VALUE, "True")}}, "names": {}}
 
     verdict = check_copy(copy, BASE_RULESET, changes)
 
-    assert verdict.broken is not None and "no_such_key" in verdict.broken
+    assert verdict.checker_error is not None and "no_such_key" in verdict.checker_error
 
 
 def test_the_official_rules_name_every_key_that_deviates(tmp_path: Path):
@@ -154,4 +164,4 @@ def test_the_document_has_todays_targets():
     document = (Path(__file__).parents[3] / "docs" / "reference" / "mlperf.md").read_text()
     names = ("llama31_8b_tiny", "llama2_70b_lora_tiny", "flux1_tiny")
 
-    assert f"| {'; '.join(f'{SIBLINGS[name].target:g}' for name in names)} |" in document
+    assert f"| {'; '.join(f'{TINY_VARIANTS[name].target:g}' for name in names)} |" in document

@@ -1,4 +1,4 @@
-"""Scores beside published results: only like with like, and never a small sibling."""
+"""Scores compared with published results: only like with like, and never a tiny variant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.mlperf.compare.comparison import (
 )
 from paceline.mlperf.compare.published_scores import published_scores, read_score, scores_of_round
 from paceline.mlperf.score.run_set import score
-from paceline.mlperf.submission.package import RefusedError
+from paceline.mlperf.submission.package import RuleViolationError
 from tests.mlperf.samples import TEN, line, submission
 from tests.mlperf.submissions import description, ten_runs
 
@@ -27,17 +27,17 @@ def runs(tmp_path: Path) -> Path:
 
 def test_a_score_stands_beside_results_on_as_many_of_the_same_kind(runs: Path):
     comparison = compare([runs], num_devices=[8], accelerator="NVIDIA H200")
-    (compared,) = comparison.own
+    (compared,) = comparison.scores
 
     assert (compared.score_minutes, compared.num_devices, compared.accelerator) == (
         pytest.approx(10.1875),
         8,
         "H200-SXM",
     )
-    assert compared.beside and all(peer.round == "v5.1" for peer in compared.beside)
-    for peer in compared.beside:
+    assert compared.peers and all(peer.round == "v5.1" for peer in compared.peers)
+    for peer in compared.peers:
         assert peer.time_ratio == pytest.approx(10.1875 / peer.score_minutes)
-        assert (peer.official, peer.itself) == (True, False)
+        assert (peer.official, peer.is_same_result) == (True, False)
     assert (compared.official, comparison.official, comparison.notes) == (False, False, ())
     assert "unofficial" in compared.label and comparison.published_scaling == ()
 
@@ -50,9 +50,9 @@ def test_a_score_that_was_printed_as_json_compares_alike(runs: Path, tmp_path: P
         compare([runs], num_devices=[8], accelerator="H200"),
     )
 
-    assert printed.own[0].beside == read.own[0].beside
+    assert printed.scores[0].peers == read.scores[0].peers
     path.write_text("{}")
-    with pytest.raises(UserError, match=r"is no score: \w+: is required but missing; allowed"):
+    with pytest.raises(UserError, match=r"is not a score: \w+: is required but missing; allowed"):
         compare([path])
     with pytest.raises(UserError, match="cannot be read"):
         compare([tmp_path / "no.json"])
@@ -66,7 +66,7 @@ def test_a_printed_score_has_the_flops_of_the_devices_that_are_given(runs: Path,
         scored = read_score(path, None, count)
         assert scored.model_flops_per_s_per_device == pytest.approx(8e15 / count)
         assert scored.model_flops_reason is None
-    (compared,) = compare([path], num_devices=[4]).own
+    (compared,) = compare([path], num_devices=[4]).scores
     assert compared.model_flops_per_s_per_device == pytest.approx(2e15)
 
 
@@ -82,13 +82,13 @@ def test_two_sizes_give_the_efficiency_and_its_parts(runs: Path, tmp_path: Path)
 
 
 def test_what_is_missing_for_a_comparison_is_said(runs: Path, tmp_path: Path):
-    assert "--gpus does" in compare([runs]).notes[0]
-    assert "--accelerator does" in compare([runs], num_devices=[8]).notes[0]
+    assert "set --gpus" in compare([runs]).notes[0]
+    assert "set --accelerator" in compare([runs], num_devices=[8]).notes[0]
     alone = compare([runs], num_devices=[7], accelerator="GB300").notes[0]
-    assert "no published result on 7 x GB300 is known here (known for it: 8, 72, 512)" in alone
+    assert "no published result on 7 x GB300 (available sizes: 8, 72, 512)" in alone
     other = compare([runs], num_devices=[8], accelerator="H100")
-    assert other.own[0].accelerator == "H100-SXM"
-    assert "8 x H100-SXM is known here (known on others: B200, B300" in other.notes[0]
+    assert other.scores[0].accelerator == "H100-SXM"
+    assert "8 x H100-SXM (available types: B200, B300" in other.notes[0]
     two = compare([runs, runs], num_devices=[8, 8], accelerator="H200")
     assert two.scaling == () and "scaling needs two sets" in two.notes[0]
 
@@ -97,7 +97,7 @@ def test_what_is_missing_for_a_comparison_is_said(runs: Path, tmp_path: Path):
 
 
 def test_an_accelerator_that_nobody_knows_is_refused(runs: Path):
-    words = r"Wafer 9: no published result has it, nor does the catalog; allowed: .*GB200, "
+    words = r"Wafer 9: is in neither the published results nor the catalog; allowed: .*GB200, "
     with pytest.raises(UserError, match=words):
         compare([runs], num_devices=[8], accelerator="Wafer 9")
 
@@ -110,8 +110,8 @@ def test_the_description_of_a_submission_names_the_accelerators(tmp_path: Path):
         accelerator_model_name="AMD Instinct MI325X",
     )
 
-    compared = compare([place]).own[0]
-    assert (compared.num_devices, compared.accelerator, len(compared.beside)) == (8, "MI325X", 1)
+    compared = compare([place]).scores[0]
+    assert (compared.num_devices, compared.accelerator, len(compared.peers)) == (8, "MI325X", 1)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_small_sibling_is_refused_with_the_reason(runs: Path, changed: dict[st
     ten_runs(runs, **changed)
 
     with pytest.raises(
-        RefusedError, match=r"result_0\.txt: is not compared with published results"
+        RuleViolationError, match=r"result_0\.txt: cannot be compared with published results"
     ):
         compare([runs])
 
@@ -130,21 +130,21 @@ def test_runs_on_made_up_data_and_their_scores_are_refused(runs: Path, tmp_path:
     path = tmp_path / "score.json"
     tiny = score(runs).model_copy(update={"system": "tiny box"})
     path.write_text(tiny.model_dump_json())
-    with pytest.raises(RefusedError, match="is not an MLPerf result"):
+    with pytest.raises(RuleViolationError, match="is not an MLPerf result"):
         compare([path])
 
     log = runs / "result_5.txt"
     log.write_text(log.read_text() + line("data_source", "synthetic") + "\n")
-    with pytest.raises(RefusedError, match="it trained on synthetic data"):
+    with pytest.raises(RuleViolationError, match="it trained on synthetic data"):
         compare([runs])
 
 
 def test_scores_of_two_benchmarks_or_too_few_counts_are_refused(runs: Path, tmp_path: Path):
     other = submission(tmp_path / "other", TEN, benchmark="flux1", batch=1024, samples=8650752)
 
-    with pytest.raises(UserError, match="these are benchmarks that cannot be compared: llama2_70b"):
+    with pytest.raises(UserError, match="cannot compare different benchmarks: llama2_70b"):
         compare([runs, other])
-    with pytest.raises(UserError, match="--gpus: is given 1 time for 2 folders"):
+    with pytest.raises(UserError, match="--gpus: has 1 value for 2 folders"):
         compare([runs, runs], num_devices=[8])
 
 
@@ -154,15 +154,15 @@ def test_published_logs_are_told_from_other_results(reference_data: Path):
     large = logs / "Lambda/gb300_n18_ngc25.04_nemo/llama31_8b"
     comparison = compare([small, large])
 
-    assert [(compared.num_devices, compared.accelerator) for compared in comparison.own] == [
+    assert [(compared.num_devices, compared.accelerator) for compared in comparison.scores] == [
         (8, "GB300"),
         (72, "GB300"),
     ]
-    for compared in comparison.own:
-        (same,) = [peer for peer in compared.beside if peer.itself]
+    for compared in comparison.scores:
+        (same,) = [peer for peer in compared.peers if peer.is_same_result]
         assert compared.score_minutes == pytest.approx(same.score_minutes, abs=1e-4)
         assert compared.samples_per_s == pytest.approx(same.samples_per_s, rel=1e-5)
-    # Samples 98 %, throughput 54 % of what nine times the devices could do.
+    # Samples 98%, throughput 54% of what nine times the devices could do.
     assert comparison.scaling[1].efficiency == pytest.approx(0.530, abs=0.001)
     assert comparison.scaling[1].samples_factor == pytest.approx(0.978, abs=0.002)
     (theirs,) = comparison.published_scaling

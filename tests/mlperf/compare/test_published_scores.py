@@ -1,4 +1,4 @@
-"""Published results: those that come along, those of a table, and which stand beside a score."""
+"""Published results: bundled ones, those of a CSV file, and the peers of a score."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from paceline.core.errors import UserError
 from paceline.mlperf.compare.published_scores import (
     accelerator_kind,
     on_same_accelerators,
+    parse_scores_csv,
     published_scores,
-    scores_of_csv,
     scores_of_round,
 )
 
@@ -102,4 +102,4 @@ def test_a_table_with_a_fault_names_its_line(tmp_path: Path, text: str, words: s
 def test_a_table_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(UserError, match=r"no\.csv: cannot be read"):
         published_scores(tmp_path / "no.csv")
-    assert scores_of_csv("", "x") == ()
+    assert parse_scores_csv("", "x") == ()

@@ -43,7 +43,7 @@ def test_lines_split_the_efficiency_and_name_the_label(comparison: ScoreComparis
     assert isinstance(own, Table)
     assert {"64", "16", "10.1875", "12.5%", "81.8%"} < set(own.cells()[-1])
     assert "Strong scaling, published by NVIDIA on GB200" in text
-    assert "not an official MLPerf metric" in text and f"Own scores: {UNOFFICIAL}." in text
+    assert "not an official MLPerf metric" in text and f"Not official: {UNOFFICIAL}." in text
 
 
 def test_the_plot_draws_every_result_and_is_written_in_both_forms(
@@ -52,7 +52,7 @@ def test_the_plot_draws_every_result_and_is_written_in_both_forms(
     chart = time_to_train(comparison, EXPORT)
     layers = {layer["name"]: layer["data"]["values"] for layer in chart.to_dict()["layer"]}
 
-    assert len(layers["published"]) == len(comparison.published) and len(layers["own"]) == 2
+    assert len(layers["published"]) == len(comparison.published) and len(layers["scores"]) == 2
     assert {row["alike"] for row in layers["published"]} == {True, False}
     assert UNOFFICIAL in chart.to_dict()["description"]
     assert "<svg" in save_chart(chart, tmp_path / "a.svg").read_text()
@@ -64,11 +64,11 @@ def test_the_page_escapes_names_and_loads_nothing(comparison: ScoreComparison):
 
     assert "small &lt;b&gt;" in page and "small <b>" not in page
     assert UNOFFICIAL in page and "default-src" in page
-    assert "Here minutes are mean run times, before the convergence test scales them." in page
+    assert "Minutes are mean run times before scaling by the convergence test." in page
     assert "src=" not in page.partition("<script>")[0]
 
 
 def test_a_comparison_without_a_published_result_still_draws(comparison: ScoreComparison):
-    bare = comparison.model_copy(update={"published": (), "own": ()})
+    bare = comparison.model_copy(update={"published": (), "scores": ()})
 
     assert time_to_train(bare, EXPORT).to_dict()["layer"]

@@ -17,18 +17,18 @@ from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import this_controller
 from paceline.machines.placement import Request, Where
 from paceline.machines.probe import inventory
-from paceline.mlperf.rules import BENCHMARKS, SIBLINGS, TRIAL_VARIANT
+from paceline.mlperf.rules import BENCHMARKS, TINY_VARIANTS, TRIAL_VARIANT
 from paceline.mlperf.run import request as mlperf_run
 from paceline.mlperf.run import tiny_data
 from paceline.mlperf.run import trials as mlperf_trials
 from paceline.mlperf.run.request import (
     SeriesRequest,
-    answer,
     benchmark_of,
     plan_trials,
-    standing,
+    report_series,
+    series_report,
 )
-from paceline.mlperf.run.tiny_data import not_to_be_trained, prepared
+from paceline.mlperf.run.tiny_data import prepare_data, refuse_training
 from paceline.mlperf.run.trials import TrialState
 from paceline.mlperf.score import convergence
 from paceline.runs.flow import CancelledRunError
@@ -83,7 +83,7 @@ def series_request(tmp_path: Path, benchmark: str = "llama31-8b", **fields: Any)
 
 def spec_of(request: SeriesRequest, number: int = 0) -> RunSpec:
     trials = plan_trials(request, unshown)
-    return trials.planned(trials.series.trials[number]).spec
+    return trials.plan_trial(trials.series.trials[number]).spec
 
 
 @pytest.mark.parametrize("name", [*NAMES, "LLAMA31_8B", "llama2_70b_lora"])
@@ -92,8 +92,8 @@ def test_a_benchmark_is_found_by_both_spellings(tmp_path: Path, name: str):
         benchmark_of(series_request(tmp_path, name, tiny=tiny)) for tiny in (False, True)
     )
 
-    assert whole in BENCHMARKS.values() and small in SIBLINGS.values()
-    assert small.sibling_of == whole.name
+    assert whole in BENCHMARKS.values() and small in TINY_VARIANTS.values()
+    assert small.tiny_variant_of == whole.name
 
 
 def test_an_unknown_benchmark_is_refused_with_the_nearest(tmp_path: Path):
@@ -101,15 +101,17 @@ def test_an_unknown_benchmark_is_refused_with_the_nearest(tmp_path: Path):
         benchmark_of(series_request(tmp_path, "llama31-8"))
 
 
-@pytest.mark.parametrize("name", [*BENCHMARKS, *SIBLINGS])
+@pytest.mark.parametrize("name", [*BENCHMARKS, *TINY_VARIANTS])
 def test_every_benchmark_has_a_trial_that_is_logged_under_its_name(name: str):
-    benchmark = (BENCHMARKS | SIBLINGS)[name]
+    benchmark = (BENCHMARKS | TINY_VARIANTS)[name]
     recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT)
 
     assert recipe.mlperf is not None and recipe.mlperf.benchmark == name
     assert recipe.training.evaluation is not None
     assert recipe.training.evaluation.target == benchmark.target
-    assert ("not an MLPerf result" in recipe.mlperf.platform) == (benchmark.sibling_of is not None)
+    assert ("not an MLPerf result" in recipe.mlperf.platform) == (
+        benchmark.tiny_variant_of is not None
+    )
 
 
 def test_a_trial_of_a_small_sibling_trains_on_real_text_with_its_own_seed(tmp_path: Path):
@@ -127,7 +129,7 @@ def test_the_small_flux_trains_on_drawings_that_are_made_once(tmp_path: Path):
     index = Path(str(spec.data.path))
     made = index.stat().st_mtime_ns
 
-    again = prepared(SIBLINGS["flux1_tiny"], "cpu", unshown)
+    again = prepare_data(TINY_VARIANTS["flux1_tiny"], "cpu", unshown)
 
     assert spec.data.source == "latents" and str(index) in again.overrides[1]
     assert index.stat().st_mtime_ns == made
@@ -149,7 +151,7 @@ def test_the_small_lora_starts_from_a_base_of_other_text(
 
     monkeypatch.setattr(tiny_data.flow, "run", trained)
     trials = plan_trials(series_request(tmp_path, "llama2-70b-lora", tiny=True), shown)
-    spec = trials.planned(trials.series.trials[0]).spec
+    spec = trials.plan_trial(trials.series.trials[0]).spec
 
     (base,) = seen
     assert base.lora is None and base.training.evaluation is None and base.mlperf is None
@@ -198,7 +200,7 @@ def test_a_machine_without_room_is_told_before_anything_is_said_of_data(tmp_path
 @pytest.mark.parametrize("name", NAMES)
 def test_data_that_is_not_there_is_named(tmp_path: Path, name: str):
     request = series_request(tmp_path, name)
-    with pytest.raises(UserError, match=r"none is staged: it trains on .*--data FILE"):
+    with pytest.raises(UserError, match=r"missing; the benchmark trains on .*--data FILE"):
         plan_trials(on_cluster(request, tmp_path, 4e12), unshown)
     assert benchmark_of(request).trains_on
 
@@ -218,7 +220,9 @@ def test_the_whole_lora_wants_a_base_and_the_mask_of_its_summaries(tmp_path: Pat
     weights, mask = f"training.initial_weights={base}", f"training.evaluation.loss_mask={ids}"
     with pytest.raises(UserError, match="base weights"):
         of()
-    with pytest.raises(UserError, match=r"mask of the held-out samples.*loss on the summaries"):
+    with pytest.raises(
+        UserError, match=r"loss mask of the validation samples.*loss on the summaries"
+    ):
         of(weights)
     evaluation = of(weights, mask).training.evaluation
     assert evaluation and (evaluation.mean, evaluation.loss_mask, evaluation.path) == (
@@ -239,7 +243,7 @@ def on_cluster(request: SeriesRequest, tmp_path: Path, memory_bytes: float) -> S
 
 
 def test_a_small_sibling_takes_no_data(tmp_path: Path):
-    with pytest.raises(UserError, match="--tiny makes its own"):
+    with pytest.raises(UserError, match="--tiny creates its own"):
         plan_trials(series_request(tmp_path, tiny=True, data=tmp_path / "x"), unshown)
 
 
@@ -268,13 +272,13 @@ def test_a_series_on_random_samples_has_an_expected_time_and_no_score(
         TrialState(number=0, seed=1, status="measured", run=folder.name)
     )
 
-    yielded = answer(trials, done, ["x"])
+    yielded = report_series(trials, done, ["x"])
 
     assert yielded.score is None and "not an MLPerf result" in yielded.label
     assert yielded.expected is not None and yielded.expected.speed.evaluation_s == 0.5
     assert yielded.expected.samples == recorded and yielded.expected.minutes > 0
     rarer = done.model_copy(update={"overrides": ("training.evaluation.every_samples=240",)})
-    other = answer(trials, rarer, ["x"]).expected
+    other = report_series(trials, rarer, ["x"]).expected
     assert other is not None and other.num_evaluations < yielded.expected.num_evaluations
 
 
@@ -298,27 +302,27 @@ def test_a_whole_series_of_a_small_sibling_has_a_score_under_its_label(
         (trials.folder / file).write_text(text)
         done = done.with_trial(trial.model_copy(update={"status": "success", "file": file}))
 
-    yielded = answer(trials, done, ["x"])
+    yielded = report_series(trials, done, ["x"])
 
     assert yielded.status == "complete" and yielded.score is not None
     assert yielded.score.status == "ok" and yielded.score.score_minutes == pytest.approx(
         0.5, rel=0.01
     )
-    assert yielded.score.label == "not an MLPerf result: a small sibling of llama31_8b"
+    assert yielded.score.label == "not an MLPerf result: tiny variant of llama31_8b"
 
 
 def test_an_unfinished_series_says_how_to_go_on(tmp_path: Path):
     trials = plan_trials(series_request(tmp_path, tiny=True), unshown)
 
-    yielded = answer(trials, trials.series, ["__main__.py", "mlperf", "run", "a b"])
+    yielded = report_series(trials, trials.series, ["__main__.py", "mlperf", "run", "a b"])
 
     assert (yielded.status, yielded.resume) == ("unfinished", "paceline mlperf run 'a b'")
 
 
 def test_the_status_of_a_series_is_read_and_nothing_is_made(tmp_path: Path):
     request = series_request(tmp_path, tiny=True, trials=2)
-    with pytest.raises(UserError, match="holds no such series of llama31_8b_tiny"):
-        standing(request)
+    with pytest.raises(UserError, match="contains no such series of llama31_8b_tiny"):
+        series_report(request)
     trials = plan_trials(request, unshown)
     text = log_of(0, benchmark="llama31_8b_tiny", batch=8, minutes=0.5, quality=1.0)
     (trials.folder).mkdir(parents=True)
@@ -326,14 +330,14 @@ def test_the_status_of_a_series_is_read_and_nothing_is_made(tmp_path: Path):
     done = TrialState(number=0, seed=1, status="success", file="result_0.txt")
     mlperf_trials.write_series(trials.folder, trials.series.with_trial(done))
 
-    yielded = standing(request)
+    yielded = series_report(request)
 
     assert (yielded.status, yielded.series.trials[0].status) == ("unfinished", "success")
     assert yielded.score is not None and yielded.score.status == "incomplete"
     with pytest.raises(UserError, match="no such series"):
-        standing(replace(request, synthetic=True))
+        series_report(replace(request, synthetic=True))
     with pytest.raises(UserError, match="no such series"):
-        standing(replace(request, name="another"))
+        series_report(replace(request, name="another"))
 
 
 def test_a_series_that_a_process_is_at_work_on_is_running(tmp_path: Path):
@@ -342,7 +346,7 @@ def test_a_series_that_a_process_is_at_work_on_is_running(tmp_path: Path):
     at_work = trials.series.model_copy(update={"controller": this_controller()})
     mlperf_trials.write_series(trials.folder, at_work)
 
-    assert standing(request).status == "running"
+    assert series_report(request).status == "running"
 
 
 def test_caches_that_were_dropped_are_logged_as_such(
@@ -363,7 +367,7 @@ def test_caches_of_other_hosts_are_not_said_to_be_dropped(
 ):
     monkeypatch.setattr(mlperf_trials, "check_cache_drop", lambda: None)
 
-    with pytest.raises(UserError, match="--drop-caches: drops the caches of this machine alone"):
+    with pytest.raises(UserError, match="--drop-caches: drops caches only on this machine"):
         plan_trials(
             elsewhere(series_request(tmp_path, tiny=True, drop_caches=True), launcher), unshown
         )
@@ -372,7 +376,7 @@ def test_caches_of_other_hosts_are_not_said_to_be_dropped(
 def test_a_trial_that_loses_a_node_is_not_begun_anew_in_its_place(tmp_path: Path):
     local = plan_trials(series_request(tmp_path, tiny=True), unshown)
     queued = plan_trials(elsewhere(series_request(tmp_path, tiny=True), "slurm"), unshown)
-    plan = queued.planned(queued.series.trials[0])
+    plan = queued.plan_trial(queued.series.trials[0])
 
     assert plan.spec.cluster.slurm.retries == 0 and not plan.spec.cluster.slurm.requeue
     assert plan.job.cluster == plan.spec.cluster
@@ -393,5 +397,5 @@ def test_random_samples_at_another_batch_have_two_evaluations_as_well(tmp_path: 
 
 
 def test_a_dry_run_trains_no_base(tmp_path: Path):
-    with pytest.raises(UserError, match=r"is not there yet; run without --dry-run once"):
-        plan_trials(series_request(tmp_path, "llama2-70b-lora", tiny=True), not_to_be_trained)
+    with pytest.raises(UserError, match=r"does not exist yet; run once without --dry-run"):
+        plan_trials(series_request(tmp_path, "llama2-70b-lora", tiny=True), refuse_training)

@@ -1,4 +1,4 @@
-"""Real trials of the small sibling with adapters, whose base model is trained first."""
+"""Real trials of the tiny variant with adapters, whose base model is trained first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADAPTED = "llama2-70b-lora"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where runs and the small sibling's data lie; the base model is trained once for all tests."""
+    """Folder for runs and data; the base model is trained once for all tests."""
     return tmp_path_factory.mktemp("tiny")
 
 

@@ -1,4 +1,4 @@
-"""Data of the small siblings: made once, named by its content, whoever makes it first."""
+"""Data of the tiny variants: created once, and named by its content."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from paceline.core.errors import SystemFaultError
 from paceline.core.mmdit import MMDiTShape
 from paceline.files.recipe import load_recipe
 from paceline.machines.probe import inventory
-from paceline.mlperf.rules import SIBLINGS
+from paceline.mlperf.rules import TINY_VARIANTS
 from paceline.mlperf.run import tiny_data
 from paceline.mlperf.run.tiny_data import (
-    MOST_BYTES,
+    MAX_BYTES,
     PIECE_BYTES,
     Domain,
-    Prepared,
-    prepared,
-    text_of,
+    TrialData,
+    prepare_data,
+    training_text,
     write_images,
 )
 from tests.mlperf.run.test_request import on_cluster, series_request, spec_of
@@ -42,11 +42,11 @@ def unshown(plan: Any) -> Any:
 
 
 def test_prepared_data_has_a_digest_of_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    first = prepared(SIBLINGS["llama31_8b_tiny"], "cpu", unshown)
-    monkeypatch.setattr(tiny_data, "text_of", lambda domain: b"x" * 1000)
-    other = prepared(SIBLINGS["llama31_8b_tiny"], "cpu", unshown)
+    first = prepare_data(TINY_VARIANTS["llama31_8b_tiny"], "cpu", unshown)
+    monkeypatch.setattr(tiny_data, "training_text", lambda domain: b"x" * 1000)
+    other = prepare_data(TINY_VARIANTS["llama31_8b_tiny"], "cpu", unshown)
 
-    assert isinstance(first, Prepared) and first.digest != other.digest
+    assert isinstance(first, TrialData) and first.digest != other.digest
     assert Path(other.overrides[1].removeprefix("data.path=")).read_bytes() == b"x" * 1000
 
 
@@ -60,7 +60,7 @@ def test_drawings_that_another_series_made_meanwhile_are_taken(
         return rename(folder, target)
 
     monkeypatch.setattr(Path, "rename", late)
-    data = prepared(SIBLINGS["flux1_tiny"], "cpu", unshown)
+    data = prepare_data(TINY_VARIANTS["flux1_tiny"], "cpu", unshown)
 
     assert Path(data.overrides[1].removeprefix("data.path=")).is_file()
 
@@ -87,15 +87,15 @@ def test_files_have_the_sizes_that_the_trainer_asks_for(tmp_path: Path):
 
 @pytest.mark.parametrize(("domain", "word"), [("code", b"def "), ("prose", b"statement")])
 def test_a_text_is_long_enough_to_train_on_and_always_the_same(domain: Domain, word: bytes):
-    text = text_of(domain)
+    text = training_text(domain)
 
-    assert 200_000 < len(text) <= MOST_BYTES
+    assert 200_000 < len(text) <= MAX_BYTES
     assert text.count(word) > 100
-    assert text == text_of(domain)
+    assert text == training_text(domain)
 
 
 def test_the_two_domains_share_no_text():
-    code, prose = text_of("code"), text_of("prose")
+    code, prose = training_text("code"), training_text("prose")
 
     lines = {line for line in prose.split(b"\n") if len(line) > 40}
     assert len(lines) > 1000
@@ -103,7 +103,7 @@ def test_the_two_domains_share_no_text():
 
 
 def test_the_end_that_is_held_out_is_like_the_rest():
-    text = text_of("code")
+    text = training_text("code")
 
     shares = [part.count(b"self") / len(part) for part in (text[: len(text) // 2], text[-100_000:])]
     assert shares[1] == pytest.approx(shares[0], rel=0.3)
@@ -113,7 +113,7 @@ def test_pieces_are_put_in_another_order(monkeypatch: pytest.MonkeyPatch):
     pieces = [bytes([at]) * PIECE_BYTES for at in range(40)]
     monkeypatch.setattr(tiny_data, "_reference", lambda: [b"".join(pieces)])
 
-    text = text_of("prose")
+    text = training_text("prose")
 
     order = [text[at] for at in range(0, len(text), PIECE_BYTES)]
     assert sorted(order) == list(range(40)) and order != sorted(order)
@@ -121,9 +121,9 @@ def test_pieces_are_put_in_another_order(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_text_that_is_too_long_is_cut_at_a_piece(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tiny_data, "_reference", lambda: [bytes(5 * PIECE_BYTES)])
-    monkeypatch.setattr(tiny_data, "MOST_BYTES", 2 * PIECE_BYTES + 1)
+    monkeypatch.setattr(tiny_data, "MAX_BYTES", 2 * PIECE_BYTES + 1)
 
-    assert len(text_of("prose")) == 2 * PIECE_BYTES
+    assert len(training_text("prose")) == 2 * PIECE_BYTES
 
 
 def test_sources_of_other_packages_and_of_tests_are_left_out(
@@ -135,7 +135,7 @@ def test_sources_of_other_packages_and_of_tests_are_left_out(
         path.write_text(f"<{name}>")
     monkeypatch.setattr(tiny_data.sysconfig, "get_path", lambda _: str(tmp_path))
 
-    assert sorted(text_of("code").decode().replace("><", ">|<").split("|")) == [
+    assert sorted(training_text("code").decode().replace("><", ">|<").split("|")) == [
         "<a.py>",
         "<pkg/c.py>",
     ]
@@ -145,8 +145,8 @@ def test_a_python_without_the_reference_is_told_what_to_install(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "pydoc_data", ModuleType("pydoc_data"))
     monkeypatch.delitem(sys.modules, "pydoc_data.topics", raising=False)
 
-    with pytest.raises(SystemFaultError, match="comes without the texts that help"):
-        text_of("prose")
+    with pytest.raises(SystemFaultError, match="which has no texts for help"):
+        training_text("prose")
 
 
 @pytest.mark.parametrize(("name", "source"), [("energon", "webdataset"), ("a.json", "latents")])

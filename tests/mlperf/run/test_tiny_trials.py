@@ -1,4 +1,4 @@
-"""Real trials of the small siblings: they train to their targets, and say what they are.
+"""Real trials of the tiny variants: they train to their targets and are labelled as such.
 
 That with adapters is in test_tiny_adapters.py, so that two workers train at once.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.mlperf.result_logs import read_log
-from paceline.mlperf.rules import SIBLINGS
+from paceline.mlperf.rules import TINY_VARIANTS
 from tests import command
 
 pytest.importorskip("torch")
@@ -39,7 +39,7 @@ DEVIATING = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where runs and the small siblings' data lie."""
+    """Folder for runs and data."""
     return tmp_path_factory.mktemp("tiny")
 
 
@@ -60,9 +60,9 @@ def evaluations(answer: dict[str, Any]) -> list[float]:
 
 
 def assert_reaches_its_target(home: Path, name: str) -> None:
-    """A trial succeeds, says that it is no result, and is not trained again."""
+    """A trial succeeds, is labelled as not a result, and is not trained again."""
     answer = trained(home, name)
-    small, (trial,) = SIBLINGS[SMALL[name]], answer["series"]["trials"]
+    small, (trial,) = TINY_VARIANTS[SMALL[name]], answer["series"]["trials"]
 
     assert (answer["status"], trial["status"]) == ("complete", "success"), trial
     losses = evaluations(answer)
@@ -106,7 +106,7 @@ def assert_misses_its_target_frozen(home: Path, name: str) -> None:
     assert trial["status"] == "missed"
     losses = evaluations(answer)
     assert len(losses) == 2 and losses[0] == pytest.approx(losses[1], rel=1e-6)
-    assert losses[0] > 1.03 * SIBLINGS[SMALL[name]].target
+    assert losses[0] > 1.03 * TINY_VARIANTS[SMALL[name]].target
 
 
 @pytest.mark.parametrize("name", WHOLE)

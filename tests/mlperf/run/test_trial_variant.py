@@ -1,4 +1,4 @@
-"""Places that the plain trial does not fit: the recipe names another layout, and it is told."""
+"""Machines that the default trial does not fit: the recipe has another layout."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def test_a_layout_of_the_users_own_is_never_exchanged():
 
 def test_where_none_runs_the_refusal_says_what_was_tried_and_why_that_cannot():
     message = (
-        r"not a multiple of dp 56 .* nor can mlperf-trial-72 \(global_batch 36 is not .*\), "
+        r"not a multiple of dp 56 .* these variants do not fit either: "
+        r"mlperf-trial-72 \(global_batch 36 is not .*\), "
         r"mlperf-trial-80gb \(global_batch 32 is not a multiple of dp 28 .*\); change the layout"
     )
     with pytest.raises(UserError, match=message):
@@ -94,7 +95,10 @@ def test_where_none_runs_the_refusal_says_what_was_tried_and_why_that_cannot():
 def test_a_config_that_is_missing_is_told_where_the_layout_would_fit(tmp_path: Path):
     settings = {"config": tmp_path / "config_x.sh", "container": "x.sqsh", "data": "/data"}
     overrides = [f"engine_settings.{name}={value}" for name, value in settings.items()]
-    with pytest.raises(UserError, match=r"nor can mlperf-trial-72 \(.*config_x.sh is not a file"):
+    with pytest.raises(
+        UserError,
+        match=r"these variants do not fit either: mlperf-trial-72 \(.*config_x.sh is not a file",
+    ):
         trial_variant(
             request("llama31-8b", "lambda-gb300-nvl72", None, "engine=mlperf", *overrides)
         )

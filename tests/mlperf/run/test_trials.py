@@ -1,4 +1,4 @@
-"""Series of trials: gone on with, not stopped by one that fails, each with its log in place."""
+"""Series of trials: resumed, not stopped by a failure, each with its log in place."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import pytest
 from paceline.core.errors import EXIT_SYSTEM_FAULT, PacelineError, SystemFaultError, UserError
 from paceline.files.documents import read_value, write_text
 from paceline.files.run_folder import this_controller
-from paceline.mlperf.rules import SIBLINGS
+from paceline.mlperf.rules import TINY_VARIANTS
 from paceline.mlperf.run import trials as mlperf_trials
-from paceline.mlperf.run.text import answer_lines, trial_row, trial_text
+from paceline.mlperf.run.text import report_lines, trial_row, trial_text
 from paceline.mlperf.run.trials import (
     FINAL,
     LOG_FILE,
     SERIES_FILE,
-    SeriesAnswer,
+    SeriesReport,
     Trials,
     TrialSeries,
     TrialState,
     TrialStatus,
     TrialTask,
     check_cache_drop,
-    opened,
+    open_series,
     run_trials,
     status_of,
 )
@@ -42,7 +42,7 @@ from tests.mlperf.samples import trial as log_of
 from tests.runs import series_example
 from tests.runs.series_example import make_finished
 
-FLUX = SIBLINGS["flux1_tiny"]
+FLUX = TINY_VARIANTS["flux1_tiny"]
 
 
 class Machine:
@@ -113,7 +113,7 @@ def new_series(wanted: int, **fields: Any) -> TrialSeries:
         "variant": "v",
         "key": "0a",
         "first_seed": 1,
-        "wanted": wanted,
+        "num_trials": wanted,
     }
     return TrialSeries(**(known | fields))
 
@@ -123,7 +123,7 @@ def run_with(
 ) -> tuple[TrialSeries, bool, Machine, Silent]:
     machine, observer, folder = Machine(root, *endings), Silent(), root / "mlperf" / "s"
     monkeypatch.setattr(flow, "run", machine)
-    series = opened(folder, new_series(wanted, **fields))
+    series = open_series(folder, new_series(wanted, **fields))
     trials: Any = Trials(series, FLUX, folder, root, lambda trial: trial.seed)  # type: ignore[arg-type,return-value]
     ended, interrupted = run_trials(trials, observer)
     assert read_value(folder / SERIES_FILE, TrialSeries) == ended
@@ -153,7 +153,7 @@ def test_a_trial_that_fails_does_not_stop_the_others(
 
     assert statuses(series) == ["failed", "missed", "timeout", "failed", "failed", "success"]
     assert series.trials[0].reason == "it was failed"
-    assert "run_stop has status aborted" in (series.trials[1].reason or "")
+    assert "run_stop reports status aborted" in (series.trials[1].reason or "")
     assert series.missing == []
 
 
@@ -250,7 +250,7 @@ def test_a_run_of_a_few_steps_that_make_no_figure_has_ended_all_the_same(
     series, *_ = run_with(monkeypatch, tmp_path, 2, "success", "missed")
 
     assert statuses(series) == ["success", "missed"]
-    assert "run_stop has status aborted" in (series.trials[1].reason or "")
+    assert "run_stop reports status aborted" in (series.trials[1].reason or "")
 
 
 def test_random_samples_are_measured_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -268,16 +268,18 @@ def test_another_series_in_the_folder_is_refused(
 ):
     run_with(monkeypatch, tmp_path, 1, "success")
 
-    with pytest.raises(UserError, match=r"holds a series of flux1_tiny with another.*--name"):
-        opened(tmp_path / "mlperf" / "s", new_series(1, **change))
+    with pytest.raises(
+        UserError, match=r"contains a series of flux1_tiny with a different.*--name"
+    ):
+        open_series(tmp_path / "mlperf" / "s", new_series(1, **change))
 
 
 def test_a_series_that_another_process_runs_is_left_alone(tmp_path: Path):
     at_work = new_series(2, controller=this_controller()).up_to(2)
     mlperf_trials.write_series(tmp_path, at_work)
 
-    with pytest.raises(UserError, match=r"process \d+ on .* is at work on it"):
-        opened(tmp_path, new_series(2))
+    with pytest.raises(UserError, match=r"is in use by process \d+ on"):
+        open_series(tmp_path, new_series(2))
 
 
 def test_a_series_whose_process_is_gone_is_gone_on_with(tmp_path: Path):
@@ -287,7 +289,7 @@ def test_a_series_whose_process_is_gone_is_gone_on_with(tmp_path: Path):
         tmp_path, begun.with_trial(begun.trials[0].model_copy(update={"status": "running"}))
     )
 
-    assert [trial.number for trial in opened(tmp_path, new_series(2)).missing] == [0, 1]
+    assert [trial.number for trial in open_series(tmp_path, new_series(2)).missing] == [0, 1]
 
 
 def test_caches_are_dropped_by_the_kernels_own_file(
@@ -308,7 +310,7 @@ def test_caches_that_may_not_be_dropped_are_said_before_anything_runs(
 ):
     monkeypatch.setattr(mlperf_trials, "DROP_FILE", tmp_path / "none" / "drop_caches")
 
-    with pytest.raises(UserError, match="cannot be written by this user"):
+    with pytest.raises(UserError, match="is not writable"):
         check_cache_drop()
     with pytest.raises(SystemFaultError, match="drop_caches"):
         mlperf_trials.drop_caches()
@@ -333,7 +335,7 @@ def series(*statuses: TrialStatus, wanted: int | None = None) -> TrialSeries:
         variant="v",
         key="00000000",
         first_seed=5,
-        wanted=1,
+        num_trials=1,
     )
     begun = empty.up_to(wanted or len(statuses))
     for trial, status in zip(begun.trials, statuses, strict=False):
@@ -342,7 +344,7 @@ def series(*statuses: TrialStatus, wanted: int | None = None) -> TrialSeries:
 
 
 def test_every_trial_has_a_seed_of_its_own():
-    assert [trial.seed for trial in series(wanted=4).trials] == [5, 6, 7, 8]
+    assert [trial.seed for trial in series(num_trials=4).trials] == [5, 6, 7, 8]
 
 
 def test_more_trials_go_on_where_the_seeds_ended_and_fewer_lose_none():
@@ -357,7 +359,10 @@ def test_fewer_trials_leave_out_what_has_not_begun_and_keep_what_has():
     assert len(series("success", "cancelled", "waiting", "waiting").up_to(1).trials) == 2
     assert len(series("success", "waiting", "waiting", "waiting").up_to(2).trials) == 2
     fewer = series("success", "cancelled", "waiting").up_to(1)
-    assert (fewer.wanted, [trial.status for trial in fewer.trials]) == (2, ["success", "cancelled"])
+    assert (fewer.num_trials, [trial.status for trial in fewer.trials]) == (
+        2,
+        ["success", "cancelled"],
+    )
 
 
 def test_what_has_ended_is_not_missing():
@@ -386,10 +391,10 @@ def test_a_series_that_is_at_work_is_running():
     assert status_of(series("running", "waiting"), alive=True) == "running"
 
 
-LABEL = "not an MLPerf result: a small sibling of flux1"
+LABEL = "not an MLPerf result: tiny variant of flux1"
 
 
-def answered(*trials: TrialState, **fields: object) -> SeriesAnswer:
+def answered(*trials: TrialState, **fields: object) -> SeriesReport:
     series = TrialSeries(
         name="s",
         benchmark="flux1_tiny",
@@ -398,12 +403,12 @@ def answered(*trials: TrialState, **fields: object) -> SeriesAnswer:
         variant="v",
         key="0a",
         first_seed=1,
-        wanted=len(trials),
+        num_trials=len(trials),
         trials=trials,
         synthetic="expected" in fields,
     )
     common = {"series": series, "folder": "runs/mlperf/s", "status": "complete", "label": LABEL}
-    return SeriesAnswer.model_validate(common | fields)
+    return SeriesReport.model_validate(common | fields)
 
 
 def test_a_failed_trial_says_why_and_no_control_character():
@@ -425,6 +430,6 @@ def test_an_expected_time_says_what_it_comes_from_and_that_it_is_no_result():
     time = expected_time(ConvergenceReference((8,), 8, 1000, 100, 18), speed, 100)
     answer = answered(TrialState(number=0, seed=1, status="measured"), expected=time)
 
-    text = "\n".join(answer_lines(answer))
+    text = "\n".join(report_lines(answer))
     assert "2 minutes to train (1.671 to 2.329 for 90% of runs); not a result" in text
     assert "1,000 samples (references at batch 8) at 10.00 samples/s, median of 20 steps" in text

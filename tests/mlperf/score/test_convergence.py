@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from paceline.mlperf.rules import BENCHMARKS, SCORED_ONLY, benchmark_named
+from paceline.mlperf.rules import BENCHMARKS, SCORED_ONLY, find_benchmark
 from paceline.mlperf.score.convergence import (
     ConvergenceReference,
     MeasuredSpeed,
+    compare_with_reference,
     expected_time,
-    held_against,
     olympic_mean,
-    pruned,
+    prune_references,
     reference_at,
     references,
     rulesets,
@@ -39,10 +39,12 @@ def test_the_rounds_of_a_benchmark_are_known():
 
 
 def test_a_batch_that_is_slower_than_its_neighbours_is_left_out():
-    kept = pruned([reference(8, 300), reference(16, 100), reference(32, 190), reference(48, 200)])
+    kept = prune_references(
+        [reference(8, 300), reference(16, 100), reference(32, 190), reference(48, 200)]
+    )
 
     assert [r.global_batch for r in kept] == [16, 48]
-    assert pruned([]) == []
+    assert prune_references([]) == []
 
 
 def test_the_figures_are_those_of_the_official_tool(reference_data: Path):
@@ -56,30 +58,32 @@ def test_the_figures_are_those_of_the_official_tool(reference_data: Path):
             assert kept == (batch in [r.global_batch for r in points])
         if line["n"] != "0" and not kept:
             continue
-        convergence = held_against(points, batch, [1e9] * 10, 10)
+        convergence = compare_with_reference(points, batch, [1e9] * 10, 10)
         assert convergence.kind == ("interpolated" if line["n"] == "0" else "exact")
         assert convergence.reference_samples == pytest.approx(float(line["olympic_mean"]))
-        assert convergence.least_samples == pytest.approx(
+        assert convergence.min_samples == pytest.approx(
             float(line["min_acceptable_mean"]), abs=1e-3
         )
 
 
 def test_fewer_samples_within_chance_scale_the_time_and_beyond_it_fail():
     points = [reference(8, 3000.0, 300.0)]
-    least = points[0].least_mean(10)
+    least = points[0].min_mean(10)
 
-    slow = held_against(points, 8, [3100.0] * 9 + [inf], 10)
-    fast = held_against(points, 8, [2900.0] * 10, 10)
-    too_fast = held_against(points, 8, [least - 0.01] * 10, 10)
+    slow = compare_with_reference(points, 8, [3100.0] * 9 + [inf], 10)
+    fast = compare_with_reference(points, 8, [2900.0] * 10, 10)
+    too_fast = compare_with_reference(points, 8, [least - 0.01] * 10, 10)
 
     assert (slow.status, slow.scaling_factor) == ("passed", 1.0)
     assert (fast.status, fast.scaling_factor) == ("passed", 3000 / 2900)
     assert (too_fast.status, too_fast.scaling_factor) == ("failed", None)
-    assert too_fast.reason is not None and "no fewer than" in too_fast.reason
+    assert too_fast.reason is not None and "requires at least" in too_fast.reason
 
 
 def test_a_batch_between_two_references_is_held_against_their_line():
-    convergence = held_against([reference(8, 100), reference(16, 200)], 10, [1000.0] * 10, 10)
+    convergence = compare_with_reference(
+        [reference(8, 100), reference(16, 200)], 10, [1000.0] * 10, 10
+    )
 
     assert (convergence.kind, convergence.reference_samples) == ("interpolated", 125.0)
     assert convergence.reference_batches == (8, 16)
@@ -88,16 +92,16 @@ def test_a_batch_between_two_references_is_held_against_their_line():
 def test_a_smaller_batch_passes_only_against_the_smallest_reference():
     points = [reference(8, 100), reference(16, 200)]
 
-    assert held_against(points, 4, [100.0] * 10, 10).status == "passed"
-    beyond = held_against(points, 4, [50.0] * 10, 10)
+    assert compare_with_reference(points, 4, [100.0] * 10, 10).status == "passed"
+    beyond = compare_with_reference(points, 4, [50.0] * 10, 10)
     assert (beyond.status, beyond.kind) == ("missing", "smaller-batch")
 
 
 def test_a_larger_batch_has_no_reference():
-    convergence = held_against([reference(8, 100)], 9, [100.0] * 10, 10)
+    convergence = compare_with_reference([reference(8, 100)], 9, [100.0] * 10, 10)
 
     assert (convergence.status, convergence.scaling_factor) == ("missing", None)
-    assert convergence.reason == "no reference reaches a batch of 9: the largest is 8"
+    assert convergence.reason == "no reference for a batch of 9; the largest is 8"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +114,7 @@ def test_made_up_submissions_are_judged_as_the_official_tool_judges_them(
     tool = pytest.importorskip("mlperf_logging.rcp_checker.rcp_checker")
     official = tool.RCP_Checker("training", ruleset, benchmark, False)
     points, chance = references(benchmark, ruleset), Random(7)
-    num_runs = benchmark_named(benchmark, "").num_runs
+    num_runs = find_benchmark(benchmark, "").num_runs
     largest = points[-1].global_batch
     statuses: set[str] = set()
     for _ in range(40):
@@ -124,7 +128,7 @@ def test_made_up_submissions_are_judged_as_the_official_tool_judges_them(
             official_record(official, batch), list(samples), ""
         )
         counted = [inf if s == 1e9 else s for s in samples]
-        convergence = held_against(points, batch, counted, num_runs)
+        convergence = compare_with_reference(points, batch, counted, num_runs)
         assert (convergence.status == "passed") == passed
         if passed:
             assert convergence.scaling_factor == pytest.approx(factor, rel=1e-12)

@@ -9,8 +9,8 @@ from paceline.mlperf.score.score import (
     Score,
     ScoredRun,
     ScoreWindow,
+    convergence_samples,
     olympic_mean_minutes,
-    samples_for_the_test,
     windows_of,
     with_parts,
 )
@@ -50,7 +50,7 @@ def test_a_failed_run_with_a_time_counts_as_infinite():
     failed[3] = failed[3].model_copy(update={"status": "failed"})
 
     assert olympic_mean_minutes(failed) == 2.5
-    assert samples_for_the_test(failed)[3] == inf
+    assert convergence_samples(failed)[3] == inf
 
 
 def test_too_few_runs_give_no_window():
@@ -96,7 +96,7 @@ SCORE = Score(
     folder="runs",
     benchmark="flux1",
     system=None,
-    organisation=None,
+    organization=None,
     division=None,
     ruleset="5.1.0",
     ruleset_from="path",

@@ -25,7 +25,7 @@ def test_system_prints_every_field_and_says_what_is_open(tmp_path: Path):
 
     assert done.returncode == 0, done.stderr
     assert "submitter " in done.stdout and "cooling: air, liquid, ..." in done.stdout
-    assert f"written: {tmp_path}/box.json" in done.stdout and LABEL in done.stdout
+    assert f"written to {tmp_path}/box.json" in done.stdout and LABEL in done.stdout
     assert json.loads((tmp_path / "box.json").read_text())["submitter"] == "Example"
     assert paceline("system", "--output", tmp_path / "box.json").returncode == 1
 
@@ -62,7 +62,7 @@ def test_package_then_check_then_compare(tmp_path: Path):
     assert made.returncode == 0, made.stderr + made.stdout
     assert "closed division, passes the official checker" in made.stdout and LABEL in made.stdout
     again = paceline(*words)
-    assert again.returncode == 1 and "nothing is overwritten" in again.stderr
+    assert again.returncode == 1 and "already exists" in again.stderr
 
     checked = paceline("check", tmp_path / "sub/Example", "--json")
     assert checked.returncode == 0 and json.loads(checked.stdout)["kind"] == "submission"
@@ -71,7 +71,7 @@ def test_package_then_check_then_compare(tmp_path: Path):
     plots = [tmp_path / "a.html", tmp_path / "a.svg"]
     compared = paceline("compare", place, "--json", "--plot", plots[0], "--plot", plots[1])
     answer = json.loads(compared.stdout)
-    assert compared.returncode == 0 and answer["own"][0]["num_devices"] == 16
+    assert compared.returncode == 0 and answer["scores"][0]["num_devices"] == 16
     assert LABEL in plots[0].read_text() and plots[1].stat().st_size > 1000
 
 
@@ -93,7 +93,7 @@ def test_a_package_that_the_checker_refuses_is_named_with_its_lines(tmp_path: Pa
         description(tmp_path / f"{SYSTEM}.json"),
     )
 
-    assert made.returncode == 3 and "nothing was written" in made.stdout
+    assert made.returncode == 3 and "nothing written" in made.stdout
     assert "CHECK for 'lora_rank' failed" in made.stdout
 
 
@@ -101,7 +101,7 @@ def test_compare_in_text_and_csv_says_what_is_official(tmp_path: Path):
     runs = ten_runs(tmp_path / "runs")
     words = ["compare", runs, "--gpus", 8, "--accelerator", "H200"]
     text = paceline(*words)
-    assert text.returncode == 0 and f"Own scores: {LABEL}." in text.stdout
+    assert text.returncode == 0 and f"Not official: {LABEL}." in text.stdout
 
     rows = list(csv.DictReader(io.StringIO(paceline(*words, "--format", "csv").stdout)))
     assert {row["official"] for row in rows} == {"True", "False"}
@@ -112,7 +112,7 @@ def test_compare_without_a_score_is_incomplete_and_a_sibling_is_refused(tmp_path
     runs = ten_runs(tmp_path / "runs", submission_platform="tiny box")
     refused = paceline("compare", runs)
     assert (refused.returncode, refused.stdout) == (3, "")
-    assert "a small sibling of the benchmark" in refused.stderr
+    assert "a tiny variant of the benchmark" in refused.stderr
 
     ten_runs(runs)
     (runs / "result_4.txt").unlink()
@@ -122,5 +122,5 @@ def test_compare_without_a_score_is_incomplete_and_a_sibling_is_refused(tmp_path
 def test_a_second_folder_of_code_for_the_same_benchmark_is_refused():
     assert _code_folders(["a=b", "flux1=c"]) == {"": Path("a=b"), "flux1": Path("c")}
     for twice in (["flux1=a", "flux1=b"], ["a", "b"]):
-        with pytest.raises(UserError, match="is the second folder for"):
+        with pytest.raises(UserError, match="is a second folder for"):
             _code_folders(twice)

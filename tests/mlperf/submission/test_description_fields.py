@@ -14,8 +14,8 @@ from paceline.mlperf.submission.description_check import (
     OpenField,
     faults,
     is_placeholder,
-    marked,
     open_fields,
+    open_value,
     with_settings,
 )
 from paceline.mlperf.submission.text import description_lines
@@ -41,12 +41,12 @@ def test_published_descriptions_have_none(reference_data: Path):
     [
         ({"cooling": None}, "cooling is missing"),
         ({"status": "onprem"}, "status must be one of Available on-premise; Available cloud;"),
-        ({"division": "Closed"}, "division must be closed or open, and is 'Closed'"),
-        ({"accelerators_per_node": 8}, "accelerators_per_node must be a text in quotes, and is 8"),
-        ({"number_of_nodes": "two"}, "number_of_nodes must be a whole number, and is 'two'"),
+        ({"division": "Closed"}, "division must be closed or open, not 'Closed'"),
+        ({"accelerators_per_node": 8}, "accelerators_per_node must be a string, not 8"),
+        ({"number_of_nodes": "two"}, "number_of_nodes must be an integer, not 'two'"),
         ({"submitter": "SUBMISSION_ORG_PLACEHOLDER"}, "submitter is a placeholder"),
-        ({"cooling": marked("cooling")}, "cooling is still open (air, liquid, ...)"),
-        ({"hw_notes": ["a"]}, 'hw_notes must be a text in quotes, and is ["a"]'),
+        ({"cooling": open_value("cooling")}, "cooling is still UNKNOWN (air, liquid, ...)"),
+        ({"hw_notes": ["a"]}, 'hw_notes must be a string, not ["a"]'),
     ],
 )
 def test_each_fault_is_said_in_plain_words(
@@ -60,7 +60,7 @@ def test_each_fault_is_said_in_plain_words(
 
 
 def test_open_fields_are_listed_with_what_belongs_there():
-    fields = {"cooling": marked("cooling"), "division": "closed"}
+    fields = {"cooling": open_value("cooling"), "division": "closed"}
 
     assert [(field.field, field.what) for field in open_fields(fields)] == [
         ("cooling", "air, liquid, ...")
@@ -70,8 +70,8 @@ def test_open_fields_are_listed_with_what_belongs_there():
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        (("cooling",), "1 field is open; fill it in with --set FIELD=VALUE:"),
-        (("cooling", "division"), "2 fields are open; fill them in with --set FIELD=VALUE:"),
+        (("cooling",), "1 field is UNKNOWN; fill it in with --set FIELD=VALUE:"),
+        (("cooling", "division"), "2 fields are UNKNOWN; fill them in with --set FIELD=VALUE:"),
     ],
 )
 def test_how_to_fill_in_what_is_open_is_said_of_as_many_fields(names: tuple[str, ...], told: str):
@@ -87,7 +87,7 @@ def test_how_to_fill_in_what_is_open_is_said_of_as_many_fields(names: tuple[str,
 
 
 def test_settings_fill_in_fields_and_parts_of_the_software():
-    fields = {"cooling": marked("cooling"), "other_software_stack": {"a": "1"}}
+    fields = {"cooling": open_value("cooling"), "other_software_stack": {"a": "1"}}
     filled = with_settings(fields, ["cooling=liquid", "other_software_stack.nccl=2=x"])
 
     assert filled == {"cooling": "liquid", "other_software_stack": {"a": "1", "nccl": "2=x"}}
@@ -98,8 +98,8 @@ def test_settings_fill_in_fields_and_parts_of_the_software():
     [
         ("cooling", "is not key=value"),
         ("coling=air", "did you mean 'cooling'"),
-        ("other_software_stack=x", "is no field"),
-        ("a.b=c", "is no field"),
+        ("other_software_stack=x", "is not a field"),
+        ("a.b=c", "is not a field"),
     ],
 )
 def test_a_setting_that_is_no_field_is_refused(setting: str, words: str):
@@ -116,7 +116,7 @@ def test_a_setting_that_is_no_field_is_refused(setting: str, words: str):
         ("UNKNOWN: x", True),
         ("<org>", True),
         ("your_org", True),
-        ("My Organisation", True),
+        ("My Organization", True),
         ("TODO", True),
         ("xxx", True),
         ("Lambda", False),

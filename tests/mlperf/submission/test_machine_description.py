@@ -92,7 +92,7 @@ def test_a_machine_that_computes_on_its_processors_says_so():
     fields = machine_description(MACHINE, PARTS, None, True)
 
     assert fields["accelerators_per_node"] == "0" and fields["accelerator_frequency"] == ""
-    assert fields["accelerator_model_name"] == "none: the processors compute"
+    assert fields["accelerator_model_name"] == "none: CPU only"
 
 
 def test_accelerators_that_cannot_be_asked_are_not_denied():

@@ -28,7 +28,7 @@ def test_the_messages_name_the_folder_and_keep_their_words(tmp_path: Path):
     folder = whole_submission(tmp_path / "Example", samples=2304)
     verdict = check_package_copy(folder, "5.1.0")
 
-    assert (verdict.passed, verdict.broken) == (False, None)
+    assert (verdict.passed, verdict.checker_error) == (False, None)
     assert [(m.level, m.place, m.text) for m in verdict.messages] == [
         ("error", f"Example/{RUNS}", "RCP Test Failed: RCP found")
     ]
@@ -50,7 +50,9 @@ def test_a_name_that_leads_to_other_rules_is_not_given_to_the_checker(tmp_path: 
 
     verdict = check_package_copy(folder, "5.1.0")
 
-    assert not verdict.passed and "is no name of a benchmark or division" in str(verdict.broken)
+    assert not verdict.passed and "is not a valid benchmark or division" in str(
+        verdict.checker_error
+    )
     assert not (tmp_path / "ran").exists()
 
 
@@ -61,16 +63,18 @@ def test_a_description_is_judged_and_a_checker_that_breaks_off_is_an_answer(tmp_
     assert not missing.passed and "Missing field cooling" in missing.messages[0].text
 
     broken = check_description_copy(description(tmp_path / "c.json", submitter=3), "5.1.0")
-    assert "the checker broke off: TypeError" in str(broken.broken)
+    assert "the checker crashed: TypeError" in str(broken.checker_error)
 
 
 def test_a_checker_that_cannot_start_or_takes_too_long_is_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = description(tmp_path / "a.json")
-    monkeypatch.setattr(official_package_checker, "LONGEST_CHECK_S", 0.001)
-    assert "took longer" in str(check_description_copy(path, "5.1.0").broken)
+    monkeypatch.setattr(official_package_checker, "CHECK_TIMEOUT_S", 0.001)
+    assert "took longer" in str(check_description_copy(path, "5.1.0").checker_error)
 
     monkeypatch.undo()
     monkeypatch.setattr(official_package_checker, "PROGRAM", tmp_path / "gone.py")
-    assert str(check_description_copy(path, "5.1.0").broken).startswith("the checker broke off: ")
+    assert str(check_description_copy(path, "5.1.0").checker_error).startswith(
+        "the checker crashed: "
+    )

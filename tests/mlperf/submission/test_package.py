@@ -11,7 +11,7 @@ import pytest
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.mlperf.check import official_checker
-from paceline.mlperf.submission.package import PackageRequest, RefusedError, package
+from paceline.mlperf.submission.package import PackageRequest, RuleViolationError, package
 from tests.mlperf.samples import line
 from tests.mlperf.submissions import SYSTEM, contents, description, ten_runs, whole_trial
 
@@ -30,7 +30,7 @@ def package_request(tmp_path: Path) -> PackageRequest:
     (code / "gone").symlink_to(tmp_path / "nowhere")
     return PackageRequest(
         places=(ten_runs(tmp_path / "runs", samples=3000),),
-        organisation="Example",
+        organization="Example",
         division="closed",
         system=description(tmp_path / f"{SYSTEM}.json"),
         code={"": code},
@@ -61,7 +61,7 @@ def test_a_package_holds_copies_of_all_and_passes(package_request: PackageReques
     } == before
     assert sorted(path.name for path in package_request.out.iterdir()) == ["Example"]
 
-    with pytest.raises(UserError, match="exists, and nothing is overwritten"):
+    with pytest.raises(UserError, match="already exists"):
         package(package_request)
 
 
@@ -96,29 +96,29 @@ def described(**fields: object) -> Callable[[PackageRequest], PackageRequest]:
 
 PLACEHOLDER = changed_log(lambda text: text.replace('"Example"', '"SUBMISSION_ORG_PLACEHOLDER"'))
 REFUSED: list[tuple[Callable[[PackageRequest], PackageRequest], str]] = [
-    (lambda a: replace(a, organisation="<org>"), "--org <org>: is a placeholder"),
-    (lambda a: replace(a, organisation="Other"), "its submitter is 'Example', not 'Other'"),
+    (lambda a: replace(a, organization="<org>"), "--org <org>: is a placeholder"),
+    (lambda a: replace(a, organization="Other"), "its submitter is 'Example', not 'Other'"),
     (lambda a: replace(a, division="open"), "its division is 'closed', not 'open'"),
     (
         PLACEHOLDER,
-        r"result_4.txt:4: submission_org was never filled in: 'SUBMISSION_ORG_PLACEHOLDER'",
+        r"result_4.txt:4: submission_org is a placeholder: 'SUBMISSION_ORG_PLACEHOLDER'",
     ),
     (
         changed_log(lambda t: t.replace('"Example"', '"Else"')),
         "submission_org is 'Else', not 'Example'",
     ),
-    (changed_log(lambda t: t.replace("2xBox", "tiny box")), "a small sibling of the benchmark"),
+    (changed_log(lambda t: t.replace("2xBox", "tiny box")), "a tiny variant of the benchmark"),
     (changed_log(lambda t: t + line("data_source", "synthetic")), "trained on synthetic data"),
     (
         changed_log(lambda _: whole_trial(4, samples=9).replace("success", "aborted")),
         "has no score: 2 of 10 runs did not converge",
     ),
-    (described(cooling="UNKNOWN: air, liquid, ..."), r"box_2x8.json:29: cooling is still open"),
+    (described(cooling="UNKNOWN: air, liquid, ..."), r"box_2x8.json:29: cooling is still UNKNOWN"),
     (described(submitter="YOUR_ORG"), "submitter is a placeholder"),
-    (described(system_name="Box, tiny"), "system 'Box, tiny' is that of small siblings"),
+    (described(system_name="Box, tiny"), "system 'Box, tiny' is that of tiny variants"),
     (
         lambda a: replace(a, system=description(a.system.with_name("box-tiny.json"))),
-        "system 'box-tiny' is that of small siblings",
+        "system 'box-tiny' is that of tiny variants",
     ),
 ]
 
@@ -133,7 +133,7 @@ def test_what_the_rules_refuse_is_refused_before_anything_is_written(
         )
     changed = change(package_request)
 
-    with pytest.raises(RefusedError, match=words) as refused:
+    with pytest.raises(RuleViolationError, match=words) as refused:
         package(changed)
     assert refused.value.exit_code == 3 and not package_request.out.exists()
 
@@ -142,17 +142,17 @@ def test_what_the_rules_refuse_is_refused_before_anything_is_written(
 def test_placeholders_in_logs_can_be_answered_for(package_request: PackageRequest):
     made = package(replace(PLACEHOLDER(package_request), placeholders=True))
 
-    assert made.folder and any("it is a placeholder" in warning for warning in made.warnings)
+    assert made.folder and any("is still a placeholder" in warning for warning in made.warnings)
 
 
 BAD: list[tuple[Callable[[PackageRequest], PackageRequest], str]] = [
-    (lambda a: replace(a, organisation="a/b"), "cannot be the name of a folder"),
+    (lambda a: replace(a, organization="a/b"), "is not a valid folder name"),
     (lambda a: replace(a, division="half"), "--division half: is unknown"),
     (lambda a: replace(a, system=a.out / "no.json"), "cannot be read"),
-    (lambda a: replace(a, places=(a.out / "no",)), "is no folder"),
-    (lambda a: replace(a, code={"flux1": a.code[""]}), "names no code for llama2_70b_lora"),
-    (lambda a: replace(a, out=a.code[""] / "out"), "lies in the code"),
-    (lambda a: replace(a, places=a.places * 2), "two folders hold llama2_70b_lora"),
+    (lambda a: replace(a, places=(a.out / "no",)), "is not a folder"),
+    (lambda a: replace(a, code={"flux1": a.code[""]}), "gives no code for llama2_70b_lora"),
+    (lambda a: replace(a, out=a.code[""] / "out"), "is inside the code folder"),
+    (lambda a: replace(a, places=a.places * 2), "two folders contain llama2_70b_lora"),
 ]
 
 
@@ -168,7 +168,7 @@ def test_bad_input_is_named(
 def test_a_missing_run_leaves_no_score_to_package(package_request: PackageRequest):
     (package_request.places[0] / "result_4.txt").unlink()
 
-    with pytest.raises(RefusedError, match=r"9 of the 10 runs .* missing: number 4"):
+    with pytest.raises(RuleViolationError, match=r"9 of the 10 runs .* missing: number 4"):
         package(package_request)
 
 
@@ -178,7 +178,7 @@ def test_trials_that_share_a_file_are_refused(package_request: PackageRequest):
         path.unlink()
     (package_request.places[0] / "slurm.out").write_text("".join(logs))
 
-    with pytest.raises(RefusedError, match="a file holds several trials"):
+    with pytest.raises(RuleViolationError, match="contains several trials"):
         package(package_request)
 
 

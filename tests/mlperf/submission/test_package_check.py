@@ -81,8 +81,8 @@ def test_runs_that_converge_too_fast_and_a_stated_scaling_are_found(submission: 
 
     assert messages(checked) == ["RCP Test Failed: RCP found"]
     assert [finding.message for finding in of(checked, RUNS).warnings] == [
-        "files that belong to no run: notes.md",
-        "scaling.json states 1.5, the convergence test asks for none",
+        "files that do not belong to a run: notes.md",
+        "scaling.json has the factor 1.5, the convergence test gives none",
     ]
     assert contents(submission) == before
 
@@ -95,12 +95,12 @@ def test_packed_logs_are_checked_and_the_packing_is_said(submission: Path):
     checked = check(submission)
 
     assert checked.status == "passed"
-    assert "1 log is packed (.gz)" in of(checked, RUNS).warnings[0].message
+    assert "1 log is compressed (.gz)" in of(checked, RUNS).warnings[0].message
 
 
 @pytest.mark.parametrize(
     ("text", "message", "line"),
-    [("{\n  3", "it is no JSON: Expecting property name", 2), ("[]", "it is no JSON object", 1)],
+    [("{\n  3", "invalid JSON: Expecting property name", 2), ("[]", "not a JSON object", 1)],
 )
 def test_a_description_that_cannot_be_read_is_a_finding_with_its_line(
     submission: Path, text: str, message: str, line: int
@@ -130,7 +130,7 @@ def test_a_submission_without_results_is_a_finding(tmp_path: Path):
     (tmp_path / "results").mkdir()
 
     assert is_submission(tmp_path)
-    assert messages(check(tmp_path), "results") == ["holds no folder <system>/<benchmark>"]
+    assert messages(check(tmp_path), "results") == ["contains no folder <system>/<benchmark>"]
 
 
 def test_a_description_alone_is_checked_and_logs_still_are(submission: Path, tmp_path: Path):
@@ -165,12 +165,12 @@ def test_a_published_submission_passes(reference_data: Path, tmp_path: Path):
     assert checked.status == "passed" and len(checked.files) == 12
     assert [
         finding.message for finding in of(checked, f"results/{system}/llama31_8b").warnings
-    ] == ["10 logs are packed (.gz): a submission has them plain"]
+    ] == ["10 logs are compressed (.gz); a submission needs plain files"]
 
 
 def test_the_small_siblings_rules_are_for_logs_alone(submission: Path):
     for place in (submission, submission / "systems/box_2x8.json"):
-        with pytest.raises(UserError, match="--ruleset tiny: is for logs"):
+        with pytest.raises(UserError, match="--ruleset tiny: is only for logs"):
             check(place, "tiny")
 
 
@@ -182,5 +182,5 @@ def test_a_description_on_which_the_checker_breaks_off_is_broken_not_failed(
 
     checked = check(description(tmp_path / "b.json"))
 
-    assert (checked.status, checked.files[0].status) == ("broken", "broken")
+    assert (checked.status, checked.files[0].status) == ("error", "error")
     assert "no room" in str(checked.files[0].reason) and checked.files[0].findings == ()

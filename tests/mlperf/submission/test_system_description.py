@@ -1,4 +1,4 @@
-"""This machine's description: what it rests on, what is open, and that nothing is overwritten."""
+"""This machine's description: what it rests on, what is open, and that already exists."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_what_this_machine_does_not_tell_is_open(unchecked: None):
 
     assert {field.field for field in description.unknown} == {"cooling", "status"}
     assert str(description.description["cooling"]).startswith(UNKNOWN)
-    assert (description.status, description.written, description.checker) == (
+    assert (description.status, description.output, description.checker) == (
         "incomplete",
         None,
         None,
     )
-    assert "the official checker was not asked" in description.notes[0]
+    assert "the official checker did not run" in description.notes[0]
 
 
 @pytest.mark.skipif(
@@ -68,7 +68,7 @@ def test_without_the_checkers_answer_no_description_is_complete(
     description = describe(None, filled(), None)
 
     assert (description.status, description.findings) == ("incomplete", ())
-    assert "no verdict: the checker broke off: OSError: no room" in description.notes[-1]
+    assert "official checker: the checker crashed: OSError: no room" in description.notes[-1]
 
 
 @pytest.mark.skipif(
@@ -87,7 +87,7 @@ def test_an_existing_file_is_not_touched(tmp_path: Path, unchecked: None):
     path = tmp_path / "box.json"
     path.write_text("mine")
 
-    with pytest.raises(UserError, match="exists, and nothing is overwritten"):
+    with pytest.raises(UserError, match="already exists"):
         describe(None, [], path)
     assert path.read_text() == "mine"
     with pytest.raises(SystemFaultError, match="cannot be written"):
@@ -102,7 +102,7 @@ def test_a_cluster_of_machines_like_this_one_says_what_it_takes_for_granted(
     description = describe(str(path), [], None)
 
     assert description.description["number_of_nodes"] == "4"
-    assert "all 4 nodes of east are taken to be like this machine" in description.notes
+    assert "all 4 nodes of east are assumed to equal this machine" in description.notes
 
 
 def test_a_machine_without_the_clusters_devices_is_no_node_of_it(
@@ -113,6 +113,6 @@ def test_a_machine_without_the_clusters_devices_is_no_node_of_it(
     path.write_text(CLUSTER.format(device="H100"))
     description = describe(str(path), [], None)
 
-    assert "it is no node of east" in description.notes[0]
+    assert "it is not a node of east" in description.notes[0]
     assert str(description.description["host_memory_capacity"]).startswith(UNKNOWN)
     assert description.description["accelerator_model_name"] == "H100-SXM"
