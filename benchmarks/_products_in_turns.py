@@ -33,7 +33,7 @@ def main(path: str, block: int) -> None:
     lines = gemm.measure_dtype(dtype, device, HostClock(), CHOOSING_S)
     rates = {tuple(line["shape"]): line["flops_per_s"] for line in lines if "flops_per_s" in line}
     best = max(rates, key=lambda shape: rates[shape])
-    multiply = gemm.product(dtype, best, device)
+    multiply = gemm.make_gemm(dtype, best, device)
     while True:
         gemm.elapsed(multiply, HostClock(), round(STEP_FLOPS / gemm.flops(best)))
         turn.step()

@@ -64,7 +64,7 @@ REMEDIES = {
 
 
 class Checkpoints:
-    """Saves and restores one training; the watchdog is paused inside `paused`."""
+    """Saves and restores one training; the watchdog counts no time inside `pause_watchdog`."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class Checkpoints:
         scaler: LossScaler | None,
         world: World,
         num_windows: int | None,
-        paused: Callable[[], AbstractContextManager[None]] = nullcontext,
+        pause_watchdog: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.config, self.replica, self.optimizer = config, replica, optimizer
-        self.scaler, self.world, self.paused = scaler, world, paused
+        self.scaler, self.world, self.pause_watchdog = scaler, world, pause_watchdog
         self._fingerprint = {
             "model": asdict(config.model),
             "training": {
@@ -102,7 +102,7 @@ class Checkpoints:
         resume = self.config.checkpoint.resume
         if resume is None:
             return 0
-        with self.paused():
+        with self.pause_watchdog():
             folder, state = self._find_on_rank0(Path(resume))
             init_optimizer_state(self.optimizer)
             reader = CheckpointReader(folder)
@@ -156,7 +156,7 @@ class Checkpoints:
             "process_group": self._group,
             "no_dist": self._group is None,
         }
-        with self.paused():
+        with self.pause_watchdog():
             if not self.config.checkpoint.asynchronous:
                 self._finish(writer, lambda: save(**arguments))
                 return
@@ -169,7 +169,7 @@ class Checkpoints:
         if self._writing is None:
             return
         (writer, future), self._writing = self._writing, None
-        with self.paused():
+        with self.pause_watchdog():
             self._finish(writer, future.result)
 
     def _random(self) -> dict[str, Tensor]:

@@ -172,8 +172,8 @@ class LoraConfig:
     def trains(self, name: str) -> bool:
         """Return whether a parameter is trained: adapters always, others unless adapted."""
         *_, layer, kind = name.split(".")
-        adapted = kind == "weight" and layer in self.targets
-        return is_adapter(name) or (self.train_rest and not adapted)
+        has_adapter = kind == "weight" and layer in self.targets
+        return is_adapter(name) or (self.train_rest and not has_adapter)
 
 
 def is_adapter(name: str) -> bool:
@@ -241,7 +241,7 @@ def parse_config(raw: Mapping[str, Any]) -> TrainerConfig:
     """
     if raw.get("schema") != SCHEMA:
         raise ConfigError(
-            f"schema: {raw.get('schema')!r} is not the {SCHEMA} that this trainer reads"
+            f"schema: {raw.get('schema')!r} is not supported; this trainer reads schema {SCHEMA}"
         )
     return from_mapping(TrainerConfig, raw)
 
@@ -250,24 +250,24 @@ def read_json(path: str) -> dict[str, Any]:
     """Return the JSON object in a file; raise ConfigError when it holds something else."""
     raw = json.loads(Path(path).read_text(encoding="utf-8"))
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: holds no JSON object")
+        raise ConfigError(f"{path}: not a JSON object")
     return raw
 
 
 def parse_model(raw: Any) -> Model:
-    """Return the model's sizes; one that states no kind is a decoder. Raise ConfigError."""
+    """Return the model's sizes; without a kind it is a decoder. Raise ConfigError."""
     return _value(Model, raw, "model")
 
 
 def parse_lora(raw: Mapping[str, Any]) -> LoraConfig | None:
-    """Return the adapters that an object has, if any. Raise ConfigError."""
+    """Return an object's LoRA settings, if any. Raise ConfigError."""
     return _value(LoraConfig | None, raw.get("lora"), "lora")
 
 
 def from_mapping(kind: type[T], raw: Any, where: str = "") -> T:
     """Return a dataclass from decoded JSON, with the dataclasses that its fields hold."""
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"{where}: is missing or no object")
+        raise ConfigError(f"{where}: is missing or not an object")
     types, values = _types(kind), {}
     for field in fields(kind):  # type: ignore[arg-type]
         place = f"{where}.{field.name}" if where else field.name

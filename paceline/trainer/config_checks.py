@@ -35,14 +35,14 @@ def config_problems(config: TrainerConfig, world_size: int) -> list[str]:
             ("image tokens", model.patches**2, "cp", cp),
         ]
     else:
-        exchanged = tp * cp if cp > 1 and layout.cp_exchange == "all-to-all" else 1
+        head_ranks = tp * cp if cp > 1 and layout.cp_exchange == "all-to-all" else 1
         parts += [
             ("key/value heads", model.kv_heads, "tp", tp),
             ("ffn_size", model.ffn_size, "tp", tp),
             ("padded_vocab", model.padded_vocab, "tp", tp),
             ("seq_len", seq_len, "2 x cp", 2 * cp if cp > 1 else 1),
             ("seq_len", seq_len, "tp x cp", tp * cp if layout.sequence_parallel else 1),
-            ("query heads", model.num_heads, "tp x cp", exchanged),
+            ("query heads", model.num_heads, "tp x cp", head_ranks),
         ]
     problems += [
         f"{what} {size}: {by} {number} does not divide it"

@@ -50,10 +50,10 @@ class Evaluator:
         """Return the mean loss, equal on every rank; NaN without valid targets."""
         mesh = self.replica.mesh
         total, count = self.replica.zero(), 0.0
-        for batch, weights, counted in self._batches():
+        for batch, weights, total_weight in self._batches():
             on_device = weights.to(self.world.device) if self.unequal_weights else None
             total += self.replica.evaluate(batch.to(self.world.device), on_device)
-            count += counted
+            count += total_weight
         both = torch.stack([total, total.new_tensor(count)])
         loss, count = all_reduce(all_reduce(both, mesh.shard), mesh.replicate).unbind()
         mean = all_reduce(loss.clone(), mesh.pp) / count
@@ -67,19 +67,19 @@ class Evaluator:
         indices, size = self._sample_indices(), self.micro_batch * self.num_microbatches
         for chunk in (indices[i : i + size] for i in range(0, len(indices), size)):
             valid = torch.tensor([n < self.num_samples for n in chunk])
-            # Sample 0 stands in as padding with weight 0.
+            # Padding is sample 0 with weight 0.
             samples = [n if n < self.num_samples else 0 for n in chunk]
             counts = weights[samples] * valid
             inputs, targets, *extras = self.corpus.collate(samples, cp)
             if isinstance(self.corpus, ValidationLatents):
-                counted = counts.sum().item() * targets[0].numel()
+                total_weight = counts.sum().item() * targets[0].numel()
             else:
                 targets = targets.masked_fill(~valid.unsqueeze(1), IGNORE_INDEX)
-                counted = ((targets != IGNORE_INDEX).sum(1) * counts).sum().item()
+                total_weight = ((targets != IGNORE_INDEX).sum(1) * counts).sum().item()
             # (samples, ...) -> (M, B, ...)
             fields = [x.unflatten(0, (-1, self.micro_batch)) for x in (inputs, targets, *extras)]
-            batch = LocalBatch(fields[0], fields[1], int(counted), tuple(fields[2:]))
-            yield batch, counts.unflatten(0, (-1, self.micro_batch)), counted
+            batch = LocalBatch(fields[0], fields[1], int(total_weight), tuple(fields[2:]))
+            yield batch, counts.unflatten(0, (-1, self.micro_batch)), total_weight
 
     def _sample_indices(self) -> range:
         """Return this rank's sample indices; those beyond the last sample are padding."""
@@ -97,15 +97,15 @@ def sample_weights(corpus: Corpus, num_samples: int, mean: str = "targets") -> T
     if not isinstance(corpus, ValidationLatents):
         if mean == "targets":
             return torch.ones(num_samples, dtype=torch.float64)
-        counted = [
+        valid_targets = [
             int((corpus.collate([i], ALONE)[1] != IGNORE_INDEX).sum()) for i in range(num_samples)
         ]
-        if 0 in counted:
+        if 0 in valid_targets:
             raise ConfigError(
-                f"training.evaluation: held-out sample {counted.index(0)} has no valid target, so "
-                "the mean over samples is undefined; correct its loss_mask"
+                f"training.evaluation: held-out sample {valid_targets.index(0)} has no valid "
+                "target, so the mean over samples is undefined; correct its loss_mask"
             )
-        return 1 / torch.tensor(counted, dtype=torch.float64)
+        return 1 / torch.tensor(valid_targets, dtype=torch.float64)
     times = corpus.eighths[:num_samples]
     counts = torch.bincount(times, minlength=TIMES).double()
     return num_samples / ((counts > 0).sum() * counts[times])
@@ -126,7 +126,7 @@ class EvaluationPlan:
 
     def samples(self, step: int) -> int:
         """Return the number of training samples up to a step."""
-        return self.sizes.consumed(step)
+        return self.sizes.samples_before(step)
 
     def due(self, step: int) -> bool:
         """Return whether an evaluation follows a step."""

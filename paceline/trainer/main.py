@@ -37,25 +37,25 @@ def main(path: str) -> int:
     events = EventLog(raw.get("events", "steps"), rank)
     heartbeat = Heartbeat(events, str(Path(logs) / f"rank-{rank:05d}.stack"))
     status, reason, cause = "ok", None, None
-    timed: MlperfRun | None = None
-    reached: bool | None = None
+    mlperf_run: MlperfRun | None = None
+    target_reached: bool | None = None
     try:
         config = parse_config(raw)
         heartbeat.start(config.hang_limit_s)
-        timed = open_run(config, rank)
-        timed.begin()
+        mlperf_run = open_run(config, rank)
+        mlperf_run.begin()
         # Importing torch takes a second and may fail, so it comes after the redirection.
         from paceline.trainer.train import train
 
-        reached = train(config, events, heartbeat, timed)
+        target_reached = train(config, events, heartbeat, mlperf_run)
     except Exception as error:  # every failure becomes an end line
         traceback.print_exc()
         status, reason, cause = outcome(error)
-        if timed is not None:
-            timed.stop(reached=False)
+        if mlperf_run is not None:
+            mlperf_run.stop(reached=False)
     while not heartbeat.stop():
         time.sleep(1)  # the watchdog is ending this rank
-    write_end(events, status, reason, cause, reached)
+    write_end(events, status, reason, cause, target_reached)
     heartbeat.remove_empty_stack()
     if status == "nan":
         wait_for_end_lines(raw.get("events", "steps"))

@@ -41,7 +41,7 @@ def load_weights(replica: Replica, source: str, model: Model) -> None:
     try:
         reader = _reader(folder, model)
         if isinstance(reader, HubReader):
-            reader.check_all_taken(_weight_names(replica, group))
+            reader.check_all_used(_weight_names(replica, group))
         available = _available_weights(weights, tensor_sizes(reader), folder)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
@@ -89,7 +89,7 @@ def _available_weights(
             raise ConfigError(f"{FIELD} {folder}: has no {key.removeprefix(WEIGHTS)}")
         if sizes[key] != tensor.shape:
             raise ConfigError(
-                f"{FIELD} {folder}: {key.removeprefix(WEIGHTS)} is {tuple(sizes[key])} there, but "
+                f"{FIELD} {folder}: {key.removeprefix(WEIGHTS)} has shape {tuple(sizes[key])}, but "
                 f"this model needs {tuple(tensor.shape)}"
             )
     return {key: tensor for key, tensor in weights.items() if key in sizes}

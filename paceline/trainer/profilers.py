@@ -5,35 +5,38 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from paceline.trainer.config import MESH_AXES
-from paceline.trainer.measure.profiler import Paused, Profiler, UnprofiledRank
+from paceline.trainer.measure.profiler import PauseWatchdog, Profiler, UnprofiledRank
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.side_outputs import ProfileConfig
 
 
 def make_profiler(
-    config: ProfileConfig | None, world: World, mesh: Mesh, paused: Paused = nullcontext
+    config: ProfileConfig | None,
+    world: World,
+    mesh: Mesh,
+    pause_watchdog: PauseWatchdog = nullcontext,
 ) -> Profiler:
     """Return this rank's profiler; ranks that are not profiled only wait for the others.
 
-    Writing a profile may take long, so the watchdog does not count time inside `paused`.
+    Writing a profile may take long, so the watchdog does not count time inside `pause_watchdog`.
     """
     if config is None or config.tool == "nccl":
         return Profiler()
     if config.tool == "nsys" and world.device.type == "cpu":
         return Profiler()
     if world.rank not in config.ranks:
-        return UnprofiledRank(config, world, paused)
+        return UnprofiledRank(config, world, pause_watchdog)
     if config.tool == "torch":
         from paceline.trainer.measure.torch_profiler import TorchProfiler  # takes 0.1 s
 
-        return TorchProfiler(config, world, group_axes(mesh), paused)
+        return TorchProfiler(config, world, group_axes(mesh), pause_watchdog)
     if config.tool == "nsys":
         from paceline.trainer.measure.torch_profiler import NsysProfiler
 
-        return NsysProfiler(config, world, group_axes(mesh), paused)
+        return NsysProfiler(config, world, group_axes(mesh), pause_watchdog)
     from paceline.trainer.measure.memory_profiler import MemoryProfiler
 
-    return MemoryProfiler(config, world, paused)
+    return MemoryProfiler(config, world, pause_watchdog)
 
 
 def group_axes(mesh: Mesh) -> dict[str, str]:

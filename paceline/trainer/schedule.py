@@ -22,24 +22,24 @@ class BatchSizes:
     """
 
     def __init__(self, ramp_up: Sequence[Sequence[int]], global_batch: int) -> None:
-        self._first_steps, self._consumed, self._batches = [0], [0], [global_batch]
-        step = consumed = 0
+        self._first_steps, self._samples_before, self._batches = [0], [0], [global_batch]
+        step = samples = 0
         for until, batch in ramp_up:
-            steps = max(0, -(-(until - consumed) // batch))
+            steps = max(0, -(-(until - samples) // batch))
             if steps:
                 self._batches[-1:] = [batch, global_batch]
-                step, consumed = step + steps, consumed + steps * batch
+                step, samples = step + steps, samples + steps * batch
                 self._first_steps.append(step)
-                self._consumed.append(consumed)
+                self._samples_before.append(samples)
 
     def batch(self, step: int) -> int:
         """Return the samples of a step over all ranks."""
         return self._batches[self._phase(step)]
 
-    def consumed(self, step: int) -> int:
+    def samples_before(self, step: int) -> int:
         """Return the samples of all steps before `step`."""
         i = self._phase(step)
-        return self._consumed[i] + (step - self._first_steps[i]) * self._batches[i]
+        return self._samples_before[i] + (step - self._first_steps[i]) * self._batches[i]
 
     def _phase(self, step: int) -> int:
         return bisect_right(self._first_steps, step) - 1
@@ -70,7 +70,7 @@ class LearningRate:
 
     def _progress(self, step: int) -> int:
         """Return the steps or samples before a step, in the schedule's unit."""
-        return step if self.plan.unit == "steps" else self._sizes.consumed(step)
+        return step if self.plan.unit == "steps" else self._sizes.samples_before(step)
 
 
 def decay_factor(plan: LrScheduleConfig, progress: float) -> float:

@@ -67,14 +67,14 @@ def train(
     )
     corpus = None if config.mlperf else load_corpus(config)
     limit_memory(config.memory_limit_bytes, config.device)
-    heartbeat.beat("while the model is made")
+    heartbeat.beat("while building the model")
     steps = StepClock(DeviceClock(world.device) if world.device.type == "cuda" else HostClock())
     stop_waits = watch_waits(steps) if world.size > 1 else None
     stop_traffic = watch_traffic(steps, world, mesh) if world.size > 1 else None
     replica = make_replica(config, world, mesh, steps)
     load_initial_weights(config, replica, heartbeat)
     heartbeat.follow(steps, replica.parts, replica.stages)
-    profiler = make_profiler(config.profile, world, mesh, heartbeat.paused)
+    profiler = make_profiler(config.profile, world, mesh, heartbeat.pause)
     trainer = Trainer(config, replica, world, steps, events, memory, profiler=profiler)
     if config.mlperf is not None:
         start_clock(trainer, config, timed_run, heartbeat)
@@ -85,16 +85,16 @@ def train(
         trainer.watch_quality(evaluator, timed_run)
         timed_run.data(train_samples(config, corpus), evaluator.num_samples)
     sampler = sampler_of(config, corpus.num_windows)
-    first_step = trainer.restore(corpus.num_windows, heartbeat.paused)
+    first_step = trainer.restore(corpus.num_windows, heartbeat.pause)
     loader = Loader(
         corpus, sampler, config, mesh, pin=world.device.type == "cuda", first=first_step
     )
-    with ExitStack() as endings:
+    with ExitStack() as cleanup:
         for end in (stop_traffic, stop_waits, loader.close):
             if end is not None:
-                endings.callback(end)
-        endings.enter_context(closing(profiler, heartbeat.paused))
-        reached = run_training(
+                cleanup.callback(end)
+        cleanup.enter_context(closing(profiler, heartbeat.pause))
+        target_reached = run_training(
             trainer, loader, start_record(config, world, mesh, corpus), first_step
         )
     if world.size > 1:
@@ -102,7 +102,7 @@ def train(
         # is never destroyed, because gloo's destructor can wait forever for one of its threads.
         heartbeat.beat("at the end", waits=True)
         dist.barrier()
-    return reached
+    return target_reached
 
 
 def run_training(
@@ -124,7 +124,7 @@ def load_initial_weights(config: TrainerConfig, replica: Replica, heartbeat: Hea
         return
     from paceline.trainer.pretrained import load_weights  # takes 0.1 s
 
-    with heartbeat.paused():
+    with heartbeat.pause():
         load_weights(replica, source, config.model)
 
 
@@ -135,7 +135,7 @@ def start_clock(
     assert config.mlperf is not None, "the run is timed"
     steps = config.mlperf.warmup_steps
     heartbeat.beat("while warming up")
-    with heartbeat.paused():
+    with heartbeat.pause():
         warmup_s = warm_up(trainer, config, steps) if steps else None
         if trainer.world.size > 1:
             dist.barrier()
@@ -155,7 +155,7 @@ def train_samples(config: TrainerConfig, corpus: Corpus) -> int:
     if num_samples is not None:
         return num_samples
     training = config.training
-    return BatchSizes(training.ramp_up, training.global_batch).consumed(training.steps)
+    return BatchSizes(training.ramp_up, training.global_batch).samples_before(training.steps)
 
 
 def join_ranks(config: TrainerConfig) -> tuple[World, Mesh]:
@@ -284,5 +284,5 @@ def limit_evaluation(config: TrainerConfig, samples: int) -> TrainerConfig:
     """Limit the evaluation to a number of samples."""
     evaluation = config.training.evaluation
     assert evaluation is not None, "timed runs have evaluations"
-    limited = replace(evaluation, samples=min(evaluation.samples, samples))
-    return replace(config, training=replace(config.training, evaluation=limited))
+    smaller = replace(evaluation, samples=min(evaluation.samples, samples))
+    return replace(config, training=replace(config.training, evaluation=smaller))

@@ -97,7 +97,7 @@ class Trainer:
         self._quality = Quality(plan, evaluator.loss, has_target, self.events, timed_run)
 
     def restore(
-        self, num_windows: int | None, paused: Callable[[], AbstractContextManager[None]]
+        self, num_windows: int | None, pause_watchdog: Callable[[], AbstractContextManager[None]]
     ) -> int:
         """Set up checkpoints, load one if configured, and return the number of completed steps."""
         settings = self.config.checkpoint
@@ -106,31 +106,41 @@ class Trainer:
         from paceline.trainer.checkpoint import Checkpoints  # takes 0.1 s
 
         self.checkpoints = Checkpoints(
-            self.config, self.replica, self.optimizer, self.scaler, self.world, num_windows, paused
+            self.config,
+            self.replica,
+            self.optimizer,
+            self.scaler,
+            self.world,
+            num_windows,
+            pause_watchdog,
         )
         return self.checkpoints.restore()
 
-    def run(self, loader: Loader, start: dict[str, Any], done: int = 0) -> bool | None:
-        """Write the start line and train the steps after `done`.
+    def run(self, loader: Loader, start: dict[str, Any], steps_done: int = 0) -> bool | None:
+        """Write the start line and train the steps after the first `steps_done`.
 
         Return whether the target was reached; None without a target.
         """
         gc.collect()
         gc.freeze()
         gc.disable()
-        first = {"first_step": done + 1, "time_unix": time.time(), "monotonic_s": time.monotonic()}
+        first = {
+            "first_step": steps_done + 1,
+            "time_unix": time.time(),
+            "monotonic_s": time.monotonic(),
+        }
         self.events.write("start", **{**start, **first})
         cores = CoreUse()
-        self.steps.start(done + 1)
+        self.steps.start(steps_done + 1)
         behind = self.steps.clock.steps_behind
-        for step in range(done + 1, self.config.training.steps + 1):
+        for step in range(steps_done + 1, self.config.training.steps + 1):
             self.profiler.before_step(step)
             with self.profiler.range(DATA):
                 batch, data_wait_s = loader.next()
             set_learning_rate(self.optimizer, self.rate.at(step - 1))
-            with self.memory.step(self.replica.parts, [self.optimizer]) as tracked:
+            with self.memory.step(self.replica.parts, [self.optimizer]) as is_tracked:
                 values, skipped = self.step(batch.to(self.world.device))
-            if tracked:
+            if is_tracked:
                 self.events.write("memory", step=step, **self.memory.record())
             checkpoint_s = self._save(step, values, skipped)
             self.profiler.end_step(step)
@@ -146,7 +156,7 @@ class Trainer:
                     batch.attended_share,
                     data_wait_s,
                     skipped,
-                    tracked,
+                    is_tracked,
                     checkpoint_s,
                     cores.lap(),
                 )
@@ -156,17 +166,19 @@ class Trainer:
             if step % STEPS_PER_COLLECTION == 0:
                 gc.collect()
             if self._quality is not None and self._quality.plan.due(step):
-                self._drain()
+                self._write_pending()
                 if self._quality.evaluate(step):
                     break
                 cores.lap()
                 self.steps.start(step + 1)
-        self._drain()
-        reached = self._quality.stop(self.steps.done + done) if self._quality else None
+        self._write_pending()
+        target_reached = (
+            self._quality.stop(self.steps.steps_done + steps_done) if self._quality else None
+        )
         self.finish_checkpoint()
-        return reached
+        return target_reached
 
-    def _drain(self) -> None:
+    def _write_pending(self) -> None:
         """Write the records of all pending steps."""
         while self._pending:
             self._write(self._pending.popleft())
@@ -205,25 +217,25 @@ class Trainer:
     def _mean_count(self, batch: LocalBatch) -> float:
         mesh = self.replica.mesh
         if not self.masked:
-            assert batch.counted == batch.targets.numel(), "the corpus must set `masked`"
-            return batch.counted
+            assert batch.num_valid_targets == batch.targets.numel(), "the corpus must set `masked`"
+            return batch.num_valid_targets
         if mesh.data.size == 1:
-            return max(float(batch.counted), 1.0)  # avoids synchronizing with the device
-        count = torch.tensor(batch.counted, dtype=torch.float64, device=self.world.device)
+            return max(float(batch.num_valid_targets), 1.0)  # avoids synchronizing with the device
+        count = torch.tensor(batch.num_valid_targets, dtype=torch.float64, device=self.world.device)
         total = all_reduce(all_reduce(count, mesh.shard), mesh.replicate)
         return max(total.item(), 1.0) / mesh.data.size
 
     def _update(self, norm: Tensor, loss_scale: float) -> tuple[Tensor, bool]:
         """Clip and apply the gradients; return (their norm, whether fp16 overflow skipped them)."""
         # Only fp16 synchronizes with the device here, to decide whether to skip the step.
-        accepted = self.scaler is None or self.scaler.accept(norm.item())
+        is_applied = self.scaler is None or self.scaler.accept(norm.item())
         norm = norm / loss_scale
-        if accepted:
+        if is_applied:
             factor = clip_factor(norm, self.config.training.grad_clip)
             scale_gradients(self.replica.gradients(), factor / loss_scale)
             self.optimizer.step()
         self.replica.zero_grad()
-        return norm, not accepted
+        return norm, not is_applied
 
     def _write(self, entry: Pending) -> None:
         """Write a step's record; raise NotFiniteError when its loss or gradient is not finite."""

@@ -130,7 +130,7 @@ NAMES = {
     "Piece": "TensorSlice",
     "Pieces": "StepComponents",
     "MisfitError": "LayoutError",
-    "CorruptCheckpointError": "CorruptCheckpointError",
+    "UnsoundCheckpointError": "CorruptCheckpointError",
     "AskedToEndError": "Terminated",
     "NobodyToAskError": "QuotaUnsupported",
     "tell_notices": "print_notices",

@@ -72,7 +72,7 @@ class MaskedLoader(Loader):
         hidden = local_positions(seq_len, self._cp) < prompt.view(*batch.targets.shape[:2], 1)
         targets = batch.targets.masked_fill(hidden, IGNORE_INDEX)
         counted = int((targets != IGNORE_INDEX).sum())
-        return replace(batch, targets=targets, counted=counted)
+        return replace(batch, targets=targets, num_valid_targets=counted)
 
 
 class Watched:

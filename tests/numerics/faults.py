@@ -102,7 +102,7 @@ def own_count(world: World) -> AbstractContextManager[Any]:
     """Every rank divides by its own number of counted targets."""
     from paceline.trainer.trainer import Trainer
 
-    return patch.object(Trainer, "_mean_count", lambda self, batch: batch.counted)
+    return patch.object(Trainer, "_mean_count", lambda self, batch: batch.num_valid_targets)
 
 
 def idle_stage(world: World) -> AbstractContextManager[Any]:

@@ -132,7 +132,7 @@ def alone(config: TrainerConfig) -> tuple[Tensor, dict[str, Tensor]]:
 
 def step(replica: Replica, batch: LocalBatch) -> tuple[Tensor, Tensor]:
     """(gradient norm, loss) of one step."""
-    return replica.norm_and_loss(replica.train(batch, 1 / batch.counted))
+    return replica.norm_and_loss(replica.train(batch, 1 / batch.num_valid_targets))
 
 
 def pipeline(

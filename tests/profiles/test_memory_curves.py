@@ -19,7 +19,7 @@ from paceline.trainer.measure.memory_profiler import (
     HighestPoints,
     MemoryProfiler,
     allocator_curve,
-    thinned,
+    downsample,
 )
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.side_outputs import ProfileConfig
@@ -137,7 +137,7 @@ def test_the_allocators_history_becomes_a_curve() -> None:
         (5.0, 100, 200),
         (6.0, 100, 200),
     ]
-    assert thinned(curve, 2) == [(2.0, 108, 220), (4.0, 100, 220)]
+    assert downsample(curve, 2) == [(2.0, 108, 220), (4.0, 100, 220)]
 
 
 def test_a_full_history_gives_the_end_of_the_curve_and_a_note(
@@ -159,7 +159,7 @@ def test_a_full_history_gives_the_end_of_the_curve_and_a_note(
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 4)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 20)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"active_bytes.all.current": 4})
-    monkeypatch.setattr(memory_profiler, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(memory_profiler, "MAX_ENTRIES", 3)
     monkeypatch.chdir(tmp_path)
     world = World(0, 0, 1, torch.device("cuda", 0), None)
     profiler = MemoryProfiler(ProfileConfig("memory", [0], 1, 1), world)
@@ -168,7 +168,7 @@ def test_a_full_history_gives_the_end_of_the_curve_and_a_note(
     path = tmp_path / "profiles" / "rank-0.memory.json"
     assert json.loads(path.read_text())["bytes"] == [11, 3, 4, 4]
     (warning,) = read_file(path).warnings
-    assert "rank 0: the allocator's history keeps its last 3 entries" in warning
+    assert "rank 0: the allocator's history keeps only its last 3 entries" in warning
 
 
 def test_a_curve_of_any_length_takes_bounded_memory_and_keeps_its_peak() -> None:

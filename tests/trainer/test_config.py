@@ -60,7 +60,7 @@ def test_a_problem_is_named_by_its_field(changes: dict[str, Any], problem: str) 
         ({"dtype": "mxfp4"}, "training.dtype mxfp4: use one of fp32, bf16"),
         ({"source": "web"}, "data.source web: use one of synthetic"),
         ({"recompute_levels": ["some"]}, "recompute_levels some: use one of full"),
-        ({"lora": 3}, "lora: is missing or no object"),
+        ({"lora": 3}, "lora: is missing or not an object"),
     ],
 )
 def test_a_value_is_one_of_the_choices(changes: dict[str, Any], problem: str) -> None:
@@ -119,7 +119,9 @@ def test_a_missing_key_is_named() -> None:
         parse_config(raw)
     with pytest.raises(ConfigError, match="model: is missing"):
         parse_config({**settings(), "model": None})
-    with pytest.raises(ConfigError, match="schema: 1 is not the 2"):
+    with pytest.raises(
+        ConfigError, match="schema: 1 is not supported; this trainer reads schema 2"
+    ):
         parse_config({**settings(), "schema": 1})
 
 
@@ -132,7 +134,7 @@ def test_keys_of_later_versions_are_passed_over() -> None:
 
 def test_a_file_that_is_no_object_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[1]")
-    with pytest.raises(ConfigError, match="holds no JSON object"):
+    with pytest.raises(ConfigError, match="not a JSON object"):
         read_json(str(tmp_path / "a.json"))
 
 

@@ -144,7 +144,10 @@ def test_a_corpus_shorter_than_a_batch_fails_in_one_sentence(tmp_path: Path) -> 
     (tmp_path / "a.txt").write_text("short")
 
     assert train(tmp_path, settings(source="text", path="a.txt")) != 0
-    assert "there is not one sample; a packed one is seq_len + 1 tokens" in end(tmp_path)["reason"]
+    assert (
+        "not enough for one sample; a packed sample has seq_len + 1 tokens"
+        in end(tmp_path)["reason"]
+    )
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

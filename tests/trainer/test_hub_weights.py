@@ -192,22 +192,22 @@ def change(folder: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("break_it", "what"),
     [
-        (other_layers, "its n_layer is 3, and model.num_layers is 2"),
+        (other_layers, "its n_layer is 3, but model.num_layers is 2"),
         (scaled_positions, "its positions are scaled"),
-        (other_activation, "its activation_function is gelu, and model.activation is gelu_tanh"),
+        (other_activation, "its activation_function is gelu, but model.activation is gelu_tanh"),
         (other_scale, "its scale_attn_by_inverse_layer_idx is True"),
         (unscaled, "its scale_attn_weights is False"),
-        (own_head, "its tie_word_embeddings is False, and model.tied_embeddings is True"),
+        (own_head, "its tie_word_embeddings is False, but model.tied_embeddings is True"),
         (unknown_kind, "its model_type is bert; use one of opt, gpt2, llama, qwen3, mistral"),
-        (torn, "model.safetensors is torn"),
+        (torn, "model.safetensors is truncated"),
         (list_of_kinds, r"its model_type is \['gpt2'\]; use one of"),
-        (list_of_scales, r"its rope_scaling is \['llama3'\], which is no object"),
-        (deep_config, "config.json is no JSON"),
-        (empty, "model.safetensors is no safetensors file"),
-        (deep_header, "model.safetensors is broken: RecursionError"),
-        (outside, "model.safetensors is torn: x"),
-        (below_nothing, "model.safetensors is broken: x has no size"),
-        (vector, r"its transformer.wte.weight has the shape \(2,\)"),
+        (list_of_scales, r"its rope_scaling is \['llama3'\], which is not an object"),
+        (deep_config, "config.json is not valid JSON"),
+        (empty, "model.safetensors is truncated or not a safetensors file"),
+        (deep_header, "model.safetensors is corrupt: RecursionError"),
+        (outside, "model.safetensors is truncated or corrupt: x"),
+        (below_nothing, "model.safetensors is corrupt: x has no valid size"),
+        (vector, r"its transformer.wte.weight has the wrong shape \(2,\)"),
     ],
 )
 def test_what_cannot_be_taken_is_named(
@@ -238,7 +238,7 @@ def test_tensors_that_the_model_has_no_place_for_are_named(
     assert train(tmp_path / "run", raw) != 0
 
     biases = [name for name in weights if name.endswith(("attn.bias", "proj.bias", "fc.bias"))]
-    words = f"the model has no weight for its {', '.join(sorted(biases)[:2])}"
+    words = f"the model has no weight for {', '.join(sorted(biases)[:2])}"
     assert words in log(tmp_path / "run") and "masked" not in log(tmp_path / "run")
 
 
@@ -257,9 +257,9 @@ def test_masks_of_integers_are_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "model", "fields", "what"),
     [
-        ("llama", "llama", {"rope_theta": 500_000.0}, "its rope_theta is 10000.0, and model."),
-        ("llama", "llama", {"norm_eps": 1e-5}, "its rms_norm_eps is 1e-06, and model.norm_eps"),
-        ("llama", "llama", {"activation": "gelu"}, "its hidden_act is silu, and model.activation"),
+        ("llama", "llama", {"rope_theta": 500_000.0}, "its rope_theta is 10000.0, but model."),
+        ("llama", "llama", {"norm_eps": 1e-5}, "its rms_norm_eps is 1e-06, but model.norm_eps"),
+        ("llama", "llama", {"activation": "gelu"}, "its hidden_act is silu, but model.activation"),
         (
             "llama",
             "llama",
@@ -267,10 +267,10 @@ def test_masks_of_integers_are_passed_over(tmp_path: Path) -> None:
             "model.scale_embedding is True, which a llama",
         ),
         ("qwen3", "qwen3", {"sliding_window": 4096}, "model.sliding_window is 4096, which a qwen3"),
-        ("mistral", "mistral", {"sliding_window": None}, "its sliding_window is 4096, and model."),
-        ("opt", "opt-13b", {"norm_eps": 1e-6}, "its norms' eps is 1e-05, and model.norm_eps"),
+        ("mistral", "mistral", {"sliding_window": None}, "its sliding_window is 4096, but model."),
+        ("opt", "opt-13b", {"norm_eps": 1e-6}, "its norms' eps is 1e-05, but model.norm_eps"),
         ("opt", "opt-13b", {"activation": "gelu"}, "its activation_function is relu"),
-        ("gpt2", "gpt", {"norm_eps": 1e-6}, "its layer_norm_epsilon is 1e-05, and model.norm_eps"),
+        ("gpt2", "gpt", {"norm_eps": 1e-6}, "its layer_norm_epsilon is 1e-05, but model.norm_eps"),
         ("gpt2", "gpt", {"activation": "relu"}, "its activation_function is gelu_new"),
     ],
 )

@@ -228,7 +228,11 @@ def test_a_batch_counts_what_its_mask_lets(data: tuple[Path, Path]) -> None:
     batch = loader.batch(0)
     loader.close()
 
-    assert batch.counted == int((batch.targets != IGNORE_INDEX).sum()) < batch.targets.numel()
+    assert (
+        batch.num_valid_targets
+        == int((batch.targets != IGNORE_INDEX).sum())
+        < batch.targets.numel()
+    )
     assert batch.real_tokens == BATCH * SEQ_LEN, "masked tokens are read all the same"
 
 

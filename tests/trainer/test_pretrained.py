@@ -58,7 +58,7 @@ def test_adapters_begin_without_effect_on_their_base(base: Path, tmp_path: Path)
 def test_a_checkpoint_of_another_model_is_refused(base: Path, tmp_path: Path) -> None:
     assert train(tmp_path, begun_with(base, settings(ffn_size=96))) == 1
 
-    assert "is (64, 32) there, but this model needs (96, 32)" in end(tmp_path)["reason"]
+    assert "has shape (64, 32), but this model needs (96, 32)" in end(tmp_path)["reason"]
 
 
 def test_a_checkpoint_that_is_not_there_is_told(tmp_path: Path) -> None:

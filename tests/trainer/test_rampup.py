@@ -38,14 +38,14 @@ def test_every_step_has_the_batch_of_megatrons_formula(
     for step in range(60):
         grown = int(consumed / Fraction(samples, n))
         expected = whole if consumed > samples else start + grown * increment
-        assert (sizes.consumed(step), sizes.batch(step)) == (consumed, expected)
+        assert (sizes.samples_before(step), sizes.batch(step)) == (consumed, expected)
         consumed += expected
 
 
 def test_a_batch_that_does_not_grow_is_always_the_whole_one() -> None:
     sizes = BatchSizes([], 8)
 
-    assert [(sizes.batch(step), sizes.consumed(step)) for step in (0, 1, 9)] == [
+    assert [(sizes.batch(step), sizes.samples_before(step)) for step in (0, 1, 9)] == [
         (8, 0),
         (8, 8),
         (8, 72),
@@ -57,7 +57,7 @@ def test_bigsciences_batch_reaches_512_after_two_million_samples() -> None:
     first_whole = next(step for step in range(20_000) if sizes.batch(step) == 512)
 
     assert sizes.batch(0) == 32
-    assert 2_000_000 <= sizes.consumed(first_whole) < 2_000_000 + 480
+    assert 2_000_000 <= sizes.samples_before(first_whole) < 2_000_000 + 480
 
 
 def test_a_batch_that_is_no_whole_micro_batches_is_refused() -> None:

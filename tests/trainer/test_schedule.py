@@ -96,7 +96,7 @@ def test_samples_count_as_they_are_trained_while_the_batch_grows() -> None:
     plan: dict[str, Any] = {"kind": "linear", "warmup": 12, "decay": 42, "unit": "samples"}
     config = replace(training(9, **plan), global_batch=8, ramp_up=ramp_up)
     behind = [0, 2, 4, 6, 10, 14, 20, 28, 36]
-    assert [BatchSizes(ramp_up, 8).consumed(step) for step in range(9)] == behind
+    assert [BatchSizes(ramp_up, 8).samples_before(step) for step in range(9)] == behind
 
     assert rates(config) == pytest.approx(
         [

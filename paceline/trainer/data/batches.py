@@ -23,7 +23,7 @@ from paceline.trainer.schedule import BatchSizes
 AHEAD = 2
 """Number of steps prepared in advance."""
 PLAIN_FIELDS = 2
-"""Number of leading fields (inputs, targets); the rest are document bounds or diffusion inputs."""
+"""Number of leading fields (inputs, targets); others are document bounds or diffusion inputs."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LocalBatch:
 
     inputs: Tensor
     targets: Tensor
-    counted: int
+    num_valid_targets: int
     """Number of targets that count for the loss."""
     extras: tuple[Tensor, ...] = ()
     """Further inputs of the model."""
@@ -80,8 +80,8 @@ class Sampler:
     ) -> None:
         if num_windows == 0:
             raise ConfigError(
-                "data: there is not one sample; "
-                "a packed one is seq_len + 1 tokens, so use more text or shorter sequences"
+                "data: not enough for one sample; "
+                "a packed sample has seq_len + 1 tokens, so use more text or shorter sequences"
             )
         self.num_windows, self.dp, self.seed = num_windows, dp, seed
         self.sizes = BatchSizes(ramp_up, global_batch)
@@ -90,7 +90,7 @@ class Sampler:
     def windows(self, step: int, rank: int) -> list[int]:
         """Return the window indices of one data-parallel rank in one step (both from 0)."""
         share = self.sizes.batch(step) // self.dp
-        start = self.sizes.consumed(step) + rank * share
+        start = self.sizes.samples_before(step) + rank * share
         samples = range(start, start + share)
         if self.num_windows is None:
             return list(samples)
@@ -102,9 +102,9 @@ class Sampler:
         ]
 
     def _order(self, epoch: int) -> Tensor:
-        kept = self._orders.get(epoch)
-        if kept is not None:
-            return kept
+        order = self._orders.get(epoch)
+        if order is not None:
+            return order
         generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
         return torch.randperm(self.num_windows or 0, generator=generator)
 
@@ -161,9 +161,9 @@ class Loader:
         if self._pin:
             fields = [field.pin_memory() for field in fields]
         inputs, targets, *extras = fields
-        counted = int((targets != IGNORE_INDEX).sum())
+        num_valid_targets = int((targets != IGNORE_INDEX).sum())
         real_tokens = self._corpus.real_tokens(indices)
-        return LocalBatch(inputs, targets, counted, tuple(extras), real_tokens, share)
+        return LocalBatch(inputs, targets, num_valid_targets, tuple(extras), real_tokens, share)
 
     def _attended_share(self, fields: tuple[Tensor, ...]) -> float | None:
         if not isinstance(self._model, ModelConfig) or len(fields) == PLAIN_FIELDS:

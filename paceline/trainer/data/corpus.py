@@ -23,8 +23,8 @@ from paceline.trainer.data.samples import (
     PartCorpus,
     SyntheticCorpus,
     TokenCorpus,
-    enough,
-    part_of,
+    require_samples,
+    select_part,
     train_part,
 )
 from paceline.trainer.data.texts import (
@@ -43,8 +43,8 @@ from paceline.trainer.data.texts import (
 )
 from paceline.trainer.data.validation_split import (
     ValidationSize,
+    nothing_left_error,
     split_off,
-    too_little,
     validation_size,
 )
 from paceline.trainer.model_config import FluxConfig
@@ -69,9 +69,10 @@ def data_record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
 
 
 def load_corpus(config: TrainerConfig) -> Corpus:
-    """Return the corpus of a run: as much of its source as the steps can use, none of it held out.
+    """Return the training samples of a run, no more of its source than the steps can use.
 
-    Raises ConfigError when the vocabulary is too small for bytes or a file is invalid.
+    Samples held out for evaluation are excluded. Raises ConfigError when the vocabulary is too
+    small for bytes or a file is invalid.
     """
     data, training = config.data, config.training
     if isinstance(config.model, FluxConfig):
@@ -82,21 +83,21 @@ def load_corpus(config: TrainerConfig) -> Corpus:
     if data.source == "indexed":
         return load_indexed(config, vocab)
     if data.split is not None:
-        return train_part(config, part_of(whole_source(config, data), data))
-    samples = BatchSizes(training.ramp_up, training.global_batch).consumed(training.steps)
+        return train_part(config, select_part(whole_source(config, data), data))
+    samples = BatchSizes(training.ramp_up, training.global_batch).samples_before(training.steps)
     usable = samples * training.seq_len + 1
-    apart = held_out_of(config)
+    held_out = held_out_size(config)
     if data.source == "tokens":
-        tokens, mask = map_tokens(data, None if apart else usable), mask_of(data)
-        if apart:
-            left = tokens.numel() - apart.amount
-            if left <= 0:
-                raise too_little(str(data.path))
-            tokens = tokens[: min(left, usable)]
+        tokens, mask = map_tokens(data, None if held_out else usable), read_mask(data)
+        if held_out:
+            remaining = tokens.numel() - held_out.amount
+            if remaining <= 0:
+                raise nothing_left_error(str(data.path))
+            tokens = tokens[: min(remaining, usable)]
         return TokenCorpus(
             tokens, training.seq_len, vocab, None if mask is None else mask[: len(tokens)]
         )
-    extent = split_off(data, apart)[0] if apart else WHOLE_SOURCE
+    extent = split_off(data, held_out)[0] if held_out else WHOLE_SOURCE
     return text_corpus(config, data, training.seed, samples, extent)
 
 
@@ -114,23 +115,23 @@ def load_validation(config: TrainerConfig) -> Corpus:
         return SyntheticCorpus(training.seq_len, vocab, 0, backwards=True)
     if data.source == "indexed":
         return load_validation_indexed(config, vocab)
-    apart, need = held_out_of(config), validation_size(config)
-    masked = evaluation.loss_mask or (None if evaluation.path else data.loss_mask)
-    data = replace(data, path=evaluation.path or data.path, loss_mask=masked)
+    held_out, need = held_out_size(config), validation_size(config)
+    loss_mask = evaluation.loss_mask or (None if evaluation.path else data.loss_mask)
+    data = replace(data, path=evaluation.path or data.path, loss_mask=loss_mask)
     if data.split is not None:
-        part = part_of(whole_source(config, data), data)
-        kept = slice(-evaluation.samples, None) if apart else slice(evaluation.samples)
-        corpus: Corpus = PartCorpus(part.whole, part.indices[kept])
+        part = select_part(whole_source(config, data), data)
+        selection = slice(-evaluation.samples, None) if held_out else slice(evaluation.samples)
+        corpus: Corpus = PartCorpus(part.whole, part.indices[selection])
     elif data.source == "tokens":
-        tokens, mask = map_tokens(data, None), mask_of(data)
-        part = slice(-need.amount, None) if apart else slice(need.amount)
+        tokens, mask = map_tokens(data, None), read_mask(data)
+        part = slice(-need.amount, None) if held_out else slice(need.amount)
         corpus = TokenCorpus(
             tokens[part], training.seq_len, vocab, None if mask is None else mask[part]
         )
     else:
-        extent = split_off(data, apart)[1] if apart else WHOLE_SOURCE
+        extent = split_off(data, held_out)[1] if held_out else WHOLE_SOURCE
         corpus = text_corpus(config, data, 0, evaluation.samples, extent)
-    return enough(corpus, evaluation.samples, data.path or data.source)
+    return require_samples(corpus, evaluation.samples, data.path or data.source)
 
 
 def whole_source(config: TrainerConfig, data: DataConfig) -> TokenCorpus | PaddedCorpus:
@@ -138,15 +139,15 @@ def whole_source(config: TrainerConfig, data: DataConfig) -> TokenCorpus | Padde
     if data.source != "tokens":
         return text_corpus(config, data, 0, MAX_TEXT_TOKENS, WHOLE_SOURCE)
     vocab = config.model.vocab_size  # type: ignore[union-attr]
-    return TokenCorpus(map_tokens(data, None), config.training.seq_len, vocab, mask_of(data))
+    return TokenCorpus(map_tokens(data, None), config.training.seq_len, vocab, read_mask(data))
 
 
-def mask_of(data: DataConfig) -> Tensor | None:
+def read_mask(data: DataConfig) -> Tensor | None:
     """Return the loss mask of a file's tokens, None for all; raises ConfigError as `map_mask`."""
     return None if data.loss_mask is None else map_mask(data.loss_mask, data)
 
 
-def held_out_of(config: TrainerConfig) -> ValidationSize | None:
+def held_out_size(config: TrainerConfig) -> ValidationSize | None:
     """Return the amount that evaluation holds out from the training data."""
     evaluation = config.training.evaluation
     return validation_size(config) if evaluation is not None and evaluation.path is None else None
@@ -159,8 +160,8 @@ def text_corpus(
     seq_len, vocab = config.training.seq_len, config.model.vocab_size  # type: ignore[union-attr]
     if vocab < BYTE_VOCAB:
         raise ConfigError(
-            f"model.vocab_size {vocab}: text needs {BYTE_VOCAB}, one id per byte and one that ends "
-            "a document"
+            f"model.vocab_size {vocab}: text needs at least {BYTE_VOCAB}, one id per byte and one "
+            "that ends a document"
         )
     if data.packing == "padded":
         texts = islice(records(data, seed, MAX_TEXT_TOKENS, extent), samples)

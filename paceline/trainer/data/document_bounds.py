@@ -25,15 +25,15 @@ def window_bounds(ends: Tensor, starts: Sequence[int], seq_len: int) -> Tensor:
         span = torch.tensor([start, start + seq_len], dtype=ends.dtype)
         first, last = torch.searchsorted(ends, span, right=True).tolist()
         inner.append(ends[first:last] - start)
-    return _filled(inner, seq_len)
+    return _pad_bounds(inner, seq_len)
 
 
 def piece_bounds(lengths: Sequence[Sequence[int]], seq_len: int) -> Tensor:
     """Return the bounds of samples joined from document pieces of these lengths."""
-    return _filled([torch.tensor([*accumulate(sample)]) for sample in lengths], seq_len)
+    return _pad_bounds([torch.tensor([*accumulate(sample)]) for sample in lengths], seq_len)
 
 
-def _filled(inner: Sequence[Tensor], seq_len: int) -> Tensor:
+def _pad_bounds(inner: Sequence[Tensor], seq_len: int) -> Tensor:
     ends = pad_sequence([*inner], batch_first=True, padding_value=seq_len).clamp(max=seq_len)
     edge = ends.new_zeros(len(ends), 1)
     return torch.cat([edge, ends, edge + seq_len], dim=1).to(torch.int32)
@@ -47,11 +47,11 @@ def attended_share(bounds: Tensor, model: ModelConfig) -> float:
     """
     seq_len = bounds[:, -1:].double()
     windows = [model.window(layer) for layer in range(model.num_layers)]
-    left, whole = (
+    document_pairs, all_pairs = (
         sum(float(_pairs(lengths, window).sum()) for window in windows)
         for lengths in (bounds.diff(dim=1).double(), seq_len)
     )
-    return left / whole
+    return document_pairs / all_pairs
 
 
 def _pairs(lengths: Tensor, window: int | None) -> Tensor:

@@ -33,15 +33,15 @@ from paceline.trainer.data.samples import (
     PaddedCorpus,
     PartCorpus,
     TokenCorpus,
-    enough,
-    known,
+    checked_ids,
     next_tokens,
-    part_of,
     part_range,
+    require_samples,
+    select_part,
     train_part,
 )
 from paceline.trainer.data.texts import map_bytes
-from paceline.trainer.data.validation_split import too_little
+from paceline.trainer.data.validation_split import nothing_left_error
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.parallel.mesh import MeshAxis
 from paceline.trainer.schedule import BatchSizes
@@ -89,14 +89,17 @@ def read_indexed(path: str) -> IndexedFile:
             index = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         size_bytes = Path(f"{prefix}.bin").stat().st_size
     except (OSError, ValueError) as error:
-        raise ConfigError(f"data: {prefix} is no indexed data set: {error}") from error
+        raise ConfigError(f"data: {prefix} is not an indexed dataset: {error}") from error
     if len(index) < HEAD.size or index[: len(MAGIC)] != MAGIC:
-        raise ConfigError(f"data: {prefix}.idx is no index of Megatron's indexed data sets")
+        raise ConfigError(f"data: {prefix}.idx is not the index of a Megatron dataset")
     _, version, code, count, documents = HEAD.unpack(index[: HEAD.size])
     if version != 1 or code not in DTYPES:
-        raise ConfigError(f"data: {prefix}.idx has version {version} and dtype code {code}")
+        raise ConfigError(
+            f"data: {prefix}.idx has version {version} and dtype code {code}; use version 1 and a "
+            f"code of {', '.join(map(str, DTYPES))}"
+        )
     if len(index) < HEAD.size + 12 * count + 8 * documents or not count:
-        raise ConfigError(f"data: {prefix}.idx is torn or empty; write it again")
+        raise ConfigError(f"data: {prefix}.idx is truncated or empty; write it again")
     dtype = DTYPES[code]
     lengths = torch.frombuffer(index, dtype=torch.int32, count=count, offset=HEAD.size)
     places = torch.frombuffer(index, dtype=torch.int64, count=count, offset=HEAD.size + 4 * count)
@@ -109,8 +112,8 @@ def read_indexed(path: str) -> IndexedFile:
     size = int(starts[-1])
     if size * dtype.itemsize > size_bytes or not size:
         raise ConfigError(
-            f"data: {prefix}.bin has {size_bytes} bytes of {size * dtype.itemsize} that its index "
-            "speaks of"
+            f"data: {prefix}.bin has {size_bytes} bytes, but its index lists tokens of "
+            f"{size * dtype.itemsize} bytes"
         )
     tokens = torch.from_file(f"{prefix}.bin", shared=False, size=size, dtype=dtype)
     return IndexedFile(tokens, starts)
@@ -138,9 +141,9 @@ class NumpyShuffle:
         bits = self._random.getrandbits
         for last in range(len(values) - 1, 0, -1):
             mask = (1 << last.bit_length()) - 1
-            while (chosen := bits(32) & mask) > last:
+            while (other := bits(32) & mask) > last:
                 pass
-            values[last], values[chosen] = values[chosen], values[last]
+            values[last], values[other] = values[other], values[last]
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,7 @@ class ShuffledFile:
         return pieces
 
 
-def shuffled(
+def shuffle_file(
     file: IndexedFile, sequences: range, num_samples: int, seq_len: int, seed: int
 ) -> ShuffledFile:
     """Return at least `num_samples` samples of some of a file's sequences, in Megatron's order.
@@ -185,37 +188,37 @@ def shuffled(
     """
     tokens = int(file.starts[sequences.stop] - file.starts[sequences.start])
     if tokens == 0 or num_samples == 0:
-        raise ConfigError("data: there is not one sample; use more documents")
+        raise ConfigError("data: not enough for one sample; use more documents")
     epochs = max(1, -(-(num_samples * seq_len + 1) // tokens))
     before_last = ((epochs - 1) * tokens - 1) // seq_len
-    apart = epochs > 1 and num_samples - before_last < int(
+    separate_last = epochs > 1 and num_samples - before_last < int(
         LAST_EPOCH_SHARE * ((tokens - 1) // seq_len)
     )
-    whole = [epochs - 1, 1] if apart else [epochs]
+    whole = [epochs - 1, 1] if separate_last else [epochs]
     generator = NumpyShuffle(seed)
-    order = _joined([array("i", sequences) * count for count in whole], generator)
+    order = _shuffle_and_join([array("i", sequences) * count for count in whole], generator)
     # 4-byte integers, summed in place: a large dataset has 10^8 sequences.
     lengths = file.lengths.to(torch.int32).index_select(0, order)
     ends = lengths.to(torch.int64).cumsum_(0)
     total = (epochs * tokens - 1) // seq_len
-    cuts = [0, before_last, total] if apart else [0, total]
-    parts = [array("q", range(*cut)) for cut in pairwise(cuts)]
-    windows = _joined(parts, generator)
+    cuts = [0, before_last, total] if separate_last else [0, total]
+    parts = [array("q", range(*bounds)) for bounds in pairwise(cuts)]
+    windows = _shuffle_and_join(parts, generator)
     if not len(windows):
         raise ConfigError(
-            f"data: there is not one sample: the documents have {tokens:,} tokens, and a sample "
+            f"data: not enough for one sample: the documents have {tokens:,} tokens, and a sample "
             "needs seq_len + 1"
         )
     return ShuffledFile(file, seq_len, order, ends, windows)
 
 
-def _joined(parts: Sequence[array[int]], generator: NumpyShuffle) -> Tensor:
+def _shuffle_and_join(parts: Sequence[array[int]], generator: NumpyShuffle) -> Tensor:
     """Shuffle each part and concatenate them, in their own integer size."""
     for part in parts:
         generator.shuffle(part)
     dtype = torch.int32 if parts[0].itemsize == 4 else torch.int64
-    filled = [torch.frombuffer(part, dtype=dtype) for part in parts if part]
-    return filled[0] if len(filled) == 1 else torch.cat([torch.empty(0, dtype=dtype), *filled])
+    tensors = [torch.frombuffer(part, dtype=dtype) for part in parts if part]
+    return tensors[0] if len(tensors) == 1 else torch.cat([torch.empty(0, dtype=dtype), *tensors])
 
 
 SURPLUS = 0.005
@@ -227,7 +230,7 @@ class IndexedCorpus:
     """Samples of a training run in the order of their use, over all epochs."""
 
     parts: tuple[ShuffledFile, ...]
-    chosen: Tensor
+    part_ids: Tensor
     """(samples,) the part of each sample."""
     numbers: Tensor
     """(samples,) sample number within its part."""
@@ -246,7 +249,7 @@ class IndexedCorpus:
     @property
     def num_tokens(self) -> int:
         """Number of tokens over all samples, counted at each use."""
-        return len(self.chosen) * self.parts[0].seq_len
+        return len(self.part_ids) * self.parts[0].seq_len
 
     def real_tokens(self, indices: Sequence[int]) -> int:
         """Return the number of tokens; every position is one."""
@@ -261,10 +264,10 @@ class IndexedCorpus:
         counts: list[Tensor] = []
         lengths: list[list[int]] = []
         for index in indices:
-            turn = index % len(self.chosen)
-            part = self.parts[self.chosen[turn]]
+            turn = index % len(self.part_ids)
+            part = self.parts[self.part_ids[turn]]
             pieces = part.pieces(int(self.numbers[turn]))
-            ids = [known(part.file.tokens[p], self.vocab_size, p.start) for p in pieces]
+            ids = [checked_ids(part.file.tokens[p], self.vocab_size, p.start) for p in pieces]
             windows.append(torch.cat(ids))
             lengths.append([len(piece) for piece in ids])
             if self.mask is not None:
@@ -281,20 +284,22 @@ def load_indexed(config: TrainerConfig, vocab_size: int) -> Corpus:
     """Return the training samples; raises ConfigError for files that are invalid or too short."""
     data, training = config.data, config.training
     if data.packing == "padded":
-        return train_part(config, part_of(padded(config, data, vocab_size), data))
-    samples = BatchSizes(training.ramp_up, training.global_batch).consumed(training.steps)
+        return train_part(config, select_part(padded_corpus(config, data, vocab_size), data))
+    samples = BatchSizes(training.ramp_up, training.global_batch).samples_before(training.steps)
     weights = [weight for _, weight in data.blend]
     sizes = part_sizes(samples, weights, SURPLUS) if weights else [samples]
     parts: list[ShuffledFile] = []
-    for path, size in zip(paths(data), sizes, strict=True):
+    for path, size in zip(dataset_paths(data), sizes, strict=True):
         file = read_indexed(path)
-        sequences = trained_on(config, file)
-        parts.append(shuffled(file, sequences, size, training.seq_len, training.seed))
-    chosen, numbers = (
-        blended(sum(part_sizes(samples, weights)), weights) if weights else alone(parts)
+        sequences = train_sequences(config, file)
+        parts.append(shuffle_file(file, sequences, size, training.seq_len, training.seed))
+    part_ids, numbers = (
+        blending_indices(sum(part_sizes(samples, weights)), weights)
+        if weights
+        else single_file_indices(parts)
     )
-    mask = None if data.loss_mask is None else mask_of(data.loss_mask, parts[0].file)
-    return IndexedCorpus(tuple(parts), chosen, numbers, vocab_size, mask, data.document_mask)
+    mask = None if data.loss_mask is None else read_mask(data.loss_mask, parts[0].file)
+    return IndexedCorpus(tuple(parts), part_ids, numbers, vocab_size, mask, data.document_mask)
 
 
 def load_validation_indexed(config: TrainerConfig, vocab_size: int) -> Corpus:
@@ -303,20 +308,22 @@ def load_validation_indexed(config: TrainerConfig, vocab_size: int) -> Corpus:
     Raises ConfigError when there are too few.
     """
     evaluation, data, training = config.training.evaluation, config.data, config.training
-    assert evaluation is not None, "there is something to evaluate"
+    assert evaluation is not None, "evaluation is configured"
     held_out = evaluation.path is None
-    path = evaluation.path or paths(data)[0]
-    masked = evaluation.loss_mask or (data.loss_mask if held_out else None)
-    data = replace(data, path=path, blend=(), loss_mask=masked)
+    path = evaluation.path or dataset_paths(data)[0]
+    loss_mask = evaluation.loss_mask or (data.loss_mask if held_out else None)
+    data = replace(data, path=path, blend=(), loss_mask=loss_mask)
     if data.packing == "padded":
-        part = part_of(padded(config, data, vocab_size), data)
-        kept = slice(-evaluation.samples, None) if held_out else slice(evaluation.samples)
-        return enough(PartCorpus(part.whole, part.indices[kept]), evaluation.samples, path)
+        part = select_part(padded_corpus(config, data, vocab_size), data)
+        selection = slice(-evaluation.samples, None) if held_out else slice(evaluation.samples)
+        return require_samples(
+            PartCorpus(part.whole, part.indices[selection]), evaluation.samples, path
+        )
     file = read_indexed(path)
-    sequences = of_split(data, file)
-    first = trained_on(config, file).stop if held_out else sequences.start
+    sequences = split_sequences(data, file)
+    first = train_sequences(config, file).stop if held_out else sequences.start
     tokens = slice(int(file.starts[first]), int(file.starts[sequences.stop]))
-    mask = None if masked is None else mask_of(masked, file)[tokens]
+    mask = None if loss_mask is None else read_mask(loss_mask, file)[tokens]
     ends = file.starts[first + 1 : sequences.stop + 1] - tokens.start
     corpus = TokenCorpus(
         file.tokens[tokens],
@@ -325,10 +332,10 @@ def load_validation_indexed(config: TrainerConfig, vocab_size: int) -> Corpus:
         mask,
         ends if data.document_mask else None,
     )
-    return enough(corpus, evaluation.samples, path)
+    return require_samples(corpus, evaluation.samples, path)
 
 
-def paths(data: DataConfig) -> list[str]:
+def dataset_paths(data: DataConfig) -> list[str]:
     """Return the datasets' paths of a training run; raises ConfigError if there are none."""
     names = [path for path, _ in data.blend] or ([data.path] if data.path else [])
     if not names:
@@ -336,18 +343,18 @@ def paths(data: DataConfig) -> list[str]:
     return names
 
 
-def padded(config: TrainerConfig, data: DataConfig, vocab_size: int) -> PaddedCorpus:
+def padded_corpus(config: TrainerConfig, data: DataConfig, vocab_size: int) -> PaddedCorpus:
     """Return every sequence of the only file as a sample."""
     if data.blend:
-        raise ConfigError("data.blend: padded samples are of one data set; use data.path")
-    file = read_indexed(paths(data)[0])
-    mask = None if data.loss_mask is None else mask_of(data.loss_mask, file)
+        raise ConfigError("data.blend: padded samples come from one dataset; use data.path")
+    file = read_indexed(dataset_paths(data)[0])
+    mask = None if data.loss_mask is None else read_mask(data.loss_mask, file)
     masked = data.loss_on == "text" or mask is not None
     seq_len = config.training.seq_len
     return PaddedCorpus(file.tokens, file.starts, seq_len, masked, vocab_size, mask)
 
 
-def of_split(data: DataConfig, file: IndexedFile) -> range:
+def split_sequences(data: DataConfig, file: IndexedFile) -> range:
     """Return the sequences of a run's part of a file, divided like Megatron's `--split`."""
     everything = range(file.num_sequences)
     if data.split is None:
@@ -355,29 +362,34 @@ def of_split(data: DataConfig, file: IndexedFile) -> range:
     return everything[part_range(data.split, data.split_part, len(everything))]
 
 
-def trained_on(config: TrainerConfig, file: IndexedFile) -> range:
-    """Return the same without the last sequences, if evaluations need their tokens."""
-    sequences, evaluation = of_split(config.data, file), config.training.evaluation
+def train_sequences(config: TrainerConfig, file: IndexedFile) -> range:
+    """Return the sequences of a run's part, without the last ones if evaluations need them."""
+    sequences, evaluation = split_sequences(config.data, file), config.training.evaluation
     if evaluation is None or evaluation.path is not None:
         return sequences
     if config.data.blend:
-        raise ConfigError("training.evaluation.path: a blend is evaluated on a file of its own")
-    needed = evaluation.samples * config.training.seq_len + 1
-    last_start = int(file.starts[sequences.stop]) - needed
-    kept = int(torch.searchsorted(file.starts, last_start, right=True)) - 1
-    if kept <= sequences.start:
-        raise too_little(str(config.data.path))
-    return range(sequences.start, kept)
+        raise ConfigError(
+            "training.evaluation.path: a blend needs a separate evaluation file; set the path"
+        )
+    held_out_tokens = evaluation.samples * config.training.seq_len + 1
+    last_start = int(file.starts[sequences.stop]) - held_out_tokens
+    end = int(torch.searchsorted(file.starts, last_start, right=True)) - 1
+    if end <= sequences.start:
+        raise nothing_left_error(str(config.data.path))
+    return range(sequences.start, end)
 
 
 def part_sizes(samples: int, weights: Sequence[float], surplus: float = 0.0) -> list[int]:
     """Return the number of samples of each part of a blend: its share and surplus, rounded up."""
-    shares = normalized(weights)
+    shares = normalize(weights)
     return [math.ceil(math.ceil(samples * share) * (1 + surplus)) for share in shares]
 
 
-def normalized(weights: Sequence[float]) -> list[float]:
-    """Return the weights as fractions of 1, rounded like NumPy, which decides ties in `blended`."""
+def normalize(weights: Sequence[float]) -> list[float]:
+    """Return the weights as fractions of 1.
+
+    They are rounded like NumPy's, because rounding decides ties in `blending_indices`.
+    """
     total = numpy_sum(weights)
     return [weight / total for weight in weights]
 
@@ -392,43 +404,43 @@ def numpy_sum(values: Sequence[float]) -> float:
     if count > 128:
         half = count // 2 - count // 2 % 8
         return numpy_sum(values[:half]) + numpy_sum(values[half:])
-    total, rest = 0.0, values
+    total, remainder = 0.0, values
     if count >= 8:
         even = count - count % 8
         lanes = list(values[:8])
         for at in range(8, even):
             lanes[at % 8] += values[at]
         pairs = [lanes[at] + lanes[at + 1] for at in range(0, 8, 2)]
-        total, rest = (pairs[0] + pairs[1]) + (pairs[2] + pairs[3]), values[even:]
-    for value in rest:
+        total, remainder = (pairs[0] + pairs[1]) + (pairs[2] + pairs[3]), values[even:]
+    for value in remainder:
         total += value
     return total
 
 
-def blended(samples: int, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
+def blending_indices(samples: int, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return (part, number in its part) of each sample, from the part furthest below its share.
 
     Ties go to the first part, as in Megatron's build_blending_indices. That function normalizes the
     weights a second time, which changes their last bits.
     """
-    shares = normalized(normalized(weights))
-    taken = [0] * len(shares)
-    chosen, numbers = array("q"), array("q")
+    shares = normalize(normalize(weights))
+    counts = [0] * len(shares)
+    part_ids, numbers = array("q"), array("q")
     for sample in range(samples):
-        lags = [share * max(sample, 1) - count for share, count in zip(shares, taken, strict=True)]
+        lags = [share * max(sample, 1) - count for share, count in zip(shares, counts, strict=True)]
         part = lags.index(max(lags))
-        chosen.append(part)
-        numbers.append(taken[part])
-        taken[part] += 1
-    return torch.tensor(chosen), torch.tensor(numbers)
+        part_ids.append(part)
+        numbers.append(counts[part])
+        counts[part] += 1
+    return torch.tensor(part_ids), torch.tensor(numbers)
 
 
-def alone(parts: Sequence[ShuffledFile]) -> tuple[Tensor, Tensor]:
-    """Return the same as `blended` for one dataset."""
+def single_file_indices(parts: Sequence[ShuffledFile]) -> tuple[Tensor, Tensor]:
+    """Return (part, number in its part) of each sample of a single dataset."""
     count = parts[0].num_samples
     return torch.zeros(count, dtype=torch.int64), torch.arange(count)
 
 
-def mask_of(path: str, file: IndexedFile) -> Tensor:
+def read_mask(path: str, file: IndexedFile) -> Tensor:
     """Return one byte per token of a file; raises ConfigError for another size."""
-    return map_bytes(path, len(file.tokens), "the data set")
+    return map_bytes(path, len(file.tokens), "the dataset")

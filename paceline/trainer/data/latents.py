@@ -91,17 +91,17 @@ class LatentCorpus:
 
     def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
         """Return inputs, targets, times, texts and pooled texts, this rank's part of sequences."""
-        fields = zip(*(self.drawn(number, cp) for number in indices), strict=True)
+        fields = zip(*(self.training_sample(number, cp) for number in indices), strict=True)
         return tuple(torch.stack(tensors) for tensors in fields)
 
-    def drawn(self, number: int, cp: MeshAxis) -> tuple[Tensor, ...]:
+    def training_sample(self, number: int, cp: MeshAxis) -> tuple[Tensor, ...]:
         """Return one sample: (1 - t) latent + t noise, noise - latent, t, and its text or none."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, number))
         sample = self.source.sample(number, generator)
         latent, noise = latent_and_noise(sample, generator)
         time, chance = torch.rand(2, generator=generator)
         text = self.source.no_text() if chance < self.model.text_dropout else sample
-        return noised(sample | text, latent, noise, time, self.model.patch_size, cp)
+        return add_noise(sample | text, latent, noise, time, self.model.patch_size, cp)
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,13 @@ class ValidationLatents:
     @cached_property
     def eighths(self) -> Tensor:
         """(num_windows,) evaluation times of the samples, in eighths."""
-        usual = [index % TIMES for index in range(self.num_windows)]
+        defaults = [index % TIMES for index in range(self.num_windows)]
         if not isinstance(self.source, LatentFiles):
-            return torch.tensor(usual)
-        stated = (self.source.eighth(self.first + index) for index in range(self.num_windows))
-        return torch.tensor([u if s is None else s for u, s in zip(usual, stated, strict=True)])
+            return torch.tensor(defaults)
+        from_files = (self.source.eighth(self.first + index) for index in range(self.num_windows))
+        return torch.tensor(
+            [u if s is None else s for u, s in zip(defaults, from_files, strict=True)]
+        )
 
     def real_tokens(self, indices: Sequence[int]) -> int:
         """Return the number of tokens; every position is one."""
@@ -136,10 +138,10 @@ class ValidationLatents:
 
     def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
         """Return samples in the form of training samples."""
-        fields = zip(*(self.fixed(index, cp) for index in indices), strict=True)
+        fields = zip(*(self.validation_sample(index, cp) for index in indices), strict=True)
         return tuple(torch.stack(tensors) for tensors in fields)
 
-    def fixed(self, index: int, cp: MeshAxis) -> tuple[Tensor, ...]:
+    def validation_sample(self, index: int, cp: MeshAxis) -> tuple[Tensor, ...]:
         """Return one sample, the same at every call."""
         generator = torch.Generator().manual_seed(derive_seed(0, -1 - index))
         if isinstance(self.source, LatentFiles):
@@ -148,7 +150,7 @@ class ValidationLatents:
             sample = self.source.sample(index, generator)
         latent, noise = latent_and_noise(sample, generator)
         time = self.eighths[index] / TIMES
-        return noised(sample, latent, noise, time, self.model.patch_size, cp)
+        return add_noise(sample, latent, noise, time, self.model.patch_size, cp)
 
 
 def latent_and_noise(sample: dict[str, Tensor], generator: Generator) -> tuple[Tensor, Tensor]:
@@ -159,7 +161,7 @@ def latent_and_noise(sample: dict[str, Tensor], generator: Generator) -> tuple[T
     return latent, torch.randn(mean.shape, generator=generator)
 
 
-def noised(
+def add_noise(
     text: dict[str, Tensor], latent: Tensor, noise: Tensor, time: Tensor, patch: int, cp: MeshAxis
 ) -> tuple[Tensor, ...]:
     """Return the model's input for a latent at a time, with its text."""
@@ -181,11 +183,11 @@ def load_latents(config: TrainerConfig, model: FluxConfig) -> LatentCorpus:
     if data.source == "synthetic":
         source = RandomSource(model)
     elif data.source in LATENT_FILES and data.path is not None:
-        apart = evaluation.samples if evaluation and _held_out_path(config) is None else 0
-        source = _files(data.source, data.path, TRAIN, model, seed, apart)
+        held_out = evaluation.samples if evaluation and _held_out_path(config) is None else 0
+        source = _files(data.source, data.path, TRAIN, model, seed, held_out)
     else:
         raise ConfigError(
-            f"data.source {data.source}: an mmdit takes synthetic, or latents or webdataset with a "
+            f"data.source {data.source}: an mmdit needs synthetic, or latents or webdataset with a "
             "path"
         )
     return LatentCorpus(model, source, config.training.seq_len, seed)
@@ -198,14 +200,16 @@ def load_validation_latents(
     data, seq_len, count = config.data, config.training.seq_len, evaluation.samples
     if data.source == "synthetic":
         return ValidationLatents(model, RandomSource(model), seq_len, 0, count)
-    apart = _held_out_path(config)
-    path = apart or data.path
+    validation_path = _held_out_path(config)
+    path = validation_path or data.path
     assert path is not None, "latents have a path"
-    source = _files(data.source, path, VAL if apart else TRAIN, model, 0, 0)
+    source = _files(data.source, path, VAL if validation_path else TRAIN, model, 0, 0)
     if source.num_files < count:
-        raise ConfigError(f"training.evaluation.samples {count}: {path} holds {source.num_files}")
+        raise ConfigError(
+            f"training.evaluation.samples {count}: {path} has only {source.num_files} samples"
+        )
     return ValidationLatents(
-        model, source, seq_len, 0 if apart else source.num_files - count, count
+        model, source, seq_len, 0 if validation_path else source.num_files - count, count
     )
 
 

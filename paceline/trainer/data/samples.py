@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.trainer.config import ConfigError, DataConfig, TrainerConfig
 from paceline.trainer.data.document_bounds import window_bounds
-from paceline.trainer.data.validation_split import too_little
+from paceline.trainer.data.validation_split import nothing_left_error
 from paceline.trainer.model.context_parallel import local_positions
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.network import derive_seed
@@ -57,7 +57,7 @@ class TokenCorpus:
     def window(self, index: int) -> Tensor:
         """Return (seq_len + 1,) token ids; raises ConfigError for an id outside the vocabulary."""
         start = index * self.seq_len
-        return known(self.tokens[start : start + self.seq_len + 1], self.vocab_size, start)
+        return checked_ids(self.tokens[start : start + self.seq_len + 1], self.vocab_size, start)
 
     def real_tokens(self, indices: Sequence[int]) -> int:
         """Return the number of tokens; every position is one."""
@@ -102,25 +102,27 @@ class PaddedCorpus:
 
     def real_tokens(self, indices: Sequence[int]) -> int:
         """Return the number of input positions of some samples that are text."""
-        chosen = torch.tensor([*indices], dtype=torch.int64)
-        lengths = self.ends[chosen + 1] - self.ends[chosen]
+        index = torch.tensor([*indices], dtype=torch.int64)
+        lengths = self.ends[index + 1] - self.ends[index]
         return int(lengths.clamp(max=self.seq_len).sum())
 
     def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
         """Return samples as inputs and targets; padding targets may be ignored."""
         windows = torch.zeros((len(indices), self.seq_len + 1), dtype=torch.int64)
-        ignored = torch.ones(windows.shape, dtype=torch.bool)
+        ignore_mask = torch.ones(windows.shape, dtype=torch.bool)
         for i, index in enumerate(indices):
             start, end = self.ends[index : index + 2].tolist()
             end = min(end, start + self.seq_len + 1)
-            record = known(self.tokens[start:end], self.vocab_size, start)
+            record = checked_ids(self.tokens[start:end], self.vocab_size, start)
             if end > start:
                 windows[i] = record[-1]
             windows[i, : end - start] = record
-            ignored[i, : end - start] = False if self.mask is None else self.mask[start:end] == 0
+            ignore_mask[i, : end - start] = (
+                False if self.mask is None else self.mask[start:end] == 0
+            )
         inputs, targets = next_tokens([*windows], cp)
         if self.masked:
-            targets = targets.masked_fill(next_tokens([*ignored], cp)[1], IGNORE_INDEX)
+            targets = targets.masked_fill(next_tokens([*ignore_mask], cp)[1], IGNORE_INDEX)
         return inputs, targets
 
 
@@ -176,13 +178,13 @@ class PartCorpus:
 
     def real_tokens(self, indices: Sequence[int]) -> int:
         """Return the number of input positions of some samples that are not padding."""
-        return self.whole.real_tokens(self._there(indices))
+        return self.whole.real_tokens(self._whole_indices(indices))
 
     def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
         """Return samples in the form of the whole corpus."""
-        return self.whole.collate(self._there(indices), cp)
+        return self.whole.collate(self._whole_indices(indices), cp)
 
-    def _there(self, indices: Sequence[int]) -> list[int]:
+    def _whole_indices(self, indices: Sequence[int]) -> list[int]:
         return self.indices[[*indices]].tolist()
 
 
@@ -213,10 +215,10 @@ class Corpus(Protocol):
         ...
 
 
-def known(ids: Tensor, vocab_size: int | None, start: int) -> Tensor:
-    """Return tokens as int64; the first one has the number `start`.
+def checked_ids(ids: Tensor, vocab_size: int | None, start: int) -> Tensor:
+    """Return token ids as int64; raises ConfigError for an id outside the vocabulary.
 
-    Raises ConfigError for an id outside the vocabulary.
+    `start` is the position of the first one in the corpus.
     """
     ids = ids.to(torch.int64)
     if vocab_size is None or not len(ids):
@@ -237,7 +239,7 @@ def next_tokens(windows: list[Tensor], cp: MeshAxis) -> tuple[Tensor, Tensor]:
     return ids[:, positions], ids[:, positions + 1]
 
 
-def part_of(whole: TokenCorpus | PaddedCorpus, data: DataConfig) -> PartCorpus:
+def select_part(whole: TokenCorpus | PaddedCorpus, data: DataConfig) -> PartCorpus:
     """Return the samples of a run's part of a source, in an order that is the same for every seed.
 
     All samples of the source are shuffled once and divided in proportion to `split`, as in
@@ -257,19 +259,21 @@ def part_range(split: Sequence[float], part: int, count: int) -> slice:
 
 
 def train_part(config: TrainerConfig, part: PartCorpus) -> PartCorpus:
-    """Return a part without its last samples, if these are held out for evaluations."""
+    """Return a part without its last samples, if evaluations need them."""
     evaluation = config.training.evaluation
     if evaluation is None or evaluation.path is not None:
         return part
     if part.num_windows <= evaluation.samples:
-        raise too_little(f"part {config.data.split_part} of {config.data.path or 'the data'}")
+        raise nothing_left_error(
+            f"part {config.data.split_part} of {config.data.path or 'the data'}"
+        )
     return replace(part, indices=part.indices[: -evaluation.samples])
 
 
-def enough(corpus: Corpus, samples: int, where: str) -> Corpus:
-    """Return the corpus of the evaluations; raises ConfigError if it has less than `samples`."""
+def require_samples(corpus: Corpus, samples: int, where: str) -> Corpus:
+    """Return the corpus of the evaluations; raises ConfigError if it has fewer than `samples`."""
     if (corpus.num_windows or 0) < samples:
         raise ConfigError(
-            f"training.evaluation.samples {samples}: {where} holds {corpus.num_windows}"
+            f"training.evaluation.samples {samples}: {where} has only {corpus.num_windows} samples"
         )
     return corpus

@@ -57,8 +57,12 @@ class LatentFiles(ABC):
         """
         self.num_files, self.num_samples, self.seed = num_files, num_files - held_out, seed
         if self.num_samples <= 0:
-            left = f" besides the {held_out} held out" if held_out else ""
-            raise ConfigError(f"data.path: {path} names no samples{left}")
+            problem = (
+                f"has {num_files} samples, all held out for evaluation; set evaluation.path"
+                if num_files
+                else "has no samples"
+            )
+            raise ConfigError(f"data.path: {path} {problem}")
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def sample(self, number: int, generator: Generator) -> dict[str, Tensor]:
@@ -96,7 +100,7 @@ class EncodedFiles(LatentFiles):
             ]
             self._empty = {name: self._map(index["empty"][name], name, 1)[0] for name in TEXT}
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"data.path: {path} is no index of latents: {error!r}") from error
+            raise ConfigError(f"data.path: {path} is not an index of latents: {error!r}") from error
         self._ends = list(accumulate(counts))
         super().__init__(path, self._ends[-1] if self._ends else 0, seed, held_out)
 
@@ -117,20 +121,20 @@ class EncodedFiles(LatentFiles):
         size_bytes = path.stat().st_size if path.is_file() else 0
         if size_bytes != needed_bytes:
             raise ConfigError(
-                f"data.path: {path} holds {size_bytes} bytes; "
-                f"{count} x {name} {self.shapes[name]} in bf16 are {needed_bytes}"
+                f"data.path: {path} has {size_bytes} bytes, but "
+                f"{count} x {name} {self.shapes[name]} in bf16 is {needed_bytes}"
             )
-        mapped = torch.from_file(str(path), shared=False, size=prod(shape), dtype=torch.bfloat16)
-        return mapped.view(shape)
+        values = torch.from_file(str(path), shared=False, size=prod(shape), dtype=torch.bfloat16)
+        return values.view(shape)
 
 
 def _index(path: str) -> dict[str, Any]:
     try:
         index = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"data.path: {path} is no index of latents: {error}") from error
+        raise ConfigError(f"data.path: {path} is not an index of latents: {error}") from error
     if not isinstance(index, dict) or index.get("schema") != 1:
-        raise ConfigError(f"data.path: {path} is no index of latents of schema 1")
+        raise ConfigError(f"data.path: {path} is not an index of latents with schema 1")
     return index
 
 
@@ -195,14 +199,14 @@ class ShardedFiles(LatentFiles):
         shard, number = self._place(index)
         where = self._where(shard, number)
         try:
-            stated = json.loads(self._json(shard, number) or "{}").get("timestep")
+            timestep = json.loads(self._json(shard, number) or "{}").get("timestep")
         except tarfile.HeaderError as error:
-            raise _misplaced(where, error) from error
+            raise _offset_error(where, error) from error
         except (ValueError, AttributeError) as error:
-            raise ConfigError(f"{where}: json holds no object: {error}") from error
-        if stated is None or (type(stated) is int and stated in EIGHTHS):
-            return stated
-        raise ConfigError(f"{where}: timestep {stated!r} is none of 0 to 7")
+            raise ConfigError(f"{where}: json is not an object: {error}") from error
+        if timestep is None or (type(timestep) is int and timestep in EIGHTHS):
+            return timestep
+        raise ConfigError(f"{where}: timestep {timestep!r}: use an integer from 0 to 7")
 
     @cached_property
     def _empty(self) -> dict[str, Tensor]:
@@ -229,8 +233,8 @@ class ShardedFiles(LatentFiles):
         where = self._where(shard, number)
         start, end = self._places[shard][number : number + 2].tolist()
         content = memoryview(bytearray(end - start))
-        if os.preadv(self._opened(shard), [content], start) != len(content):
-            raise ConfigError(f"{where} is cut off; stage the shard again")
+        if os.preadv(self._file_descriptor(shard), [content], start) != len(content):
+            raise ConfigError(f"{where} is truncated; stage the shard again")
         files: dict[str, memoryview] = {}
         place = 0
         try:
@@ -239,13 +243,13 @@ class ShardedFiles(LatentFiles):
                 files[name] = content[place + BLOCK_BYTES : place + BLOCK_BYTES + size]
                 place += behind
         except tarfile.HeaderError as error:
-            raise _misplaced(where, error) from error
+            raise _offset_error(where, error) from error
         return where, files
 
     def _json(self, shard: int, number: int) -> bytes | None:
         """Return a sample's JSON, without reading its encodings, which are 1,000 times larger."""
         place, end = self._places[shard][number : number + 2].tolist()
-        file = self._opened(shard)
+        file = self._file_descriptor(shard)
         while place < end:
             name, size, behind = _member(os.pread(file, BLOCK_BYTES, place))
             if name == "json":
@@ -261,7 +265,7 @@ class ShardedFiles(LatentFiles):
     def _where(self, shard: int, number: int) -> str:
         return f"data.path: {self.shards[shard]}: sample {number}"
 
-    def _opened(self, shard: int) -> int:
+    def _file_descriptor(self, shard: int) -> int:
         """Return a shard's file descriptor; opening one can take as long as reading a sample."""
         file = self._open.pop(shard, None)
         if file is None:
@@ -282,18 +286,22 @@ def npy_tensor(content: memoryview, shape: tuple[int, ...], where: str) -> Tenso
     begin = 8 + long + int.from_bytes(content[8 : 8 + long], "little")
     try:
         if bytes(content[:6]) != MAGIC:
-            raise ValueError("its first bytes are others")
+            raise ValueError("wrong magic bytes")
         head = ast.literal_eval(bytes(content[8 + long : begin]).decode("latin1"))
-        stored, descr, turned = tuple(head["shape"]), head["descr"], head["fortran_order"]
+        stored_shape, descr, fortran_order = (
+            tuple(head["shape"]),
+            head["descr"],
+            head["fortran_order"],
+        )
     except (ValueError, SyntaxError, KeyError, TypeError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{where} is no .npy file: {error}") from error
-    if descr not in DTYPES or turned or stored not in (shape, (1, *shape)):
+        raise ConfigError(f"{where} is not a .npy file: {error}") from error
+    if descr not in DTYPES or fortran_order or stored_shape not in (shape, (1, *shape)):
         raise ConfigError(
-            f"{where} is {descr} {stored}; the model takes {shape} as {', '.join(DTYPES)}"
+            f"{where} is {descr} {stored_shape}; the model needs {shape} as {', '.join(DTYPES)}"
         )
     dtype, count = DTYPES[descr], prod(shape)
     if len(content) - begin != count * dtype.itemsize:
-        raise ConfigError(f"{where} is cut off")
+        raise ConfigError(f"{where} is truncated")
     values = torch.frombuffer(content, dtype=dtype, count=count, offset=begin)
     return values.view(shape).to(torch.bfloat16)
 
@@ -312,7 +320,7 @@ def _close(files: dict[int, int]) -> None:
         os.close(file)
 
 
-def _misplaced(where: str, error: tarfile.HeaderError) -> ConfigError:
+def _offset_error(where: str, error: tarfile.HeaderError) -> ConfigError:
     return ConfigError(f"{where} is not where its index says ({error}); write the .idx again")
 
 
@@ -323,12 +331,14 @@ def _places(shard: Path) -> Tensor:
         content, size_bytes = bytearray(index.read_bytes()), shard.stat().st_size
     except OSError as error:
         raise ConfigError(
-            f"data.path: {shard} has no index {index.name} ({error.strerror}); energon's program "
-            "`energon prepare` writes it"
+            f"data.path: {shard} has no index {index.name} ({error.strerror}); create it with "
+            "`energon prepare`"
         ) from error
     if len(content) < 16 or len(content) % 8:
-        raise ConfigError(f"data.path: {index} is no index of samples; write it again")
+        raise ConfigError(f"data.path: {index} is not an index of samples; write it again")
     places = torch.frombuffer(content, dtype=torch.int64)
     if int(places[0]) != 0 or int(places.diff().min()) <= 0 or int(places[-1]) > size_bytes:
-        raise ConfigError(f"data.path: {index} is not of {shard.name}; one of them is cut off")
+        raise ConfigError(
+            f"data.path: {index} does not match {shard.name}; one of them is truncated"
+        )
     return places

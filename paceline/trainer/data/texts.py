@@ -104,13 +104,13 @@ def map_tokens(data: DataConfig, limit: int | None) -> Tensor:
             f"data.token_dtype {data.token_dtype}: use one of {', '.join(TOKEN_DTYPES)}"
         )
     dtype = TOKEN_DTYPES[data.token_dtype]
-    size, rest = divmod(Path(data.path).stat().st_size, dtype.itemsize)
-    if rest or not size:
+    size, remainder = divmod(Path(data.path).stat().st_size, dtype.itemsize)
+    if remainder or not size:
         raise ConfigError(
             f"data.path: {data.path} is empty or not a whole number of {data.token_dtype} tokens"
         )
-    taken = size if limit is None else min(size, limit)
-    return torch.from_file(data.path, shared=False, size=taken, dtype=dtype)
+    count = size if limit is None else min(size, limit)
+    return torch.from_file(data.path, shared=False, size=count, dtype=dtype)
 
 
 def map_mask(path: str, data: DataConfig) -> Tensor:
@@ -170,8 +170,8 @@ def text_of(line: bytes, key: str, where: str) -> bytes:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{where}: is not valid JSON: {error}") from None
+        raise ConfigError(f"{where}: not valid JSON: {error}") from None
     text = record.get(key) if isinstance(record, dict) else None
     if not isinstance(text, str):
-        raise ConfigError(f"{where}: the record has no text under {key!r}")
+        raise ConfigError(f"{where}: the record has no text in field {key!r}")
     return text.encode()

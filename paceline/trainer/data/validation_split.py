@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.trainer.config import ConfigError, DataConfig, TrainerConfig
 from paceline.trainer.data.texts import Extent, paragraphs, stdlib_paths, text_of
 
-FIRST_LOOK_BYTES = 1 << 16
+FIRST_READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ def split_off(data: DataConfig, need: ValidationSize) -> tuple[Extent, Extent]:
     size = Path(data.path).stat().st_size
     start = _start_of_end(data, size, need)
     if start <= 0:
-        raise too_little(data.path)
+        raise nothing_left_error(data.path)
     return Extent(end=start), Extent(start=start)
 
 
-def too_little(where: str) -> ConfigError:
+def nothing_left_error(where: str) -> ConfigError:
     """Return the error for an evaluation that leaves nothing to train on."""
     return ConfigError(
         f"data: training.evaluation.samples leaves nothing of {where} to train on; "
-        "ask for fewer, or give evaluation.path"
+        "use fewer samples, or set evaluation.path"
     )
 
 
@@ -70,10 +70,10 @@ def _split_files(paths: list[Path], need: ValidationSize) -> tuple[Extent, Exten
     while order and amount < need.amount:
         amount += need.measure(order.pop().read_bytes())
     if not order:
-        raise too_little("the standard library")
-    kept = set(order)
-    train = tuple(path for path in paths if path in kept)
-    return Extent(files=train), Extent(files=tuple(p for p in paths if p not in kept))
+        raise nothing_left_error("the standard library")
+    train_files = set(order)
+    train = tuple(path for path in paths if path in train_files)
+    return Extent(files=train), Extent(files=tuple(p for p in paths if p not in train_files))
 
 
 def _start_of_end(data: DataConfig, size: int, need: ValidationSize) -> int:
@@ -83,7 +83,7 @@ def _start_of_end(data: DataConfig, size: int, need: ValidationSize) -> int:
     """
     if data.source == "text" and not need.padded:
         return max(0, size - need.amount)
-    length = FIRST_LOOK_BYTES
+    length = FIRST_READ_BYTES
     while length < size:
         start = _shortest_end(data, size - length, need)
         if start is not None:
@@ -98,8 +98,8 @@ def _shortest_end(data: DataConfig, start: int, need: ValidationSize) -> int | N
     with Path(data.path).open("rb") as file:
         file.seek(start)
         tail = file.read()
-    cut = _cutter(data)
-    places = [*cut(tail)][1 if start else 0 :]  # the first one may be incomplete
+    split_records = _record_splitter(data)
+    places = [*split_records(tail)][1 if start else 0 :]  # the first one may be incomplete
     amount = 0
     for place, record in reversed(places):
         amount += need.measure(record, is_record=True)
@@ -108,7 +108,7 @@ def _shortest_end(data: DataConfig, start: int, need: ValidationSize) -> int | N
     return None
 
 
-def _cutter(data: DataConfig) -> Callable[[bytes], Iterator[tuple[int, bytes]]]:
+def _record_splitter(data: DataConfig) -> Callable[[bytes], Iterator[tuple[int, bytes]]]:
     """Return the function that splits bytes into (position, text) of their records."""
 
     def lines(tail: bytes) -> Iterator[tuple[int, bytes]]:

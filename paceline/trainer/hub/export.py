@@ -47,7 +47,7 @@ from paceline.trainer.hub.names import (
 )
 from paceline.trainer.hub.reader import CONFIG, is_hub_folder, read_config
 from paceline.trainer.hub.settings import differences, family_of, hub_settings, hub_sizes
-from paceline.trainer.hub.tensors import WrittenFile, bytes_of
+from paceline.trainer.hub.tensors import SafetensorsWriter, bytes_of
 from paceline.trainer.model_config import FluxConfig, Model, ModelConfig
 
 PREFIX = "base_model.model."
@@ -59,14 +59,14 @@ def adapter_weights(
 ) -> dict[str, HubWeight]:
     """Return the adapters of these shapes by peft's tensors.
 
-    Raises CorruptCheckpointError if more than adapters was trained, and for GPT-2.
+    Raises CorruptCheckpointError if not only adapters were trained, and for GPT-2.
     """
     if lora.train_rest:
-        raise CorruptCheckpointError("more than adapters was trained; export it merged")
+        raise CorruptCheckpointError("not only adapters were trained; export the merged weights")
     if family == "gpt2":
         raise CorruptCheckpointError(
-            "GPT-2 has query, key and value in one layer there, which adapters of each do not fit; "
-            "export it merged"
+            "Hugging Face's GPT-2 has query, key and value in one layer, so separate adapters do "
+            "not fit; export the merged weights"
         )
     table = hub_locations(family, model)
     weights: dict[str, HubWeight] = {}
@@ -140,56 +140,56 @@ class ExportSource:
     lora: LoraConfig | None
     like: Path | None
     """Folder of the initial model, if it still exists."""
-    kept: Mapping[str, tuple[Shape, torch.dtype]]
+    tensor_specs: Mapping[str, tuple[Shape, torch.dtype]]
     """Shape and dtype of the checkpoint's weights by name."""
 
 
-def export(asked: ExportSettings) -> dict[str, Any]:
+def export(settings: ExportSettings) -> dict[str, Any]:
     """Write the folder and return a description of it.
 
-    Raises ConfigError or CorruptCheckpointError for what cannot be exported. Raises OSError for
-    failures to read or write.
+    Raises ConfigError or CorruptCheckpointError if the checkpoint cannot be exported, and OSError
+    if reading or writing fails.
     """
-    source = read_source(Path(asked.checkpoint), asked.like)
-    if asked.merged and source.lora is None:
-        raise CorruptCheckpointError("it has no adapters to merge")
-    target = Path(asked.to)
+    source = read_source(Path(settings.checkpoint), settings.like)
+    if settings.merged and source.lora is None:
+        raise CorruptCheckpointError("the checkpoint has no adapters to merge")
+    target = Path(settings.to)
     part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir(parents=True)
-        answer = write_folder(source, asked, part)
+        answer = write_folder(source, settings, part)
         if target.is_dir():
             target.rmdir()
         part.rename(target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return {"checkpoint": str(source.folder), "step": source.step, "folder": asked.to, **answer}
+    return {"checkpoint": str(source.folder), "step": source.step, "folder": settings.to, **answer}
 
 
-def write_folder(source: ExportSource, asked: ExportSettings, folder: Path) -> dict[str, Any]:
+def write_folder(source: ExportSource, settings: ExportSettings, folder: Path) -> dict[str, Any]:
     """Write all files into a folder and return their description for `export`."""
-    adapters = source.lora is not None and not asked.merged
+    adapters = source.lora is not None and not settings.merged
     weights = adapter_table(source) if adapters else weight_table(source)
-    settings = adapters_config(source) if adapters else model_config(source)
+    config = adapters_config(source) if adapters else model_config(source)
     prefix = PREFIXES["lora" if adapters else source.model.kind]
-    files, dtypes = write_tensors(source, asked, weights, folder, prefix, merged=not adapters)
+    files, dtypes = write_tensors(source, settings, weights, folder, prefix, merged=not adapters)
     if not adapters:
         copy_companions(source, folder)
         if not isinstance(source.model, FluxConfig):  # diffusers rejects the key
-            settings["dtype"] = named(max(dtypes, key=lambda dtype: dtype.itemsize))
+            config["dtype"] = dtype_name(max(dtypes, key=lambda dtype: dtype.itemsize))
     name = "adapter_config.json" if adapters else CONFIG
-    write_synced(folder / name, json.dumps(settings, indent=2) + "\n")
+    write_synced(folder / name, json.dumps(config, indent=2) + "\n")
     sync(folder)
     return {
-        "form": "adapters" if adapters else settings.get("model_type", "flux"),
-        "dtypes": sorted(map(named, dtypes)),
+        "form": "adapters" if adapters else config.get("model_type", "flux"),
+        "dtypes": sorted(map(dtype_name, dtypes)),
         "like": None if source.like is None or adapters else str(source.like),
         "files": files,
     }
 
 
-def named(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """Return a dtype's name in config.json, such as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
@@ -199,24 +199,30 @@ def read_source(path: Path, like: str | None) -> ExportSource:
     folder = find_checkpoint(path, FIELD)
     state = read_state(folder, FIELD)
     run = folder.parent.parent / "trainer.json"
-    began = read_json(str(run)) if run.is_file() else {}
-    kept = kept_in(CheckpointReader(folder))
+    run_settings = read_json(str(run)) if run.is_file() else {}
+    tensor_specs = read_tensor_specs(CheckpointReader(folder))
     lora = None
-    if any(map(is_adapter, kept)):
+    if any(map(is_adapter, tensor_specs)):
         # Checkpoints of earlier versions do not store it themselves.
-        lora = parse_lora(state if state.get("lora") else began)
+        lora = parse_lora(state if state.get("lora") else run_settings)
         if lora is None:
-            raise CorruptCheckpointError(f"{STATE} does not say what its adapters are")
-    origin = like or (began.get("training") or {}).get("initial_weights")
-    taken = Path(origin) if isinstance(origin, str) else None
+            raise CorruptCheckpointError(f"{STATE} has no settings for its adapters")
+    origin = like or (run_settings.get("training") or {}).get("initial_weights")
+    like_folder = Path(origin) if isinstance(origin, str) else None
     if like is not None and not (Path(like) / CONFIG).is_file():
         raise CorruptCheckpointError(f"{like} has no {CONFIG}")
-    if taken is not None and like is None and not (taken.is_dir() and is_hub_folder(taken)):
-        taken = None
-    return ExportSource(folder, state["step"], parse_model(state["model"]), lora, taken, kept)
+    if (
+        like_folder is not None
+        and like is None
+        and not (like_folder.is_dir() and is_hub_folder(like_folder))
+    ):
+        like_folder = None
+    return ExportSource(
+        folder, state["step"], parse_model(state["model"]), lora, like_folder, tensor_specs
+    )
 
 
-def kept_in(reader: CheckpointReader) -> dict[str, tuple[Shape, torch.dtype]]:
+def read_tensor_specs(reader: CheckpointReader) -> dict[str, tuple[Shape, torch.dtype]]:
     """Return the shape and dtype of a checkpoint's weights by name."""
     entries = reader.read_metadata().state_dict_metadata
     return {
@@ -228,24 +234,28 @@ def kept_in(reader: CheckpointReader) -> dict[str, tuple[Shape, torch.dtype]]:
 
 def weight_table(source: ExportSource) -> dict[str, HubWeight]:
     """Return the model's weights by the exported tensors."""
-    shapes = {name: shape for name, (shape, _) in source.kept.items()}
+    shapes = {name: shape for name, (shape, _) in source.tensor_specs.items()}
     model = source.model
     if isinstance(model, FluxConfig):
         table = flux_weights(model)
         wrong = [name for name in shapes if name not in table or shapes[name] != table[name].shape]
         if wrong or table.keys() - shapes.keys():
-            raise CorruptCheckpointError(f"its weights are no FLUX.1's: {', '.join(wrong[:3])}")
+            raise CorruptCheckpointError(
+                f"its weights are not those of FLUX.1: {', '.join(wrong[:3])}"
+            )
         return table
     try:
         return exported_weights(family_of(model), model, shapes)
     except KeyError as error:
-        raise CorruptCheckpointError(f"the hub's form has no place for its {error}") from error
+        raise CorruptCheckpointError(
+            f"the Hugging Face format of this model has no weight {error}"
+        ) from error
 
 
 def adapter_table(source: ExportSource) -> dict[str, HubWeight]:
     """Return the adapters by the exported tensors."""
     assert source.lora is not None and not isinstance(source.model, FluxConfig)
-    shapes = {name: shape for name, (shape, _) in source.kept.items() if is_adapter(name)}
+    shapes = {name: shape for name, (shape, _) in source.tensor_specs.items() if is_adapter(name)}
     return adapter_weights(family_of(source.model), source.model, source.lora, shapes)
 
 
@@ -286,7 +296,7 @@ def copy_companions(source: ExportSource, target: Path) -> None:
 
 def write_tensors(
     source: ExportSource,
-    asked: ExportSettings,
+    settings: ExportSettings,
     weights: Mapping[str, HubWeight],
     folder: Path,
     prefix: str,
@@ -296,21 +306,21 @@ def write_tensors(
 
     Returns each file's name and bytes, and the dtypes.
     """
-    dtype = None if asked.dtype is None else DTYPES[asked.dtype]
-    shards = [*sharded(weights, source.kept, dtype, asked.shard_bytes)]
-    written: list[dict[str, Any]] = []
+    dtype = None if settings.dtype is None else DTYPES[settings.dtype]
+    shards = [*split_into_shards(weights, source.tensor_specs, dtype, settings.shard_bytes)]
+    files: list[dict[str, Any]] = []
     index: dict[str, str] = {}
     total_bytes, dtypes = 0, set[torch.dtype]()
     for number, shard in enumerate(shards, start=1):
         suffix = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
         name = f"{prefix}{suffix}.safetensors"
-        tensors = shard.tensors(source.kept, dtype)
-        file = WrittenFile(folder / name, tensors)
-        values = loaded(source, shard, merged)
+        tensors = shard.tensors(source.tensor_specs, dtype)
+        file = SafetensorsWriter(folder / name, tensors)
+        values = load_tensors(source, shard, merged)
         for ours, weight in shard.weights.items():
             weight.write(values.pop(ours), file.tensors)
         file.sync()
-        written.append({"name": name, "bytes": file.bytes})
+        files.append({"name": name, "bytes": file.bytes})
         index |= dict.fromkeys(tensors, name)
         total_bytes += sum(bytes_of(*entry) for entry in tensors.values())
         dtypes |= {entry[1] for entry in tensors.values()}
@@ -321,7 +331,7 @@ def write_tensors(
         }
         path = folder / f"{prefix}.safetensors.index.json"
         write_synced(path, json.dumps(content, indent=2) + "\n")
-    return written, dtypes
+    return files, dtypes
 
 
 @dataclass(frozen=True)
@@ -331,71 +341,74 @@ class Shard:
     weights: Mapping[str, HubWeight]
 
     def tensors(
-        self, kept: Mapping[str, tuple[Shape, torch.dtype]], dtype: torch.dtype | None
+        self, tensor_specs: Mapping[str, tuple[Shape, torch.dtype]], dtype: torch.dtype | None
     ) -> dict[str, tuple[Shape, torch.dtype]]:
         """Return the shape and dtype of the file's tensors."""
         return {
-            piece.name: (piece.shape, dtype or kept[ours][1])
+            piece.name: (piece.shape, dtype or tensor_specs[ours][1])
             for ours, weight in self.weights.items()
             for piece in weight.slices
         }
 
 
-def sharded(
+def split_into_shards(
     weights: Mapping[str, HubWeight],
-    kept: Mapping[str, tuple[Shape, torch.dtype]],
+    tensor_specs: Mapping[str, tuple[Shape, torch.dtype]],
     dtype: torch.dtype | None,
-    most_bytes: int,
+    max_bytes: int,
 ) -> Iterator[Shard]:
     """Yield the weights by file, in order; weights that share a tensor are in the same file."""
-    together: dict[str, dict[str, HubWeight]] = {}
-    for ours in sorted(weights, key=in_order):
-        together.setdefault(weights[ours].slices[0].name, {})[ours] = weights[ours]
-    held: dict[str, HubWeight] = {}
-    held_bytes = 0
-    for group in together.values():
-        size = sum(bytes_of(*entry) for entry in Shard(group).tensors(kept, dtype).values())
-        if held and held_bytes + size > most_bytes:
-            yield Shard(held)
-            held, held_bytes = {}, 0
-        held = held | group
-        held_bytes += size
-    yield Shard(held)
+    groups: dict[str, dict[str, HubWeight]] = {}
+    for ours in sorted(weights, key=export_order):
+        groups.setdefault(weights[ours].slices[0].name, {})[ours] = weights[ours]
+    current: dict[str, HubWeight] = {}
+    current_bytes = 0
+    for group in groups.values():
+        size = sum(bytes_of(*entry) for entry in Shard(group).tensors(tensor_specs, dtype).values())
+        if current and current_bytes + size > max_bytes:
+            yield Shard(current)
+            current, current_bytes = {}, 0
+        current = current | group
+        current_bytes += size
+    yield Shard(current)
 
 
-def in_order(name: str) -> tuple[int, int, str]:
+def export_order(name: str) -> tuple[int, int, str]:
     """Return a sort key: embeddings first, then blocks by number, then the rest."""
-    first, _, rest = name.partition(".")
-    number = int(rest.partition(".")[0]) if first == "blocks" else 0
-    begins = first in ("embedding", "positions", "project_in", "image_in", "text_in")
-    return (0 if begins else 1 if first == "blocks" else 2, number, name)
+    first, _, tail = name.partition(".")
+    number = int(tail.partition(".")[0]) if first == "blocks" else 0
+    is_input = first in ("embedding", "positions", "project_in", "image_in", "text_in")
+    return (0 if is_input else 1 if first == "blocks" else 2, number, name)
 
 
 @torch.no_grad()
-def loaded(source: ExportSource, shard: Shard, merged: bool) -> dict[str, Tensor]:
+def load_tensors(source: ExportSource, shard: Shard, merged: bool) -> dict[str, Tensor]:
     """Read a file's weights; raises CorruptCheckpointError if the checkpoint is damaged."""
     names = [*shard.weights]
-    adapted = {
+    adapters = {
         name: [f"{name.removesuffix('.weight')}.{matrix}" for matrix in ("lora_a", "lora_b")]
         for name in names
-        if merged and f"{name.removesuffix('.weight')}.lora_a" in source.kept
+        if merged and f"{name.removesuffix('.weight')}.lora_a" in source.tensor_specs
     }
-    names += [matrix for matrices in adapted.values() for matrix in matrices]
-    values = {name: torch.empty(source.kept[name][0], dtype=source.kept[name][1]) for name in names}
+    names += [matrix for matrices in adapters.values() for matrix in matrices]
+    values = {
+        name: torch.empty(source.tensor_specs[name][0], dtype=source.tensor_specs[name][1])
+        for name in names
+    }
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            what = {f"{WEIGHTS}{name}": value for name, value in values.items()}
-            load(what, storage_reader=CheckpointReader(source.folder), no_dist=True)
+            state_dict = {f"{WEIGHTS}{name}": value for name, value in values.items()}
+            load(state_dict, storage_reader=CheckpointReader(source.folder), no_dist=True)
     except CheckpointException as error:
-        raise CorruptCheckpointError(f"is broken: {failure_reason(error)}") from error
-    for name, (first, second) in adapted.items():
+        raise CorruptCheckpointError(f"is corrupt: {failure_reason(error)}") from error
+    for name, (first, second) in adapters.items():
         assert source.lora is not None
-        values[name] = with_adapter(values[name], values[first], values[second], source.lora)
+        values[name] = merge_adapter(values[name], values[first], values[second], source.lora)
     return values
 
 
-def with_adapter(weight: Tensor, first: Tensor, second: Tensor, lora: LoraConfig) -> Tensor:
+def merge_adapter(weight: Tensor, first: Tensor, second: Tensor, lora: LoraConfig) -> Tensor:
     """Return W + (alpha / rank) B A (Hu et al., arXiv:2106.09685).
 
     The sum is computed in fp32 or wider and returned in W's dtype.

@@ -22,7 +22,7 @@ CLASS = "FluxTransformer2DModel"
 RATIO, THETA, DEFAULT_AXES = 4, 10_000.0, (16, 56, 56)
 """Constants of FLUX.1 in diffusers, and the axes meant by a config without them."""
 TIME_WIDTH = 256
-ENDS = {
+OUTER = {
     "image_in": "x_embedder",
     "text_in": "context_embedder",
     "time_in.first": "time_text_embed.timestep_embedder.linear_1",
@@ -82,7 +82,7 @@ def stored_flux(model: FluxConfig, shapes: Mapping[str, Shape]) -> dict[str, Hub
             shape = shapes.get(piece.name, piece.shape)
             if shape != piece.shape:
                 raise CorruptCheckpointError(
-                    f"its {piece.name} is {shape}, and the model's {piece.shape}"[:200]
+                    f"its {piece.name} is {shape}, but the model needs {piece.shape}"[:200]
                 )
     return {
         name: weight
@@ -98,8 +98,8 @@ def flux_differences(config: Mapping[str, Any], model: FluxConfig) -> list[str]:
     problems: list[str] = []
     if config.get("guidance_embeds"):
         problems.append(
-            "its guidance_embeds is true, as FLUX.1-dev's: this model has no layers for guidance, "
-            "and neither has FLUX.1-schnell"
+            "its guidance_embeds is true (FLUX.1-dev), but this model has no guidance layers; use "
+            "FLUX.1-schnell"
         )
     axes = config.get("axes_dims_rope", DEFAULT_AXES)
     expected = {
@@ -110,14 +110,14 @@ def flux_differences(config: Mapping[str, Any], model: FluxConfig) -> list[str]:
         "patch_size": 1,
     }
     problems += [
-        f"its {key} is {config[key]}, and the model's {size}"
+        f"its {key} is {config[key]}, but the model's is {size}"
         for key, size in expected.items()
         if config.get(key, size) != size
     ]
     if not isinstance(axes, list | tuple) or [*axes] != [*model.rope_axes]:
-        problems.append(f"its axes_dims_rope is {axes}, and model.rope_axes {model.rope_axes}")
+        problems.append(f"its axes_dims_rope is {axes}, but model.rope_axes is {model.rope_axes}")
     if model.rope_theta != THETA:
-        problems.append(f"its rotary base is {THETA}, and model.rope_theta {model.rope_theta}")
+        problems.append(f"its rotary base is {THETA}, but model.rope_theta is {model.rope_theta}")
     return problems
 
 
@@ -125,7 +125,7 @@ def flux_settings(model: FluxConfig) -> dict[str, Any]:
     """Return config.json of a diffusers folder; raises CorruptCheckpointError for another model."""
     if (model.mlp_ratio, model.rope_theta) != (RATIO, THETA):
         raise CorruptCheckpointError(
-            f"FLUX.1 has model.mlp_ratio {RATIO} and model.rope_theta {THETA:g}"
+            f"FLUX.1 needs model.mlp_ratio {RATIO} and model.rope_theta {THETA:g}"
         )
     return {
         "_class_name": CLASS,
@@ -145,7 +145,7 @@ def flux_settings(model: FluxConfig) -> dict[str, Any]:
 
 def flux_weights(model: FluxConfig) -> dict[str, HubWeight]:
     """Return all weights by the tensors of diffusers' folder."""
-    weights = dict(_ends(model))
+    weights = dict(_outer_weights(model))
     for number in range(model.num_double_blocks):
         for stream, names in STREAMS.items():
             layers = _Layers(f"transformer_blocks.{number}.", names, model)
@@ -156,7 +156,7 @@ def flux_weights(model: FluxConfig) -> dict[str, HubWeight]:
     return weights
 
 
-def _ends(model: FluxConfig) -> Iterator[tuple[str, HubWeight]]:
+def _outer_weights(model: FluxConfig) -> Iterator[tuple[str, HubWeight]]:
     width = model.hidden_size
     sizes = {
         "image_in": (width, model.in_channels),
@@ -168,15 +168,15 @@ def _ends(model: FluxConfig) -> Iterator[tuple[str, HubWeight]]:
         "modulation": (2 * width, width),
         "out": (model.in_channels, width),
     }
-    for ours, theirs in ENDS.items():
+    for ours, theirs in OUTER.items():
         for kind in KINDS:
             shape = sizes[ours] if kind == "weight" else sizes[ours][:1]
             name = f"{theirs}.{kind}"
             halves = [TensorSlice(name, shape, half(1 - i), half(i)) for i in (0, 1)]
-            swapped = HubWeight(shape, tuple(halves))
+            swapped_halves = HubWeight(shape, tuple(halves))
             yield (
                 f"{ours}.{kind}",
-                swapped if ours == "modulation" else identical_weight(name, shape),
+                swapped_halves if ours == "modulation" else identical_weight(name, shape),
             )
 
 
@@ -237,15 +237,17 @@ class _Layers:
         heads, size, width = self.model.num_heads, self.model.head_dim, self.model.hidden_size
         starts = {"q": 0, "k": 1, "v": 2, **({"mlp": 3} if ratio else {})}
         for kind in KINDS:
-            rest = (width,) if kind == "weight" else ()
+            trailing = (width,) if kind == "weight" else ()
             pieces: list[TensorSlice] = []
             for part, at in starts.items():
-                times, turns = ratio if part == "mlp" else 1, part in ("q", "k")
-                there = by_head(times, heads, size, turns)
-                here = own_rows(at, times, heads, size, turns)
+                times, rotary = ratio if part == "mlp" else 1, part in ("q", "k")
+                tensor_view = by_head(times, heads, size, rotary)
+                weight_view = own_rows(at, times, heads, size, rotary)
                 name = self._name(part, kind)
-                pieces.append(TensorSlice(name, (times * width, *rest), there, here))
-            yield f"{ours}.{kind}", HubWeight(((3 + ratio) * width, *rest), tuple(pieces))
+                pieces.append(
+                    TensorSlice(name, (times * width, *trailing), tensor_view, weight_view)
+                )
+            yield f"{ours}.{kind}", HubWeight(((3 + ratio) * width, *trailing), tuple(pieces))
 
 
 def half(number: int) -> View:
@@ -263,22 +265,22 @@ def own_pairs(tensor: Tensor) -> Tensor:
     return tensor.unflatten(0, (2, -1))
 
 
-def by_head(times: int, heads: int, size: int, turns: bool) -> View:
+def by_head(times: int, heads: int, size: int, rotary: bool) -> View:
     """Return the view (times x ND, ...) -> (N, times x D, ...), with `turns` as pairs of halves."""
 
     def view(tensor: Tensor) -> Tensor:
         rows = tensor.unflatten(0, (heads, times * size))
-        return rows.unflatten(1, (-1, 2)).transpose(1, 2) if turns else rows
+        return rows.unflatten(1, (-1, 2)).transpose(1, 2) if rotary else rows
 
     return view
 
 
-def own_rows(at: int, times: int, heads: int, size: int, turns: bool) -> View:
+def own_rows(at: int, times: int, heads: int, size: int, rotary: bool) -> View:
     """Return the view (NxD, ...) by head -> (N, times x D, ...), from row at x D of each head."""
 
     def view(tensor: Tensor) -> Tensor:
         rows = tensor.unflatten(0, (heads, -1))[:, at * size : (at + times) * size]
-        return rows.unflatten(1, (2, -1)) if turns else rows
+        return rows.unflatten(1, (2, -1)) if rotary else rows
 
     return view
 

@@ -152,10 +152,10 @@ def hub_locations(family: str, model: ModelConfig) -> dict[str, HubLocation]:
     layers = {ours: HubLocation(theirs) for ours, theirs in OUTER[family].items()}
     for number in range(model.num_layers):
         for ours, theirs in INNER[family].items():
-            transposed = family == "gpt2" and not ours.endswith("norm")
+            is_transposed = family == "gpt2" and not ours.endswith("norm")
             third = FUSED.get(ours) if family == "gpt2" else None
             name = f"{BLOCKS[family]}.{number}.{theirs}"
-            layers[f"blocks.{number}.{ours}"] = HubLocation(name, transposed, third)
+            layers[f"blocks.{number}.{ours}"] = HubLocation(name, is_transposed, third)
     return {
         f"{ours}.{kind}": HubLocation(
             f"{location.name}.{kind}", location.transposed and kind == "weight", location.third
@@ -166,13 +166,13 @@ def hub_locations(family: str, model: ModelConfig) -> dict[str, HubLocation]:
 
 
 def stored_locations(
-    family: str, model: ModelConfig, stored: Container[str]
+    family: str, model: ModelConfig, tensor_names: Container[str]
 ) -> dict[str, HubLocation]:
     """Return the locations whose tensor a folder has, with its name there."""
     locations: dict[str, HubLocation] = {}
     for ours, location in hub_locations(family, model).items():
         names = [location.name.removeprefix(root) for root in ROOTS]
-        for name in [name for name in names if name in stored][:1]:
+        for name in [name for name in names if name in tensor_names][:1]:
             locations[ours] = HubLocation(name, location.transposed, location.third)
     return locations
 

@@ -33,7 +33,7 @@ from paceline.trainer.hub.tensors import SafetensorsFile
 from paceline.trainer.model_config import FluxConfig, Model, ModelConfig
 
 CONFIG, SUFFIX = "config.json", ".safetensors"
-NAMED = 5
+MAX_LISTED = 5
 """Maximum number of tensors that an error message lists."""
 NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 """Suffixes of computed tensors in older files: masks, and the rotary frequencies."""
@@ -57,12 +57,12 @@ class HubReader(StorageReader):
         config = read_config(path)
         self._file_of: dict[str, SafetensorsFile] = {}
         for file in map(SafetensorsFile, sorted(path.glob(f"*{SUFFIX}"))):
-            self._file_of |= dict.fromkeys(file.stored, file)
+            self._file_of |= dict.fromkeys(file.locations, file)
         of_flux = isinstance(model, FluxConfig)
         problems = flux_differences(config, model) if of_flux else differences(config, model)
         if problems:
             raise CorruptCheckpointError("; ".join(problems))
-        shapes = {name: file.stored[name].shape for name, file in self._file_of.items()}
+        shapes = {name: file.locations[name].shape for name, file in self._file_of.items()}
         if of_flux:
             self._weights = stored_flux(model, shapes)
         else:
@@ -70,21 +70,23 @@ class HubReader(StorageReader):
 
     def tensor(self, name: str) -> Tensor:
         """Return a whole weight of the trainer; padded vocabulary rows are 0."""
-        return self._weights[name].read(self._stored)
+        return self._weights[name].read(self._read_tensor)
 
-    def _stored(self, name: str) -> Tensor:
+    def _read_tensor(self, name: str) -> Tensor:
         return self._file_of[name].tensor(name)
 
-    def check_all_taken(self, weights: Iterable[str]) -> None:
+    def check_all_used(self, weights: Iterable[str]) -> None:
         """Raise CorruptCheckpointError for tensors that belong to none of the model's `weights`."""
         names = {*weights} | ({"head.weight"} if self.model.tied_embeddings else set())
         mine = [self._weights[name] for name in names if name in self._weights]
-        taken = {piece.name for weight in mine for piece in weight.slices}
-        left = [name for name in self._file_of if name not in taken]
-        left = [name for name in left if not name.endswith(NO_WEIGHTS)]
-        if left:
-            shown = ", ".join(left[:NAMED]) + f" and {len(left) - NAMED} more" * (len(left) > NAMED)
-            raise CorruptCheckpointError(f"the model has no weight for its {shown}"[:500])
+        used = {piece.name for weight in mine for piece in weight.slices}
+        unused = [name for name in self._file_of if name not in used]
+        unused = [name for name in unused if not name.endswith(NO_WEIGHTS)]
+        if unused:
+            listed_names = ", ".join(
+                unused[:MAX_LISTED]
+            ) + f" and {len(unused) - MAX_LISTED} more" * (len(unused) > MAX_LISTED)
+            raise CorruptCheckpointError(f"the model has no weight for {listed_names}"[:500])
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Do nothing, because no state is kept between loads."""
@@ -94,7 +96,7 @@ class HubReader(StorageReader):
         entries: dict[str, Any] = {}
         for name, weight in self._weights.items():
             shape = torch.Size(weight.shape)
-            dtype = self._stored(weight.slices[0].name).dtype
+            dtype = self._read_tensor(weight.slices[0].name).dtype
             chunk = ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)
             entries[f"{WEIGHTS}{name}"] = TensorStorageMetadata(
                 TensorProperties(dtype=dtype), shape, [chunk]
@@ -125,9 +127,9 @@ class HubReader(StorageReader):
             target = planner.resolve_tensor(item).detach()
             target.copy_(tensor)
             planner.commit_tensor(item, target)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -150,7 +152,7 @@ def _check_shape(name: str, place: HubLocation, shape: Shape) -> None:
     """Raise CorruptCheckpointError for a wrong rank, or for a fused layer not divisible by 3."""
     dims = 1 if name.endswith(".bias") or "norm." in name else 2
     if len(shape) != dims or (place.third is not None and shape[-1] % 3):
-        raise CorruptCheckpointError(f"its {place.name} has the shape {shape}"[:200])
+        raise CorruptCheckpointError(f"its {place.name} has the wrong shape {shape}"[:200])
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CorruptCheckpointError(f"{path.name} is no JSON: {error}"[:200]) from error
+        raise CorruptCheckpointError(f"{path.name} is not valid JSON: {error}"[:200]) from error
     if not isinstance(content, dict):
-        raise CorruptCheckpointError(f"{path.name} holds no JSON object")
+        raise CorruptCheckpointError(f"{path.name} is not a JSON object")
     return content

@@ -153,22 +153,22 @@ SIZES = {
 
 
 def differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
-    """Return where a folder's model computes something else than `model`, one sentence each."""
+    """Return the settings in which a folder's model differs from `model`, one sentence each."""
     family = config.get("model_type")
     if not isinstance(family, str) or family not in SETTINGS:
         return [f"its model_type is {family}; use one of {', '.join(SETTINGS)}"]
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
-        return [f"its rope_scaling is {rope}, which is no object"]
+        return [f"its rope_scaling is {rope}, which is not an object"]
     kind = rope.get("rope_type", rope.get("type", "default"))
-    problems = [f"its positions are scaled ({kind}), which is not here"] * (kind != "default")
-    stated = {key: value for key, value in {**rope, **config}.items() if value is not None}
-    values = {**DEFAULTS[family], **stated}
+    problems = [f"its positions are scaled ({kind}), which is not supported"] * (kind != "default")
+    non_null = {key: value for key, value in {**rope, **config}.items() if value is not None}
+    values = {**DEFAULTS[family], **non_null}
     for theirs, ours in SETTINGS[family].items():
-        value, here = values.get(theirs), getattr(model, ours)
+        value, expected = values.get(theirs), getattr(model, ours)
         value = ACTIVATIONS.get(value, value) if isinstance(value, str) else value
-        if value is not None and value != here:
-            problems.append(f"its {theirs} is {values[theirs]}, and model.{ours} is {here}")
+        if value is not None and value != expected:
+            problems.append(f"its {theirs} is {values[theirs]}, but model.{ours} is {expected}")
     problems += _differences_of_opt(family, values, model) + _scales_of_gpt2(family, values)
     return problems + _options_beyond(family, model) + _other_windows(family, config, model)
 
@@ -185,11 +185,11 @@ def _options_beyond(family: str, model: ModelConfig) -> list[str]:
 def _other_windows(family: str, config: Mapping[str, Any], model: ModelConfig) -> list[str]:
     """Return a sentence if the folder's layers use another attention window."""
     if family == "qwen3" and config.get("use_sliding_window"):
-        return ["its use_sliding_window is True, which is not here"]
+        return ["its use_sliding_window is True, which is not supported"]
     window = config.get("sliding_window", MISTRAL_WINDOW) if family == "mistral" else None
     if family != "mistral" or window == model.sliding_window:
         return []
-    return [f"its sliding_window is {window}, and model.sliding_window is {model.sliding_window}"]
+    return [f"its sliding_window is {window}, but model.sliding_window is {model.sliding_window}"]
 
 
 def _differences_of_opt(family: str, values: Mapping[str, Any], model: ModelConfig) -> list[str]:
@@ -197,9 +197,12 @@ def _differences_of_opt(family: str, values: Mapping[str, Any], model: ModelConf
         return []
     problems: list[str] = []
     if model.norm_eps != OPT_EPS:
-        problems.append(f"its norms' eps is {OPT_EPS}, and model.norm_eps is {model.norm_eps}")
+        problems.append(f"its norms' eps is {OPT_EPS}, but model.norm_eps is {model.norm_eps}")
     if values["do_layer_norm_before"] != (model.norm_position == "pre"):
-        problems.append(f"model.norm_position is {model.norm_position}, and there the other")
+        problems.append(
+            f"its do_layer_norm_before is {values['do_layer_norm_before']}, but "
+            f"model.norm_position is {model.norm_position}"
+        )
     return problems
 
 
@@ -207,7 +210,7 @@ def _scales_of_gpt2(family: str, values: Mapping[str, Any]) -> list[str]:
     """Return the keys that scale attention by something else than the root of the head size."""
     keys = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx") if family == "gpt2" else ()
     return [
-        f"its {key} is {values[key]}, which is not here"
+        f"its {key} is {values[key]}, which is not supported"
         for key in keys
         if values[key] != DEFAULTS["gpt2"][key]
     ]
@@ -226,8 +229,8 @@ def family_of(model: ModelConfig) -> str:
         problems = problems or _other_sizes(family, model)
         if not problems:
             return family
-        reasons.append(f"no {family} for its {', '.join(problems)}")
-    raise CorruptCheckpointError(f"the hub's form has no such model: {'; '.join(reasons)}")
+        reasons.append(f"not {family}: {', '.join(problems)}")
+    raise CorruptCheckpointError(f"no Hugging Face format fits this model: {'; '.join(reasons)}")
 
 
 def _other_sizes(family: str, model: ModelConfig) -> list[str]:

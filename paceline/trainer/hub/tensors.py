@@ -33,7 +33,7 @@ ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
-class Stored:
+class TensorLocation:
     """Location of a tensor in a file."""
 
     file: str
@@ -43,26 +43,26 @@ class Stored:
     """Offset in the file in bytes."""
 
 
-def stored_tensors(
+def parse_header(
     file: str, entries: Mapping[str, Any], start: int, end: int
-) -> dict[str, Stored]:
+) -> dict[str, TensorLocation]:
     """Return the floating-point tensors of a header whose data is at bytes `start` to `end`.
 
     Raise CorruptCheckpointError for a tensor outside this range. Integers, such as the masks of old
     GPT-2 files, are ignored. An invalid header raises KeyError, TypeError or ValueError.
     """
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, TensorLocation] = {}
     for name, entry in entries.items():
         if name == "__metadata__" or entry["dtype"] not in DTYPES:
             continue
         dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
         first, last = (start + at for at in entry["data_offsets"])
         if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
-            raise CorruptCheckpointError(f"{file} is broken: {name} has no size"[:200])
+            raise CorruptCheckpointError(f"{file} is corrupt: {name} has no valid size"[:200])
         if not start <= first <= last <= end or last - first != prod(shape) * dtype.itemsize:
-            raise CorruptCheckpointError(f"{file} is torn: {name}"[:200])
+            raise CorruptCheckpointError(f"{file} is truncated or corrupt: {name}"[:200])
         if last > first:
-            tensors[name] = Stored(file, dtype, shape, first)
+            tensors[name] = TensorLocation(file, dtype, shape, first)
     return tensors
 
 
@@ -79,26 +79,26 @@ class SafetensorsFile:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if length else b""
         header = int.from_bytes(content[:8], "little")
         if isinstance(content, bytes) or not 0 < header <= min(MAX_HEADER_BYTES, length - 8):
-            raise CorruptCheckpointError(f"{path.name} is no safetensors file, or is torn")
+            raise CorruptCheckpointError(f"{path.name} is truncated or not a safetensors file")
         self.content = content
         try:
             entries = json.loads(content[8 : 8 + header])
-            self.stored = stored_tensors(path.name, entries, 8 + header, length)
+            self.locations = parse_header(path.name, entries, 8 + header, length)
         except CorruptCheckpointError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CorruptCheckpointError(f"{path.name} is broken: {error!r}"[:200]) from error
+            raise CorruptCheckpointError(f"{path.name} is corrupt: {error!r}"[:200]) from error
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor without a copy."""
-        return mapped(self.content, self.stored[name])
+        return tensor_at(self.content, self.locations[name])
 
 
-def mapped(content: mmap.mmap, stored: Stored) -> Tensor:
+def tensor_at(content: mmap.mmap, location: TensorLocation) -> Tensor:
     """Return a tensor of a mapped file."""
-    count, start = prod(stored.shape), stored.start
-    flat = torch.frombuffer(content, dtype=stored.dtype, count=count, offset=start)
-    return flat.view(stored.shape)
+    count, start = prod(location.shape), location.start
+    flat = torch.frombuffer(content, dtype=location.dtype, count=count, offset=start)
+    return flat.view(location.shape)
 
 
 def bytes_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:
@@ -106,7 +106,7 @@ def bytes_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return prod(shape) * dtype.itemsize
 
 
-class WrittenFile:
+class SafetensorsWriter:
     """A new file of tensors, mapped into memory, with its disk space allocated.
 
     Raise OSError when the disk is full; running out of space in a mapping would kill the process.
@@ -135,7 +135,9 @@ class WrittenFile:
             self.content = mmap.mmap(file.fileno(), begin + at)
         self.bytes = begin + at
         self.tensors = {
-            name: mapped(self.content, Stored(path.name, dtype, shape, begin + starts[name]))
+            name: tensor_at(
+                self.content, TensorLocation(path.name, dtype, shape, begin + starts[name])
+            )
             for name, (shape, dtype) in tensors.items()
         }
 

@@ -87,11 +87,13 @@ class AllocatorStep:
     def __enter__(self) -> None:
         self._before = self._counters.allocated()
         self._counters.reset()
-        trained = (p for p in self._parameters if p.requires_grad)
-        self._hooks = [p.register_post_accumulate_grad_hook(self._mark) for p in trained]
+        trainable = (p for p in self._parameters if p.requires_grad)
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._record_gradient) for p in trainable
+        ]
 
     def __exit__(self, *error: object) -> None:
-        self._look()
+        self._read_peak()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -103,7 +105,7 @@ class AllocatorStep:
         gradients that FSDP has not reduced yet. `other` existed before the step and is not a tensor
         of model or optimizer.
         """
-        lasting = state.weights + state.optimizer + state.buffers + state.buckets
+        persistent = state.weights + state.optimizer + state.buffers + state.buckets
         gradients = state.buckets or min(self._gradients, self._peak - self._before)
         during = gradients if not state.buckets else 0
         return {
@@ -112,17 +114,17 @@ class AllocatorStep:
             "optimizer": state.optimizer,
             "buffers": state.buffers,
             "activations": self._peak - self._before - during,
-            "other": self._before - lasting,
+            "other": self._before - persistent,
         }
 
-    def _mark(self, parameter: Tensor) -> None:
-        self._look()
+    def _record_gradient(self, parameter: Tensor) -> None:
+        self._read_peak()
         grad = parameter.grad
         if grad is not None:
             part = getattr(grad, "_local_tensor", grad)
             self._added[id(parameter)] = part.numel() * part.element_size()
 
-    def _look(self) -> None:
+    def _read_peak(self) -> None:
         """Read the peak since the last reading, when the gradients were those added before it."""
         peak = self._counters.peak()
         if peak > self._peak:

@@ -117,7 +117,7 @@ class StepClock:
         self.clock = clock
         self.step = 0
         """The current step; 0 before the first one."""
-        self.done = 0
+        self.steps_done = 0
         """Number of steps that have been read and are therefore complete on the device."""
         self._step_start: Any = None
         self._wait_start: Any = None
@@ -179,7 +179,7 @@ class StepClock:
     def read(self, lap: Lap) -> tuple[float, float]:
         """Return (step time, time spent waiting for other ranks) in seconds."""
         self.clock.wait(lap.end)
-        self.done += 1
+        self.steps_done += 1
         waits = sum((self.clock.seconds(start, end) for start, end in lap.waits), start=0.0)
         return self.clock.seconds(lap.start, lap.end), waits
 

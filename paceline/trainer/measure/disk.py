@@ -40,7 +40,9 @@ class DiskFile:
         """Create the file; raises OSError if that fails. `ahead_bytes` is the disk's read-ahead."""
         self.path, self.sample_bytes = path, sample_bytes
         # A page fault may read this many bytes around it.
-        self.around = sample_bytes + (READ_AHEAD_BYTES if ahead_bytes is None else ahead_bytes)
+        self.bytes_per_fault = sample_bytes + (
+            READ_AHEAD_BYTES if ahead_bytes is None else ahead_bytes
+        )
         self.size = max(1, size_bytes // BLOCK_BYTES) * BLOCK_BYTES
         self.block = mmap.mmap(-1, BLOCK_BYTES)  # O_DIRECT requires whole pages
         self.block.write(os.urandom(BLOCK_BYTES))  # a file system may compress regular data
@@ -49,17 +51,17 @@ class DiskFile:
         self.draws = 0
         self.view: mmap.mmap | None = None
         self.pages = self.cached = 0
-        self.through_cache = os.open(path, os.O_RDWR | NEW_FILE, 0o600)
+        self.cached_fd = os.open(path, os.O_RDWR | NEW_FILE, 0o600)
         try:
             direct = self._direct()
         finally:
             path.unlink()
-        self.past_cache = None if direct is None else self._tried(direct)
+        self.direct_fd = None if direct is None else self._verify_direct(direct)
 
     @property
-    def handle(self) -> int:
+    def block_fd(self) -> int:
         """File descriptor for blocks: past the page cache if the file system allows it."""
-        return self.through_cache if self.past_cache is None else self.past_cache
+        return self.cached_fd if self.direct_fd is None else self.direct_fd
 
     def _direct(self) -> int | None:
         """Open the file past the page cache; return None if the file system refuses."""
@@ -68,15 +70,15 @@ class DiskFile:
         except (AttributeError, OSError) as error:
             _raise_unless_refused(error)
             return None
-        if not os.path.samestat(os.fstat(handle), os.fstat(self.through_cache)):
+        if not os.path.samestat(os.fstat(handle), os.fstat(self.cached_fd)):
             os.close(handle)
-            raise OSError(errno.EEXIST, "another file took its name")
+            raise OSError(errno.EEXIST, "another file has replaced it")
         return handle
 
-    def _tried(self, handle: int) -> int | None:
+    def _verify_direct(self, handle: int) -> int | None:
         """Return the handle if it can write a block; some file systems refuse only then."""
         try:
-            self._put(handle, 0)
+            self._write_block(handle, 0)
         except OSError as error:
             os.close(handle)
             _raise_unless_refused(error)
@@ -92,7 +94,7 @@ class DiskFile:
         self.pages = self.cached = 0
         self._unmap()
         if operation == "sample":
-            self._hold_a_sample()
+            self._extend_to_one_sample()
         self.at = 0
         if operation not in ("read", "sample"):
             return None
@@ -100,38 +102,40 @@ class DiskFile:
         assert self.view is not None
         return resident(self.view, 0, self.written)
 
-    def _hold_a_sample(self) -> None:
-        """Write further blocks if the timed writes were too short for one sample."""
+    def _extend_to_one_sample(self) -> None:
+        """Write further blocks if the timed writes were shorter than one sample."""
         if self.sample_bytes > self.size:
-            raise ValueError(f"a file of {self.size} bytes holds no sample of {self.sample_bytes}")
+            raise ValueError(
+                f"a file of {self.size} bytes is smaller than a sample of {self.sample_bytes}"
+            )
         self.at = self.written
         while self.written < self.sample_bytes:
             self.write()
 
     def write(self) -> int:
         """Write the next block, starting over at the end of the file."""
-        self._put(self.handle, self._turn(self.size))
-        if self.past_cache is None:
-            os.fdatasync(self.handle)
+        self._write_block(self.block_fd, self._next_offset(self.size))
+        if self.direct_fd is None:
+            os.fdatasync(self.block_fd)
         self.written = max(self.written, self.at)
         return BLOCK_BYTES
 
     def read(self) -> int:
         """Read the next block of the written part."""
-        offset = self._turn(self.written)
-        if offset == 0 and self.past_cache is None:
+        offset = self._next_offset(self.written)
+        if offset == 0 and self.direct_fd is None:
             self._drop()
-        if os.preadv(self.handle, [self.block], offset) != BLOCK_BYTES:
-            raise OSError(errno.EIO, "a block came short")
+        if os.preadv(self.block_fd, [self.block], offset) != BLOCK_BYTES:
+            raise OSError(errno.EIO, "short read of a block")
         return BLOCK_BYTES
 
     def checkpoint(self) -> int:
         """Write up to CHECKPOINT_BYTES through the page cache and flush them to the disk."""
         size = min(CHECKPOINT_BYTES, self.size)
-        os.ftruncate(self.through_cache, 0)
+        os.ftruncate(self.cached_fd, 0)
         for offset in range(0, size, BLOCK_BYTES):
-            self._put(self.through_cache, offset)
-        os.fsync(self.through_cache)
+            self._write_block(self.cached_fd, offset)
+        os.fsync(self.cached_fd)
         self.written = size
         return size
 
@@ -165,8 +169,8 @@ class DiskFile:
     def _map(self) -> None:
         self._unmap()
         self._drop()
-        self.view = mmap.mmap(self.through_cache, self.written, mmap.MAP_PRIVATE, ACCESS)
-        self.draws = max(1, self.written // self.around // MAPPED_SHARE)
+        self.view = mmap.mmap(self.cached_fd, self.written, mmap.MAP_PRIVATE, ACCESS)
+        self.draws = max(1, self.written // self.bytes_per_fault // MAPPED_SHARE)
 
     def _unmap(self) -> None:
         if self.view is not None:
@@ -175,15 +179,15 @@ class DiskFile:
 
     def _drop(self) -> None:
         """Ask the kernel to drop the file's pages; mapped or unwritten ones stay."""
-        os.fsync(self.through_cache)
+        os.fsync(self.cached_fd)
         with suppress(AttributeError):
-            os.posix_fadvise(self.through_cache, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self.cached_fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def _put(self, handle: int, offset: int) -> None:
+    def _write_block(self, handle: int, offset: int) -> None:
         if os.pwritev(handle, [self.block], offset) != BLOCK_BYTES:
-            raise OSError(errno.ENOSPC, "a block was not taken whole")
+            raise OSError(errno.ENOSPC, "short write of a block")
 
-    def _turn(self, end: int) -> int:
+    def _next_offset(self, end: int) -> int:
         """Return the offset of the next block."""
         offset = self.at if self.at + BLOCK_BYTES <= end else 0
         self.at = offset + BLOCK_BYTES

@@ -36,7 +36,7 @@ class StepProgress(Protocol):
     step: int
     """The current step, from 1; 0 before the first one."""
 
-    done: int
+    steps_done: int
     """Number of completed steps; on CUDA the program runs ahead of the device."""
 
     def is_waiting(self) -> bool:
@@ -53,7 +53,7 @@ class Heartbeat:
         self._doing: str | None = "at the start"
         self._waits = False
         self._beats = 0
-        self._paused = 0
+        self._pauses = 0
         self._stopped = threading.Event()
         self._end_lock = threading.Lock()
         """Held by the writer of the end line; never released."""
@@ -95,15 +95,15 @@ class Heartbeat:
             stage.on_progress = self.beat
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Suspend the limit, for example while a checkpoint is written."""
-        self._paused += 1
+        self._pauses += 1
         faulthandler.cancel_dump_traceback_later()
         try:
             yield
         finally:
             self.beat()
-            self._paused -= 1
+            self._pauses -= 1
 
     def stop(self) -> bool:
         """Stop watching; return False if the watchdog is already ending the process."""
@@ -132,7 +132,7 @@ class Heartbeat:
             now = time.monotonic()
             silent_s += min(now - last_check, 10 * pause_s)
             last_check = now
-            if self._paused or self._progress() != progress:
+            if self._pauses or self._progress() != progress:
                 progress, silent_s = self._progress(), 0.0
             step = self.steps.step if self.steps else 0
             first = first or step
@@ -146,11 +146,11 @@ class Heartbeat:
 
     def _progress(self) -> tuple[int, ...]:
         steps = self.steps
-        return (self._beats, steps.step, steps.done) if steps else (self._beats,)
+        return (self._beats, steps.step, steps.steps_done) if steps else (self._beats,)
 
     def _set_timer(self, limit_s: float) -> None:
         """Restart the timer; ranks that wait for this one time out before it fires."""
-        if self._paused:
+        if self._pauses:
             faulthandler.cancel_dump_traceback_later()
             return
         after_s = limit_s + limit_s / SIGNS_PER_LIMIT
@@ -158,7 +158,7 @@ class Heartbeat:
         with suppress(RuntimeError):
             faulthandler.dump_traceback_later(after_s, exit=True, file=self._timer_file)
         # A pause or the end may have come before the timer existed.
-        if self._paused or self._stopped.is_set():
+        if self._pauses or self._stopped.is_set():
             faulthandler.cancel_dump_traceback_later()
 
     def _give_up(self, limit_s: float) -> None:

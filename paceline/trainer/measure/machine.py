@@ -103,8 +103,8 @@ class CoreUse:
     """
 
     def __init__(self) -> None:
-        self._schedstat = _opened(SCHEDSTAT)
-        self._quotas = [file for path in _quota_files() if (file := _opened(path)) is not None]
+        self._schedstat = _open(SCHEDSTAT)
+        self._quotas = [file for path in _quota_files() if (file := _open(path)) is not None]
         self._last = self._totals()
 
     def lap(self) -> dict[str, float]:
@@ -144,7 +144,7 @@ def _quota_files() -> Iterator[Path]:
         yield from (root.joinpath(*parts[:n], "cpu.stat") for n in range(len(parts), -1, -1))
 
 
-def _opened(path: Path) -> int | None:
+def _open(path: Path) -> int | None:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

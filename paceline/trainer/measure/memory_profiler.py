@@ -18,18 +18,18 @@ from typing import Any
 import torch
 
 from paceline.trainer.measure.machine import resident_now
-from paceline.trainer.measure.profiler import FOLDER, Paused, StepProfiler
+from paceline.trainer.measure.profiler import FOLDER, PauseWatchdog, StepProfiler
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.side_outputs import ProfileConfig
 
 SAMPLE_S = 0.002
-MOST_POINTS = 4000
+MAX_POINTS = 4000
 """Maximum points of a written curve, half of those kept; each is the maximum of its interval."""
-MOST_ENTRIES = 1_000_000
+MAX_ENTRIES = 1_000_000
 """Maximum entries of the allocator's history, which drops its first entries when it is full."""
 LIVE = {"alloc": 1, "free_completed": -1}
 """Sign of an entry's size in the live bytes, by the entry's action."""
-HELD = {"segment_alloc": 1, "segment_free": -1}
+RESERVED = {"segment_alloc": 1, "segment_free": -1}
 Point = tuple[float, int, int | None]
 """Unix time in seconds; bytes of live tensors, or resident ones; bytes reserved on a device."""
 
@@ -37,8 +37,10 @@ Point = tuple[float, int, int | None]
 class MemoryProfiler(StepProfiler):
     """Profiler that writes the memory curve of the profiled steps when they are over."""
 
-    def __init__(self, config: ProfileConfig, world: World, paused: Paused = nullcontext) -> None:
-        super().__init__(config, world, paused)
+    def __init__(
+        self, config: ProfileConfig, world: World, pause_watchdog: PauseWatchdog = nullcontext
+    ) -> None:
+        super().__init__(config, world, pause_watchdog)
         self._edges: list[tuple[int, float]] = []
         self._source: ResidentCurve | AllocatorCurve | None = None
 
@@ -57,7 +59,7 @@ class MemoryProfiler(StepProfiler):
             return
         target = Path(FOLDER) / f"rank-{self.world.rank}.memory.json"
         target.parent.mkdir(parents=True, exist_ok=True)
-        points = thinned(source.points(target.with_suffix(".pickle")), MOST_POINTS)
+        points = downsample(source.points(target.with_suffix(".pickle")), MAX_POINTS)
         record: dict[str, Any] = {
             "schema": 1,
             "rank": self.world.rank,
@@ -82,9 +84,9 @@ class ResidentCurve:
     note: str | None = None
 
     def __init__(self) -> None:
-        self._highest = HighestPoints(2 * MOST_POINTS)
+        self._highest = HighestPoints(2 * MAX_POINTS)
         self._stop = threading.Event()
-        self._look()  # now: the thread may first run when the step has started to allocate
+        self._sample()  # now: the thread may first run when the step has started to allocate
         self._thread = threading.Thread(target=self._run, name="memory-curve", daemon=True)
         self._thread.start()
 
@@ -92,30 +94,30 @@ class ResidentCurve:
         """Return all points; there is no snapshot."""
         self._stop.set()
         self._thread.join()
-        self._look()
+        self._sample()
         return self._highest.points
 
     def _run(self) -> None:
         while not self._stop.wait(SAMPLE_S):
-            self._look()
+            self._sample()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         resident = resident_now()
         if resident is not None:
             self._highest.add((time.time(), resident, None))
 
 
 class HighestPoints:
-    """Curve of any length in at most `most` points, the maxima of equally long intervals."""
+    """Curve of any length in at most `max_points` points, the maxima of equally long intervals."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_points: int) -> None:
         self.points: list[Point] = []
-        self._most, self._width, self._count = most, 1, 0
+        self._max_points, self._width, self._count = max_points, 1, 0
 
     def add(self, point: Point) -> None:
         """Add a point; if the curve is full, intervals become twice as long."""
-        if self._count % self._width == 0 and len(self.points) == self._most:
-            self.points = thinned(self.points, self._most // 2)
+        if self._count % self._width == 0 and len(self.points) == self._max_points:
+            self.points = downsample(self.points, self._max_points // 2)
             self._width *= 2
         if self._count % self._width == 0:
             self.points.append(point)
@@ -133,7 +135,7 @@ class AllocatorCurve:
         self.device = device
         self.note: str | None = None
         self._begin_s = time.time()
-        torch.cuda.memory._record_memory_history(max_entries=MOST_ENTRIES)
+        torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES)
 
     def points(self, snapshot: Path) -> list[Point]:
         """Return the curve, and write the snapshot to a file."""
@@ -147,10 +149,10 @@ class AllocatorCurve:
         traces: Sequence[Any] = history["device_traces"]
         index = self.device.index or 0
         entries: Sequence[Any] = traces[index] if index < len(traces) else ()
-        if len(entries) >= MOST_ENTRIES:
+        if len(entries) >= MAX_ENTRIES:
             self.note = (
-                f"the allocator's history keeps its last {MOST_ENTRIES:,} entries: the curve "
-                "begins with them, and what was before is lost; profile fewer steps"
+                f"the allocator's history keeps only its last {MAX_ENTRIES:,} entries, so the "
+                "start of the curve is missing; profile fewer steps"
             )
             return allocator_curve(entries, end)
         return allocator_curve(entries, end, self._begin_s)
@@ -165,21 +167,21 @@ def allocator_curve(
     the time at which the history started, None if it starts with its first entry.
     """
     points = [end]
-    _, live, reserved = end
-    held = reserved or 0
+    _, live, end_reserved = end
+    reserved = end_reserved or 0
     for entry in reversed(entries):
         action, size = entry["action"], int(entry["size"])
-        if action in LIVE or action in HELD:
-            points.append((float(entry.get("time_us", 0)) / 1e6, live, held))
+        if action in LIVE or action in RESERVED:
+            points.append((float(entry.get("time_us", 0)) / 1e6, live, reserved))
             live -= LIVE.get(action, 0) * size
-            held -= HELD.get(action, 0) * size
+            reserved -= RESERVED.get(action, 0) * size
     if begin_s is not None:
-        points.append((begin_s, live, held))
+        points.append((begin_s, live, reserved))
     return points[::-1]
 
 
-def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """Return at most `most` points, the maximum of each interval."""
-    width = -(-len(points) // most) if points else 1
-    stretches = (points[at : at + width] for at in range(0, len(points), width))
-    return [max(stretch, key=lambda point: point[1]) for stretch in stretches]
+def downsample(points: Sequence[Point], max_points: int) -> list[Point]:
+    """Return at most `max_points` points, the maximum of each interval."""
+    width = -(-len(points) // max_points) if points else 1
+    intervals = (points[at : at + width] for at in range(0, len(points), width))
+    return [max(interval, key=lambda point: point[1]) for interval in intervals]

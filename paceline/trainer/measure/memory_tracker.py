@@ -66,8 +66,8 @@ class OneStepTracker(MemTracker):
         """Track the module's current parameters, which FSDP has gathered."""
         self._track_module_params_and_buffers(module, install_grad_hooks=False)
         # The tracker would also add its hooks to frozen parameters, which PyTorch rejects.
-        trained = nn.ParameterList(p for p in module.parameters() if p.requires_grad)
-        self._track_module_params_and_buffers(trained)
+        trainable = nn.ParameterList(p for p in module.parameters() if p.requires_grad)
+        self._track_module_params_and_buffers(trainable)
 
 
 class TrackedStep:
@@ -85,13 +85,13 @@ class TrackedStep:
     ) -> None:
         self._tracker = OneStepTracker()
         self._tracker.track_external(*modules, *optimizers, *tables)
-        self._left: dict[str, int] = {}
+        self._at_end: dict[str, int] = {}
 
     def __enter__(self) -> None:
         self._tracker.__enter__()
 
     def __exit__(self, *error: object) -> None:
-        self._left = self._snapshot("current")
+        self._at_end = self._snapshot("current")
         self._tracker.__exit__(*error)
 
     def at_peak(self, state: Any) -> dict[str, int]:
@@ -101,19 +101,21 @@ class TrackedStep:
         like activations, but outlive the step and hold the gradients: they count as gradients.
         """
         peak = self._snapshot("peak")
-        made = peak[ACTIVATION] + peak[TEMPORARY]
-        buckets = min(self._left[ACTIVATION] + self._left[TEMPORARY], state.buckets, made)
+        activations = peak[ACTIVATION] + peak[TEMPORARY]
+        buckets = min(
+            self._at_end[ACTIVATION] + self._at_end[TEMPORARY], state.buckets, activations
+        )
         weights = min(peak[PARAMETER], state.weights)
-        kept = peak[OTHER] + peak[BUFFER]
-        buffers = min(kept, state.buffers)
+        other = peak[OTHER] + peak[BUFFER]
+        buffers = min(other, state.buffers)
         return {
             "weights": weights,
             "gradients": peak[GRADIENT] + buckets,
             "optimizer": peak[OPTIMIZER],
             "buffers": buffers,
             "gathered": peak[PARAMETER] - weights,
-            "activations": made - buckets,
-            "other": kept - buffers,
+            "activations": activations - buckets,
+            "other": other - buffers,
         }
 
     def _snapshot(self, which: str) -> dict[str, int]:

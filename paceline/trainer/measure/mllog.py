@@ -101,7 +101,7 @@ class MlperfRun:
 
     def end_block(self, step: int, samples: int, seconds: float) -> None:
         """End a block, which took `seconds`, for an evaluation or at the end of the run."""
-        assert self._block is not None, "a block has begun"
+        assert self._block is not None, "a block has started"
         steps, more = step - self._block[0], samples - self._block[1]
         self._block = None
         if steps and seconds > 0:
@@ -116,8 +116,8 @@ class MlperfRun:
     def end_evaluation(self, step: int, samples: int, loss: float, seconds: float) -> None:
         """End the evaluation with its loss and time."""
         self._point("eval_accuracy", loss, step=step, samples_count=samples)
-        took = {"validation_time": seconds}
-        self._point("tracked_stats", took, step=step, samples_count=samples)
+        timing = {"validation_time": seconds}
+        self._point("tracked_stats", timing, step=step, samples_count=samples)
         self._line(END, "eval_stop", step=step, samples_count=samples)
 
     def stop(self, reached: bool, step: int | None = None, samples: int | None = None) -> None:

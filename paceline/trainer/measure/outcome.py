@@ -59,18 +59,18 @@ def outcome(error: BaseException) -> tuple[str, str, str]:
         # A pipeline stage reports only its inputs; the actual error is the cause.
         return outcome(error.__cause__)
     sentence = _last_line(error)
-    lowered = sentence.lower()
+    lower_case = sentence.lower()
     if isinstance(error, NotFiniteError):
         return "nan", str(error), "own_fault"
     if isinstance(error, (ConfigError, CheckpointError)):
         return "failed", str(error), "own_fault"
-    if isinstance(error, MemoryError) or any(words in lowered for words in OUT_OF_MEMORY):
+    if isinstance(error, MemoryError) or any(words in lower_case for words in OUT_OF_MEMORY):
         return "oom", sentence, "own_fault"
-    if is_limited() and any(words in lowered for words in NO_THREAD):
+    if is_limited() and any(words in lower_case for words in NO_THREAD):
         return "oom", f"no memory for a thread's stack: {sentence}", "own_fault"
-    if is_limited() and NO_CODE in lowered:
+    if is_limited() and NO_CODE in lower_case:
         return "oom", f"no memory for compiled code: {sentence}", "own_fault"
-    if any(words in lowered for words in LOST_PEER):
+    if any(words in lower_case for words in LOST_PEER):
         return "failed", f"another rank ended first: {sentence}", "peer_lost"
     return "failed", sentence, "own_fault"
 

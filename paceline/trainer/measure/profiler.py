@@ -13,7 +13,7 @@ from torch import distributed as dist
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.side_outputs import ProfileConfig
 
-Paused = Callable[[], AbstractContextManager[None]]
+PauseWatchdog = Callable[[], AbstractContextManager[None]]
 """A context in which the watchdog counts no time."""
 
 FOLDER = "profiles"
@@ -51,8 +51,10 @@ class Profiler:
 class StepProfiler(Profiler):
     """A profiler of the configured steps; subclasses start and stop the tool."""
 
-    def __init__(self, config: ProfileConfig, world: World, paused: Paused = nullcontext) -> None:
-        self.config, self.world, self.paused = config, world, paused
+    def __init__(
+        self, config: ProfileConfig, world: World, pause_watchdog: PauseWatchdog = nullcontext
+    ) -> None:
+        self.config, self.world, self.pause_watchdog = config, world, pause_watchdog
 
     def is_profiled(self, step: int) -> bool:
         """Return whether this rank is profiled in the step."""
@@ -61,7 +63,7 @@ class StepProfiler(Profiler):
     def after_step(self, step: int) -> None:
         """Stop after the last step, and wait until all ranks have written their profiles."""
         if step == self.config.last_step:
-            with self.paused():
+            with self.pause_watchdog():
                 self.close()
                 if self.world.backend is not None:
                     dist.barrier()
@@ -76,16 +78,16 @@ class UnprofiledRank(StepProfiler):
 
 
 @contextmanager
-def closing(profiler: Profiler, paused: Paused) -> Iterator[None]:
+def closing(profiler: Profiler, pause_watchdog: PauseWatchdog) -> Iterator[None]:
     """Close the profiler after a training; a failed training keeps its own exception."""
     try:
         yield
     except BaseException as error:
         try:
-            with paused():
+            with pause_watchdog():
                 profiler.close()
         except Exception as other:
             error.add_note(f"the profiler cannot be closed either: {other}")
         raise
-    with paused():
+    with pause_watchdog():
         profiler.close()

@@ -18,7 +18,7 @@ import torch
 from torch import distributed as dist
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
-from paceline.trainer.measure.profiler import FOLDER, Paused, StepProfiler
+from paceline.trainer.measure.profiler import FOLDER, PauseWatchdog, StepProfiler
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.side_outputs import ProfileConfig
 
@@ -39,9 +39,9 @@ class TorchProfiler(StepProfiler):
         config: ProfileConfig,
         world: World,
         axes: Mapping[str, str],
-        paused: Paused = nullcontext,
+        pause_watchdog: PauseWatchdog = nullcontext,
     ) -> None:
-        super().__init__(config, world, paused)
+        super().__init__(config, world, pause_watchdog)
         self.axes = axes
         self._profile: Any = None
         self._undo: Callable[[], None] | None = None
@@ -82,14 +82,14 @@ class TorchProfiler(StepProfiler):
             return
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
-        recorded = running.current_action != ProfilerAction.WARMUP
+        is_recording = running.current_action != ProfilerAction.WARMUP
         running.stop()
-        if recorded:
+        if is_recording:
             write_trace(running, Path(FOLDER) / f"rank-{self.world.rank}.trace.json.gz")
 
     def _action(self, step: int) -> ProfilerAction:
-        recorded = step >= self.config.first_step
-        return ProfilerAction.RECORD if recorded else ProfilerAction.WARMUP
+        is_recording = step >= self.config.first_step
+        return ProfilerAction.RECORD if is_recording else ProfilerAction.WARMUP
 
 
 def write_trace(running: Any, path: Path) -> None:
@@ -111,8 +111,8 @@ def mark_collectives(
 
     gloo's own sending threads do not report their group.
     """
-    # Read as attributes of the class they would be functions that bind no instance.
-    usual = {n: m for n, m in vars(dist.ProcessGroup).items() if COLLECTIVES.match(n)}
+    # From `vars`, because attributes of the class would be functions that bind no instance.
+    originals = {n: m for n, m in vars(dist.ProcessGroup).items() if COLLECTIVES.match(n)}
 
     def marking(name: str, method: Any) -> Callable[..., Any]:
         def issue(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,10 +123,10 @@ def mark_collectives(
         return issue
 
     def undo() -> None:
-        for name, method in usual.items():
+        for name, method in originals.items():
             setattr(dist.ProcessGroup, name, method)
 
-    for name, method in usual.items():
+    for name, method in originals.items():
         setattr(dist.ProcessGroup, name, marking(name, method))
     return undo
 
@@ -142,9 +142,9 @@ class NsysProfiler(StepProfiler):
         config: ProfileConfig,
         world: World,
         axes: Mapping[str, str],
-        paused: Paused = nullcontext,
+        pause_watchdog: PauseWatchdog = nullcontext,
     ) -> None:
-        super().__init__(config, world, paused)
+        super().__init__(config, world, pause_watchdog)
         self.axes = axes
         self._undo: Callable[[], None] | None = None
 

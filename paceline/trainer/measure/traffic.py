@@ -129,20 +129,20 @@ def watch_traffic(steps: StepClock, world: World, mesh: Mesh) -> Callable[[], No
     if not folder:
         return None
     log = TrafficLog(folder, steps, world, group_names(mesh))
-    # Read as attributes of the class they would be functions that bind no instance.
-    present = {name: m for name, m in vars(dist.ProcessGroup).items() if name in CALLS}
-    for name, method in present.items():
-        setattr(dist.ProcessGroup, name, _counted(method, log, *CALLS[name]))
+    # From `vars`, because attributes of the class would be functions that bind no instance.
+    originals = {name: m for name, m in vars(dist.ProcessGroup).items() if name in CALLS}
+    for name, method in originals.items():
+        setattr(dist.ProcessGroup, name, _counting_method(method, log, *CALLS[name]))
 
     def undo() -> None:
-        for name, method in present.items():
+        for name, method in originals.items():
             setattr(dist.ProcessGroup, name, method)
         log.close()
 
     return undo
 
 
-def _counted(method: Any, log: TrafficLog, collective: str, sizes: Sizes) -> Any:
+def _counting_method(method: Any, log: TrafficLog, collective: str, sizes: Sizes) -> Any:
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         log.count(group, collective, sizes(*args, **kwargs))
         return method.__get__(group)(*args, **kwargs)

@@ -174,7 +174,7 @@ class DecoderBlock(nn.Module):
 
     def forward(self, x: Tensor, rope: Rope, documents: Tensor | None = None) -> Tensor:
         """Map (B, t, H) to (B, t, H)."""
-        # Checkpointing lies inside the block, so that FSDP gathers its weights once, outside.
+        # Checkpointing is inside the block, so that FSDP gathers its weights once, outside.
         return activation_checkpoint(
             self._layers,
             x,

@@ -51,8 +51,8 @@ class BucketedGradients(nn.Module):
         self.module = module
         self._exchanges = True
         self._buckets: dict[nn.Parameter, Tensor] = {}
-        self._trained = [p for p in module.parameters() if p.requires_grad]
-        for parameter in self._trained:
+        self._trainable = [p for p in module.parameters() if p.requires_grad]
+        for parameter in self._trainable:
             parameter.register_post_accumulate_grad_hook(self._take)
 
     def register_comm_hook(self, state: object, hook: object) -> None:
@@ -70,7 +70,7 @@ class BucketedGradients(nn.Module):
     def forward(self, *arguments: Tensor) -> Any:
         """Run the module; DDP rebuilds its buckets in the second step, which is traced."""
         if self._exchanges:
-            self._buckets = {p: torch.zeros_like(p, requires_grad=False) for p in self._trained}
+            self._buckets = {p: torch.zeros_like(p, requires_grad=False) for p in self._trainable}
         return self.module(*arguments)
 
     def _take(self, parameter: Tensor) -> None:
@@ -137,17 +137,17 @@ def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor, eps: float) -> Ten
     return FusedNorm.apply(x, weight)  # type: ignore[no-any-return]
 
 
-def materialised(module: nn.Module, *, device: torch.device) -> nn.Module:
+def to_empty_unshared(module: nn.Module, *, device: torch.device) -> nn.Module:
     """Replace `nn.Module.to_empty`, which cannot replace a fake tensor that has references."""
     if any(isinstance(p, DTensor) for p in module.parameters()):
         return _to_empty(module, device=device)
-    made: dict[int, nn.Parameter] = {}
+    replacements: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
-            if id(parameter) not in made:
+            if id(parameter) not in replacements:
                 empty = torch.empty_like(parameter, device=device)
-                made[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
-            setattr(part, name, made[id(parameter)])
+                replacements[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
+            setattr(part, name, replacements[id(parameter)])
     return module
 
 
@@ -160,22 +160,22 @@ def item_or_one(tensor: Tensor) -> bool | float | int:
     return 1.0 if isinstance(tensor, FakeTensor) else _item(tensor)
 
 
-def concatenated(*meshes: Any) -> Any:
+def concatenate_meshes(*meshes: Any) -> Any:
     """Replace `DeviceMesh._concatenate`, which looks up its rank in a tensor of ranks."""
     with unset_fake_temporarily():
         return _concatenate(*meshes)
 
 
 @contextmanager
-def substitutes(as_cuda: bool) -> Iterator[None]:
+def patched_torch(as_cuda: bool) -> Iterator[None]:
     """Enable training on tensors without memory; with `as_cuda` by a GPU's kernels."""
     from paceline.trainer.replica import replica
 
     with (
         patch.object(replica, "DistributedDataParallel", BucketedGradients),
-        patch.object(nn.Module, "to_empty", materialised),
+        patch.object(nn.Module, "to_empty", to_empty_unshared),
         patch.object(Tensor, "item", item_or_one),
-        patch.object(DeviceMesh, "_concatenate", concatenated, create=True),
+        patch.object(DeviceMesh, "_concatenate", concatenate_meshes, create=True),
     ):
         if not as_cuda:
             yield
@@ -213,43 +213,43 @@ class _OffsetCausalAttention:
         return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
 
 
-ENOUGH = 2
+MAX_TRACED = 2
 """Traced micro-batches outside pipelines; each further one needs as much as the second."""
-ROUNDS = (2, 3)
+TRACED_ROUNDS = (2, 3)
 """Traced micro-batches per pipeline rank of long steps; beyond them memory grows linearly."""
 SYNTHETIC = {"source": "synthetic", "loss_mask": None, "document_mask": False}
 NO_CHECKPOINT = {"every": None, "resume": None, "asynchronous": False}
 
 
-def main(question: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     """Trace every requested rank."""
-    raw, size = question["trainer"], int(question["size"])
+    raw, size = request["trainer"], int(request["size"])
     problems = config_problems(settings(raw, raw["num_microbatches"]), size)
     if problems:
         raise ConfigError("; ".join(problems))
     counts = traced_counts(raw["layout"]["pp"], raw["num_microbatches"])
-    for rank in question["ranks"]:
+    for rank in request["ranks"]:
         traces = [trace(settings(raw, count), rank, size) for count in counts]
-        whole = grown(traces, raw["num_microbatches"]) if len(traces) > 1 else traces[0]
+        whole = extrapolate(traces, raw["num_microbatches"]) if len(traces) > 1 else traces[0]
         print(json.dumps({"event": "trace", **whole}), flush=True)
 
 
 def traced_counts(pp: int, num_microbatches: int) -> list[int]:
     """Return the numbers of micro-batches to trace for a step of `num_microbatches`."""
     if pp == 1:
-        return [min(num_microbatches, ENOUGH)]
-    rounds = [count * pp for count in ROUNDS]
+        return [min(num_microbatches, MAX_TRACED)]
+    rounds = [count * pp for count in TRACED_ROUNDS]
     return rounds if num_microbatches > rounds[-1] else [num_microbatches]
 
 
-def grown(traces: list[dict[str, Any]], num_microbatches: int) -> dict[str, Any]:
+def extrapolate(traces: list[dict[str, Any]], num_microbatches: int) -> dict[str, Any]:
     """Return the memory of a longer step, extrapolated linearly from two shorter ones."""
     first, last = traces
     counts = [trace["num_microbatches"] for trace in traces]
-    more = (num_microbatches - counts[1]) / (counts[1] - counts[0])
+    steps = (num_microbatches - counts[1]) / (counts[1] - counts[0])
 
     def at(shorter: int, longer: int) -> int:
-        return round(longer + more * (longer - shorter))
+        return round(longer + steps * (longer - shorter))
 
     parts = {
         key: {name: at(first[key][name] or 0, value or 0) for name, value in last[key].items()}
@@ -289,7 +289,7 @@ def trace(config: TrainerConfig, rank: int, size: int) -> dict[str, Any]:
     try:
         world = World(rank, 0, size, torch.device("cpu"), "fake")
         mesh = make_mesh(world, config.layout, config.dp)
-        with substitutes(as_cuda=config.device == "cuda"):
+        with patched_torch(as_cuda=config.device == "cuda"):
             return {
                 "rank": rank,
                 "torch": torch.__version__,
@@ -312,7 +312,7 @@ def memory_of_step(config: TrainerConfig, world: World, mesh: Mesh) -> dict[str,
         fake = LocalBatch(
             mode.from_tensor(batch.inputs),
             mode.from_tensor(batch.targets),
-            batch.counted,
+            batch.num_valid_targets,
             tuple(mode.from_tensor(extra) for extra in batch.extras),
             batch.real_tokens,
         )
@@ -333,7 +333,9 @@ def first_of(batch: LocalBatch) -> LocalBatch:
     """Return a batch with only the first micro-batch."""
     extras = tuple(extra[:1] for extra in batch.extras)
     inputs, targets = batch.inputs[:1], batch.targets[:1]
-    return replace(batch, inputs=inputs, targets=targets, counted=targets.numel(), extras=extras)
+    return replace(
+        batch, inputs=inputs, targets=targets, num_valid_targets=targets.numel(), extras=extras
+    )
 
 
 def first_batch(config: TrainerConfig, mesh: Mesh) -> tuple[LocalBatch, bool]:

@@ -22,7 +22,7 @@ from paceline.trainer.parallel.mesh import join_world
 from paceline.trainer.programs.gemm import relative_spread
 
 PAYLOADS_BYTES = {"cpu": (4096, 2**20, 16 * 2**20), "cuda": (4096, 16 * 2**20, 256 * 2**20)}
-FEWEST, MOST = 5, 200
+MIN_REPEATS, MAX_REPEATS = 5, 200
 """Minimum and maximum repeats of a payload."""
 
 
@@ -50,7 +50,9 @@ def measure(
     payload = torch.ones(size_bytes // 4, dtype=torch.float32, device=device)
     once(payload, group)  # the first connects the ranks, which may take seconds
     one_s = max(once(payload, group) for _ in range(2))
-    repeats = torch.tensor([min(MOST, max(FEWEST, int(seconds / max(one_s, 1e-6))))], device=device)
+    repeats = torch.tensor(
+        [min(MAX_REPEATS, max(MIN_REPEATS, int(seconds / max(one_s, 1e-6))))], device=device
+    )
     if ranks > 1:  # all ranks need the same number of repeats
         dist.all_reduce(repeats, op=dist.ReduceOp.MIN, group=group)
     times_s = [once(payload, group) for _ in range(int(repeats.item()))]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from statistics import median
 from typing import Any
 
 import torch
@@ -42,11 +43,13 @@ def measure_copy(device: torch.device, size_bytes: int, seconds: float) -> dict[
     """Return the rate of one size in bytes/s, read and written together."""
     source = torch.ones(size_bytes // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
-    rates = sustained(lambda: target.copy_(source), 2.0 * size_bytes, clock_of(device), seconds)
-    return {"bytes": size_bytes, "bytes_per_s": median(rates), **scatter(rates)}
+    rates = sustained_rates(
+        lambda: target.copy_(source), 2.0 * size_bytes, clock_of(device), seconds
+    )
+    return {"bytes": size_bytes, "bytes_per_s": median(rates), **rate_statistics(rates)}
 
 
-def sustained(work: Any, amount: float, clock: Clock, seconds: float) -> list[float]:
+def sustained_rates(work: Any, amount: float, clock: Clock, seconds: float) -> list[float]:
     """Return the rate of `amount` of work in each of BLOCKS blocks, about `seconds` long in total.
 
     Blocks are longer than the time scales of schedulers and power limits, so that a throttled
@@ -58,16 +61,9 @@ def sustained(work: Any, amount: float, clock: Clock, seconds: float) -> list[fl
     return [amount * times / elapsed(work, clock, times) for _ in range(BLOCKS)]
 
 
-def scatter(rates: list[float]) -> dict[str, Any]:
+def rate_statistics(rates: list[float]) -> dict[str, Any]:
     """Return the number of blocks, their spread and their rates."""
     return {"n": len(rates), "spread": relative_spread(rates), "rates": rates}
-
-
-def median(values: list[float]) -> float:
-    """Return the median."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def clock_of(device: torch.device) -> Clock:

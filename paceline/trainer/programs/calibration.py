@@ -59,24 +59,24 @@ def main(settings: dict[str, Any]) -> None:
 def lines(settings: dict[str, Any], world: World) -> Iterator[dict[str, Any]]:
     """Yield this rank's measurements, in about `seconds`; ranks start each part together."""
     device, share_s = world.device, settings.get("seconds", 8.0) / 4
-    _together(world)
+    _barrier(world)
     large = LARGE[device.type]
     result = measure_shape(settings["dtype"], large, device, clock_of(device), share_s / 2)
     yield {"shape": list(large), "dtype": settings["dtype"], **result}
-    _together(world)
+    _barrier(world)
     yield {"event": "memory", **measure_copy(device, SIZES_BYTES[device.type][0], share_s / 2)}
-    _together(world)
+    _barrier(world)
     yield launch_latency(device, share_s / 8)
-    _together(world)
+    _barrier(world)
     yield from passes({**settings, "seconds": 2 * share_s}, device)
     if world.size == 1:
         return
     payloads = settings.get("payloads") or PAYLOADS_BYTES[device.type]
     for size in payloads:
-        _together(world)
+        _barrier(world)
         result = measure(device, world.size, size, share_s / 2 / len(payloads))
         yield {"event": "collective", **result}
-    _together(world)
+    _barrier(world)
     yield overlap(world, settings["dtype"])
 
 
@@ -93,17 +93,17 @@ def overlap(world: World, dtype: str) -> dict[str, Any]:
     compute_s = _median_of(compute, payload)
     times = max(1, round(exchange_s / compute_s))
 
-    def products() -> None:
+    def gemms() -> None:
         for _ in range(times):
             compute()
 
     def both() -> None:
         work = dist.all_reduce(payload, async_op=True)
-        products()
+        gemms()
         assert work is not None
         work.wait()
 
-    alone_s = _median_of(products, payload)
+    alone_s = _median_of(gemms, payload)
     shares = [(_once(both, payload) - alone_s) / exchange_s for _ in range(OVERLAPS)]
     exposed = min(1.0, max(0.0, median(shares)))
     return {
@@ -129,7 +129,7 @@ def _once(work: Callable[[], object], on: torch.Tensor) -> float:
     return time.perf_counter() - start
 
 
-def _together(world: World) -> None:
+def _barrier(world: World) -> None:
     if world.size > 1:
         dist.barrier()
 

@@ -44,7 +44,7 @@ def on_cpu(size: int) -> None:
     if join("gloo", torch.device("cpu")):
         lines.append(("group", resident()))
     for stage, bytes_now in lines:
-        tell(stage, (bytes_now, 0), cpu_name())
+        print_stage(stage, (bytes_now, 0), cpu_name())
 
 
 def on_cuda(size: int) -> None:
@@ -59,17 +59,17 @@ def on_cuda(size: int) -> None:
     properties = torch.cuda.get_device_properties(device)
     uuid = f"GPU-{properties.uuid}"  # pyright: ignore[reportAttributeAccessIssue]
     if uuid not in before:
-        sys.exit(f"nvidia-smi does not list {uuid}: multi-instance devices are not measured")
+        sys.exit(f"nvidia-smi does not list {uuid}: MIG devices are not supported")
 
     def read() -> Reading:
         torch.cuda.synchronize(device)
         return used_by_device()[uuid] - before[uuid], torch.cuda.memory_reserved(device)
 
-    tell("context", read(), properties.name)
+    print_stage("context", read(), properties.name)
     multiply(device, size)
-    tell("product", read(), properties.name)
+    print_stage("product", read(), properties.name)
     if join("nccl", device):
-        tell("group", read(), properties.name)
+        print_stage("group", read(), properties.name)
     del probe
 
 
@@ -107,11 +107,11 @@ def resident() -> int:
     """Return the resident memory of this process in bytes."""
     now = resident_now()
     if now is None:
-        sys.exit("this system does not say how much memory a process holds")
+        sys.exit("this system does not report a process's resident memory")
     return now
 
 
-def tell(stage: str, reading: Reading, device_name: str) -> None:
+def print_stage(stage: str, reading: Reading, device_name: str) -> None:
     """Print one stage's line with a single write, so that ranks do not mix."""
     import torch
 

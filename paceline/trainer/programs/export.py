@@ -22,16 +22,16 @@ def main(settings: dict[str, Any]) -> None:
     print(json.dumps(outcome(ExportSettings(**settings))), flush=True)
 
 
-def outcome(asked: ExportSettings) -> dict[str, Any]:
+def outcome(settings: ExportSettings) -> dict[str, Any]:
     """Return the object of the JSON line."""
     try:
-        return {"event": "exported", **export(asked)}
+        return {"event": "exported", **export(settings)}
     except ConfigError as error:
         return {"event": "refused", "reason": str(error)}
     except CorruptCheckpointError as error:
-        return {"event": "refused", "reason": f"{asked.checkpoint}: {error}"}
+        return {"event": "refused", "reason": f"{settings.checkpoint}: {error}"}
     except OSError as error:
-        where = error.filename or asked.to
+        where = error.filename or settings.to
         return {"event": "failed", "reason": f"{where}: {error.strerror or error!r}"}
 
 

@@ -40,13 +40,13 @@ SHAPES = {
     ),
     "cuda": ((2048,) * 3, (4096,) * 3, (8192,) * 3, (8192, 28672, 4096), (16384,) * 3),
 }
-ALWAYS = 3
+MIN_SHAPES = 3
 """Number of shapes, the smallest ones, that are always measured.
 
 A first shape that other programs slow down must not decide about the rest. A later one is skipped
 if its minimum repeats do not fit into the remaining time at the best rate so far.
 """
-FEWEST, MOST = 5, 50
+MIN_REPEATS, MAX_REPEATS = 5, 50
 """Minimum and maximum repeats of a shape."""
 WARMUP = 1
 STATISTIC = "best of n"
@@ -81,7 +81,7 @@ def measure_dtype(
     dtype: str, device: torch.device, clock: Clock, seconds: float
 ) -> Iterator[dict[str, Any]]:
     """Yield a line per shape, in about `seconds` in total."""
-    reason = why_not(dtype, device)
+    reason = unsupported_reason(dtype, device)
     if reason is not None:
         yield {"event": "skipped", "dtype": dtype, "shape": None, "reason": reason}
         return
@@ -91,9 +91,9 @@ def measure_dtype(
     for index, shape in enumerate(shapes):
         left_s = max(0.0, deadline - time.perf_counter())
         line: dict[str, Any] = {"dtype": dtype, "shape": list(shape)}
-        needed_s = (WARMUP + 1 + FEWEST) * flops(shape) / rate if rate else 0.0
-        if index >= ALWAYS and needed_s > left_s:
-            reason = f"needs about {needed_s:.2g} s of which {left_s:.2g} s are left"
+        needed_s = (WARMUP + 1 + MIN_REPEATS) * flops(shape) / rate if rate else 0.0
+        if index >= MIN_SHAPES and needed_s > left_s:
+            reason = f"needs about {needed_s:.2g} s, but only {left_s:.2g} s are left"
             yield {"event": "skipped", **line, "reason": reason}
             continue
         result = measure_shape(dtype, shape, device, clock, left_s / (len(shapes) - index))
@@ -107,12 +107,12 @@ def measure_shape(
     """Return the rate of one shape from the repeats that fit into `share_s`, at least FEWEST."""
     times_s: list[float] = []
     try:
-        multiply = product(dtype, shape, device)
+        multiply = make_gemm(dtype, shape, device)
         elapsed(multiply, clock, WARMUP)  # first calls select kernels and touch memory
         inner = max(1, round(REPEAT_S / elapsed(multiply, clock, 1)))
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
-        while len(times_s) < FEWEST or (
-            len(times_s) < MOST and time.perf_counter() - start_s < share_s
+        while len(times_s) < MIN_REPEATS or (
+            len(times_s) < MAX_REPEATS and time.perf_counter() - start_s < share_s
         ):
             times_s.append(elapsed(multiply, clock, inner) / inner)
         wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
@@ -140,7 +140,7 @@ def flops(shape: tuple[int, ...]) -> float:
     return 2.0 * m * n * k
 
 
-def why_not(dtype: str, device: torch.device) -> str | None:
+def unsupported_reason(dtype: str, device: torch.device) -> str | None:
     """Return why this dtype is not measured on this device, or None."""
     if dtype not in DTYPES:
         return f"only {', '.join(DTYPES)} are measured"
@@ -149,13 +149,11 @@ def why_not(dtype: str, device: torch.device) -> str | None:
             return "this GPU has no fp8 matrix units"
         return None
     if dtype in ("fp16", "fp8"):
-        return (
-            f"PyTorch emulates {dtype} products on a CPU, up to a thousand times slower than bf16"
-        )
+        return f"PyTorch emulates {dtype} GEMMs on a CPU, up to a thousand times slower than bf16"
     return None
 
 
-def product(dtype: str, shape: tuple[int, ...], device: torch.device) -> Callable[[], object]:
+def make_gemm(dtype: str, shape: tuple[int, ...], device: torch.device) -> Callable[[], object]:
     """Return a GEMM of random (m, k) and the transpose of random (n, k), as in a linear layer.
 
     The values are random because a GPU draws less power on zeros and clocks higher.

@@ -24,7 +24,7 @@ from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.programs.bandwidth import clock_of, median
 from paceline.trainer.programs.gemm import DTYPES, elapsed, relative_spread
 
-FEWEST, MOST = 3, 30
+MIN_REPEATS, MAX_REPEATS = 3, 30
 """Minimum and maximum repeats of a shape."""
 REPEAT_S = 2e-3
 """Minimum time of a repeat; shorter passes are timed in groups."""
@@ -48,7 +48,7 @@ def passes(settings: dict[str, Any], device: torch.device) -> Iterator[dict[str,
     shapes += [("attention", shape) for shape in settings.get("attention", [])]
     share_s = settings.get("seconds", 4.0) / max(1, len(shapes)) / 2
     for kind, shape in shapes:
-        make = _product if kind == "product" else _attention
+        make = _linear if kind == "product" else _attention
         forward, backward = make(shape, dtype, device)
         first, second = repeats(forward, device, share_s), repeats(backward, device, share_s)
         yield {
@@ -69,12 +69,12 @@ def repeats(work: Callable[[], object], device: torch.device, share_s: float) ->
     inner = max(1, round(REPEAT_S / max(elapsed(work, clock, 1), 1e-7)))
     times_s: list[float] = []
     end = time.perf_counter() + share_s
-    while len(times_s) < FEWEST or (len(times_s) < MOST and time.perf_counter() < end):
+    while len(times_s) < MIN_REPEATS or (len(times_s) < MAX_REPEATS and time.perf_counter() < end):
         times_s.append(elapsed(work, clock, inner) / inner)
     return times_s
 
 
-def _product(
+def _linear(
     shape: list[int], dtype: torch.dtype, device: torch.device
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """Return a linear layer from k to n over m tokens, and its two gradients."""

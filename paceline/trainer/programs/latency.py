@@ -20,10 +20,10 @@ from paceline.trainer.measure.machine import cpu_name
 from paceline.trainer.programs.bandwidth import clock_of, median
 from paceline.trainer.programs.gemm import elapsed, relative_spread
 
-IN_A_ROW = 200
-FEWEST, MOST = 10, 100
+CALLS_PER_REPEAT = 200
+MIN_REPEATS, MAX_REPEATS = 10, 100
 """Minimum and maximum repeats of a series."""
-NUMBERS = 16
+ELEMENTS = 16
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -37,12 +37,14 @@ def main(settings: dict[str, Any]) -> None:
 
 def launch_latency(device: torch.device, seconds: float) -> dict[str, Any]:
     """Return the seconds from one small operation to the next."""
-    numbers, clock = torch.ones(NUMBERS, device=device), clock_of(device)
-    elapsed(lambda: numbers.add_(1.0), clock, IN_A_ROW)
+    numbers, clock = torch.ones(ELEMENTS, device=device), clock_of(device)
+    elapsed(lambda: numbers.add_(1.0), clock, CALLS_PER_REPEAT)
     times_s: list[float] = []
     end = time.perf_counter() + seconds
-    while len(times_s) < FEWEST or (len(times_s) < MOST and time.perf_counter() < end):
-        times_s.append(elapsed(lambda: numbers.add_(1.0), clock, IN_A_ROW) / IN_A_ROW)
+    while len(times_s) < MIN_REPEATS or (len(times_s) < MAX_REPEATS and time.perf_counter() < end):
+        times_s.append(
+            elapsed(lambda: numbers.add_(1.0), clock, CALLS_PER_REPEAT) / CALLS_PER_REPEAT
+        )
     return {
         "event": "latency",
         "seconds": median(times_s),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 BLOCKS = 7
 """Number of blocks of consecutive calls; a time is the median of the blocks."""
-MOST_IN_A_ROW = 200
+MAX_CALLS_PER_BLOCK = 200
 SMALL_BYTES = 8
 PINGS = 50
 """Number of round trips, of which the median counts."""
@@ -66,7 +66,7 @@ class NetworkMeasurement(HostProgram):
         for operation in operations:
             for size in sizes:
                 payload = Payload(self, operation, size)
-                times_s = self.timed(payload.run, seconds)
+                times_s = self.time_calls(payload.run, seconds)
                 wrong = payload.wrong()
                 self.write(
                     "collective",
@@ -77,7 +77,7 @@ class NetworkMeasurement(HostProgram):
                     wrong=wrong,
                 )
 
-    def timed(self, work: Callable[[], None], seconds: float) -> list[float]:
+    def time_calls(self, work: Callable[[], None], seconds: float) -> list[float]:
         """Return the seconds per call in each of BLOCKS blocks of consecutive calls."""
         import torch
         from torch import distributed as dist
@@ -86,7 +86,7 @@ class NetworkMeasurement(HostProgram):
         one_s = max(self.block(work, 1), 1e-6)
         count = torch.tensor([seconds / BLOCKS / one_s], device=self.device)
         dist.all_reduce(count, op=dist.ReduceOp.MIN)  # all ranks need the same number of calls
-        times = min(MOST_IN_A_ROW, max(1, int(count.item())))
+        times = min(MAX_CALLS_PER_BLOCK, max(1, int(count.item())))
         blocks: list[float] = []
         for _ in range(BLOCKS):
             self.barrier()
@@ -167,8 +167,10 @@ class Payload:
         part = max(1, -(-size_bytes // (4 * rank.size)))
         whole = part * rank.size
         self.bytes = 4 * whole
-        self.given = torch.ones(part if operation == "all_gather" else whole, device=rank.device)
-        self.taken = torch.zeros(
+        self.send_buffer = torch.ones(
+            part if operation == "all_gather" else whole, device=rank.device
+        )
+        self.recv_buffer = torch.zeros(
             part if operation == "reduce_scatter" else whole, device=rank.device
         )
 
@@ -181,36 +183,40 @@ class Payload:
         size, rank = self.rank.size, self.rank.rank
         match self.operation:
             case "all_reduce":
-                dist.all_reduce(self.given)
+                dist.all_reduce(self.send_buffer)
             case "all_gather":
-                collectives.all_gather_into(self.taken, self.given, None)
+                collectives.all_gather_into(self.recv_buffer, self.send_buffer, None)
             case "reduce_scatter":
-                collectives.reduce_scatter_into(self.taken, self.given, None)
+                collectives.reduce_scatter_into(self.recv_buffer, self.send_buffer, None)
             case "all_to_all":
-                collectives.all_to_all_into(self.taken, self.given, None)
+                collectives.all_to_all_into(self.recv_buffer, self.send_buffer, None)
             case "broadcast":
-                dist.broadcast(self.given, 0)
+                dist.broadcast(self.send_buffer, 0)
             case "reduce":
-                dist.reduce(self.given, 0)
+                dist.reduce(self.send_buffer, 0)
             case "send_recv":
                 ring = tuple(range(size))
-                for work in collectives.send_recv_ring(self.taken, self.given, ring, rank, None):
+                for work in collectives.send_recv_ring(
+                    self.recv_buffer, self.send_buffer, ring, rank, None
+                ):
                     work.wait()
             case _:
                 raise ValueError(f"unknown operation {self.operation}")
 
     def wrong(self) -> int:
         """Return the number of wrong elements after one more call; every rank sends ones."""
-        self.given.fill_(1.0)
-        self.taken.zero_()
+        self.send_buffer.fill_(1.0)
+        self.recv_buffer.zero_()
         self.run()
         sums = self.operation in ("all_reduce", "reduce_scatter", "reduce")
         if self.operation == "reduce" and self.rank.rank != 0:
             return 0
-        there = (
-            self.given if self.operation in ("all_reduce", "broadcast", "reduce") else self.taken
+        result = (
+            self.send_buffer
+            if self.operation in ("all_reduce", "broadcast", "reduce")
+            else self.recv_buffer
         )
-        return int((there != (float(self.rank.size) if sums else 1.0)).sum().item())
+        return int((result != (float(self.rank.size) if sums else 1.0)).sum().item())
 
 
 if __name__ == "__main__":

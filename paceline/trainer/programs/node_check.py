@@ -29,8 +29,8 @@ from paceline.trainer.measure.event_log import EventLog, redirect_output
 from paceline.trainer.measure.machine import core_text, cpu_name
 from paceline.trainer.programs.host_program import HostProgram
 
-ASK_LIMIT_S = 15.0
-MOST_XIDS = 20
+QUERY_TIMEOUT_S = 15.0
+MAX_XIDS = 20
 GPU_FIELDS = ("name", "uuid", "driver_version", "memory.total", "pci.bus_id")
 REMAPPED_ROWS = {"remapped_rows.pending": "rows_pending", "remapped_rows.failure": "rows_failed"}
 """Fields on remapped rows, which drivers report in either of two queries."""
@@ -97,19 +97,18 @@ def num_cores(text: str) -> int:
 
 def gpus() -> list[dict[str, Any]]:
     """Return the GPUs with their health as the driver reports it; empty without a driver."""
-    named = _smi(GPU_FIELDS)
+    rows = _smi(GPU_FIELDS)
     devices: list[dict[str, Any]] = [
-        dict(zip(("name", "uuid", "driver", "memory", "address"), row, strict=True))
-        for row in named
+        dict(zip(("name", "uuid", "driver", "memory", "address"), row, strict=True)) for row in rows
     ]
     for fields in HEALTH_FIELDS if devices else ():
         if set(fields.values()) <= set(devices[0]):
             continue
         for gpu, values in zip(devices, _smi(tuple(fields)), strict=False):
-            gpu.update(zip(fields.values(), map(_known, values), strict=True))
+            gpu.update(zip(fields.values(), map(_smi_value, values), strict=True))
     if devices and "rows_pending" not in devices[0]:
         for gpu, values in zip(devices, _smi(tuple(REMAPPED_ROWS), "remapped-rows"), strict=False):
-            gpu.update(zip(REMAPPED_ROWS.values(), map(_known, values), strict=True))
+            gpu.update(zip(REMAPPED_ROWS.values(), map(_smi_value, values), strict=True))
     return devices
 
 
@@ -119,7 +118,7 @@ def xids() -> list[dict[str, Any]] | None:
     if text is None:
         return None
     errors = [{"address": m[1], "xid": int(m[2])} for m in XID.finditer(text)]
-    return errors[-MOST_XIDS:]
+    return errors[-MAX_XIDS:]
 
 
 def _smi(fields: tuple[str, ...], about: str = "gpu") -> list[list[str]]:
@@ -128,18 +127,18 @@ def _smi(fields: tuple[str, ...], about: str = "gpu") -> list[list[str]]:
     return [row for row in rows if len(row) == len(fields)]
 
 
-def _known(text: str) -> str | None:
-    """Return nvidia-smi's value, None for N/A, [N/A], [Not Supported] and [Unknown Error]."""
-    said = text.strip()
-    return None if said.startswith("[") or said == "N/A" else said
+def _smi_value(text: str) -> str | None:
+    """Return a field's value; None for N/A, [N/A], [Not Supported] and [Unknown Error]."""
+    value = text.strip()
+    return None if value.startswith("[") or value == "N/A" else value
 
 
 def _output(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, timeout=ASK_LIMIT_S, check=False)
+        process = subprocess.run(command, capture_output=True, timeout=QUERY_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+    return process.stdout.decode(errors="replace") if process.returncode == 0 else None
 
 
 def _version(package: str) -> str | None:
@@ -176,7 +175,7 @@ def _read(path: str) -> str | None:
 
 
 SCHEMA = 1
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
 def main(path: str) -> int:
@@ -202,7 +201,7 @@ class NodeCheck(HostProgram):
         if self.local == 0:
             self.part("facts", lambda: self.write("facts", schema=SCHEMA, **node_facts()))
         if alone_s := self.settings.get("alone_s"):
-            self.part("rates", lambda: self.guarded(alone_s))
+            self.part("rates", lambda: self.rates_in_child(alone_s))
         else:
             self.part("join", self.join)
             self.part("rates", self.rates)
@@ -214,7 +213,7 @@ class NodeCheck(HostProgram):
             self.part("health", lambda: self.write("health", gpus=gpus()))
         self.write("end")
 
-    def guarded(self, limit_s: float) -> None:
+    def rates_in_child(self, limit_s: float) -> None:
         """Measure the rates in a child process, so that a device that hangs blocks nothing else.
 
         A fork is safe because torch is not imported yet; the child writes to the same file.
@@ -229,13 +228,13 @@ class NodeCheck(HostProgram):
                 self.write("fault", part="gemm", reason=" ".join(str(error).split())[:300])
             os._exit(0)
         deadline = time.monotonic() + limit_s
-        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        while (child_status := os.waitpid(child, os.WNOHANG)) == (0, 0):
             if time.monotonic() > deadline:
                 os.kill(child, signal.SIGKILL)  # a driver may still hold it, so do not wait
                 raise TimeoutError(f"the device did not answer within {limit_s:.0f} s")
-            time.sleep(LOOK_S)
-        if code := os.waitstatus_to_exitcode(ended[1]):
-            raise ChildProcessError(f"the process of the device was ended by signal {-code}")
+            time.sleep(POLL_INTERVAL_S)
+        if code := os.waitstatus_to_exitcode(child_status[1]):
+            raise ChildProcessError(f"the device's process was killed by signal {-code}")
 
     def rates(self) -> None:
         """Measure GEMMs and memory, on `at_once` nodes at the same time."""
@@ -250,13 +249,18 @@ class NodeCheck(HostProgram):
 
     def gemm(self) -> None:
         """Measure the sustained rate of one square GEMM."""
-        from paceline.trainer.programs.bandwidth import clock_of, median, scatter, sustained
-        from paceline.trainer.programs.gemm import flops, product
+        from paceline.trainer.programs.bandwidth import (
+            clock_of,
+            median,
+            rate_statistics,
+            sustained_rates,
+        )
+        from paceline.trainer.programs.gemm import flops, make_gemm
 
         shape = (8192,) * 3 if self.kind == "cuda" else (1024,) * 3
-        work = product(self.settings["dtype"], shape, self.device)
-        rates = sustained(work, flops(shape), clock_of(self.device), self.settings["seconds"])
-        self.write("rate", what="gemm", value=median(rates), **scatter(rates))
+        work = make_gemm(self.settings["dtype"], shape, self.device)
+        rates = sustained_rates(work, flops(shape), clock_of(self.device), self.settings["seconds"])
+        self.write("rate", what="gemm", value=median(rates), **rate_statistics(rates))
 
     def memory(self) -> None:
         """Measure the copy rate with data larger than the caches."""

@@ -170,12 +170,12 @@ class WorkerPool:
 
 def _receive(pipe: Connection) -> dict[str, Any]:
     try:
-        answer = pipe.recv()
+        reply = pipe.recv()
     except EOFError as error:
         raise OSError("a worker process was killed") from error
-    if "fault" in answer:
-        raise OSError(answer["fault"])
-    return answer
+    if "fault" in reply:
+        raise OSError(reply["fault"])
+    return reply
 
 
 def _serve(pipe: Connection, parent: int, details: tuple[Path, int, int, int, int | None]) -> None:
@@ -210,12 +210,12 @@ def figures(
 
     The 99th percentile is the nearest rank, ceil(0.99 n); below 100 operations it is the slowest.
     """
-    seconds = sorted(taken for _, taken in units)
+    seconds = sorted(unit_s for _, unit_s in units)
     if operation == "sample" and file.pages:
         pages = file.cached, file.pages
     return {
         "unit_bytes": units[0][0],
-        "method": method(operation, file.past_cache is not None),
+        "method": method(operation, file.direct_fd is not None),
         "pages": pages,
         "rates": block_rates(units),
         "sustained": sum(amount for amount, _ in units) / max(1e-9, sum(seconds)),
@@ -246,17 +246,17 @@ def block_rates(units: Sequence[tuple[int, float]]) -> list[float]:
     cuts = [len(units) * part // parts for part in range(parts + 1)]
     blocks = [units[begin:end] for begin, end in pairwise(cuts)]
     return [
-        sum(amount for amount, _ in block) / max(1e-9, sum(taken for _, taken in block))
+        sum(amount for amount, _ in block) / max(1e-9, sum(unit_s for _, unit_s in block))
         for block in blocks
     ]
 
 
 def cached_share(pages: Sequence[tuple[int, int] | None]) -> float | None:
     """Return the cached share of all (cached pages, pages); None where one is unknown."""
-    known = [each for each in pages if each is not None]
-    if len(known) < len(pages):
+    counts = [each for each in pages if each is not None]
+    if len(counts) < len(pages):
         return None
-    return sum(cached for cached, _ in known) / sum(total for _, total in known)
+    return sum(cached for cached, _ in counts) / sum(total for _, total in counts)
 
 
 if __name__ == "__main__":

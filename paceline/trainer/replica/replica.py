@@ -312,7 +312,7 @@ class ShardedReplica(Replica):
         self.keep_gathered, self.sync_once = keep_gathered, sync_once
 
     def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
-        """Run one micro-batch with the chosen communication."""
+        """Run one micro-batch with the configured communication."""
         assert isinstance(self.module, FSDPModule)
         if self.sync_once:
             self.module.set_requires_gradient_sync(last)

@@ -102,9 +102,9 @@ def test_the_name_is_gone_before_anything_is_written(
         names.append(list(tmp_path.iterdir()))
         raise OSError(errno.EINVAL, "O_DIRECT takes nothing after all")
 
-    monkeypatch.setattr(DiskFile, "_put", look)
+    monkeypatch.setattr(DiskFile, "_write_block", look)
     file = DiskFile(tmp_path / "file", 4 * BLOCK_BYTES, 514, 1, None)
-    assert file.past_cache is None and names in ([], [[]])  # none where it was refused before
+    assert file.direct_fd is None and names in ([], [[]])  # none where it was refused before
 
 
 def test_a_link_at_the_name_is_not_followed(tmp_path: Path):
@@ -124,7 +124,7 @@ def test_samples_larger_than_what_was_written_are_written_first(tmp_path: Path):
     assert file.written == 2 * BLOCK_BYTES
     assert timed_units(file, "sample", 0.0)[0][0] == BLOCK_BYTES + 1
     huge = DiskFile(tmp_path / "file", BLOCK_BYTES, BLOCK_BYTES + 1, 1, None)
-    with pytest.raises(ValueError, match="holds no sample of"):
+    with pytest.raises(ValueError, match="is smaller than a sample of"):
         huge.prepare("sample")
 
 

@@ -95,7 +95,7 @@ def test_threads_that_share_a_sampler_may_be_at_different_epochs() -> None:
 
 
 def test_data_without_a_sample_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not one sample"):
+    with pytest.raises(ConfigError, match="not enough for one sample"):
         Sampler(num_windows=0, global_batch=8, dp=1, seed=0)
 
 
@@ -139,7 +139,7 @@ def test_context_ranks_share_out_the_tokens_of_every_sequence() -> None:
     assert torch.equal(early.inputs, torch.cat([chunks[0], chunks[3]], -1))
     assert torch.equal(late.inputs, torch.cat([chunks[1], chunks[2]], -1))
     assert torch.equal(late.targets, torch.cat(whole.targets.chunk(4, dim=-1)[1:3], -1))
-    assert early.counted == late.counted == whole.counted // 2 == 64
+    assert early.num_valid_targets == late.num_valid_targets == whole.num_valid_targets // 2 == 64
 
 
 def test_a_growing_batch_is_more_micro_batches_of_the_same_size() -> None:
@@ -178,7 +178,7 @@ def test_padding_is_ignored_only_where_the_loss_is_of_the_text(tmp_path: Path, c
         batches = [loader.batch(0) for loader in loaders]
         for loader in loaders:
             loader.close()
-        counted[loss_on] = sum(batch.counted for batch in batches)
+        counted[loss_on] = sum(batch.num_valid_targets for batch in batches)
         assert {batch.real_tokens for batch in batches} == {4 + 11 + 4 * 32}
 
     # A text of n bytes has an end mark, and its first token is nobody's target.

@@ -82,7 +82,7 @@ def test_jsonl_records_are_documents(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("{", r"a\.jsonl:2: is not valid JSON"), ("[1]", "2: the record has no text under 'text'"),
+    [("{", r"a\.jsonl:2: not valid JSON"), ("[1]", "2: the record has no text in field 'text'"),
      ('{"text": 3}', "2: the record has no text"), ('{"body": "a"}', "2: the record has no text")],
 )  # fmt: skip
 def test_a_bad_jsonl_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -133,7 +133,7 @@ def test_a_source_without_its_file_is_refused(source: str) -> None:
 
 
 def test_text_needs_room_for_bytes_in_the_vocabulary() -> None:
-    with pytest.raises(ConfigError, match="vocab_size 256: text needs 257"):
+    with pytest.raises(ConfigError, match="vocab_size 256: text needs at least 257"):
         load(source="stdlib", vocab_size=256)
 
 

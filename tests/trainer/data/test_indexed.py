@@ -21,10 +21,10 @@ from paceline.trainer.data.indexed_corpus import (
     IndexedCorpus,
     IndexedFile,
     NumpyShuffle,
-    blended,
+    blending_indices,
     numpy_sum,
     read_indexed,
-    shuffled,
+    shuffle_file,
 )
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.parallel.mesh import MeshAxis
@@ -77,7 +77,7 @@ def test_weights_are_added_as_numpy_adds_them() -> None:
 
 def test_an_epoch_joins_every_document_once(prefix: Path) -> None:
     file = read_indexed(str(prefix))
-    part = shuffled(file, range(40), 10, 32, seed=5)
+    part = shuffle_file(file, range(40), 10, 32, seed=5)
     places = [p for number in range(part.num_samples) for p in part.pieces(number)]
 
     assert part.num_samples == (len(file.tokens) - 1) // 32
@@ -100,7 +100,7 @@ def test_a_shuffle_keeps_its_documents_in_four_bytes_each() -> None:
     file = IndexedFile(torch.zeros(1), torch.arange(0, 10 * documents + 1, 10))
     tracemalloc.start()
     try:
-        part = shuffled(file, range(documents), 10, 10_000, seed=5)
+        part = shuffle_file(file, range(documents), 10, 10_000, seed=5)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -130,7 +130,7 @@ def test_a_blend_takes_from_each_part_by_its_weight(tmp_path: Path) -> None:
     samples = corpus.collate(list(range(400)), ALONE)[0]
     assert ((samples >= 100).sum() / samples.numel()).item() == pytest.approx(0.25, abs=0.01)
     assert not ((samples < 100).any(1) & (samples >= 100).any(1)).any()
-    assert blended(8, [3, 1])[0].tolist() == [0, 1, 0, 0, 0, 1, 0, 0]
+    assert blending_indices(8, [3, 1])[0].tolist() == [0, 1, 0, 0, 0, 1, 0, 0]
 
 
 def test_a_split_is_cut_through_the_documents_in_their_order(prefix: Path) -> None:
@@ -180,18 +180,18 @@ def test_a_document_is_a_sample_where_they_are_padded(prefix: Path) -> None:
 
 def test_files_that_are_none_are_named(prefix: Path, tmp_path: Path) -> None:
     data, index = files_of(prefix)
-    with pytest.raises(ConfigError, match="no indexed data set"):
+    with pytest.raises(ConfigError, match="not an indexed dataset"):
         load(path=str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="outside the vocabulary of 30"):
         load(path=str(prefix), vocab_size=30).collate([*range(24)], ALONE)
     data.write_bytes(data.read_bytes()[:-2])
-    with pytest.raises(ConfigError, match="that its index speaks of"):
+    with pytest.raises(ConfigError, match="but its index lists"):
         load(path=str(prefix))
     index.write_bytes(index.read_bytes()[:-8])
-    with pytest.raises(ConfigError, match="torn"):
+    with pytest.raises(ConfigError, match="is truncated or empty"):
         load(path=str(prefix))
     index.write_bytes(b"\0" * 100)
-    with pytest.raises(ConfigError, match="no index of Megatron"):
+    with pytest.raises(ConfigError, match="not the index of a Megatron dataset"):
         load(path=str(prefix))
 
 

@@ -141,7 +141,7 @@ def test_a_sample_met_again_gets_other_noise(tmp_path: Path) -> None:
     files = EncodedFiles(str(encoded(tmp_path, (1,))), MODEL, seed=1)
     drawn = LatentCorpus(MODEL, files, SMALL.seq_len, 1)
 
-    assert not torch.equal(drawn.drawn(0, ALONE)[0], drawn.drawn(1, ALONE)[0])
+    assert not torch.equal(drawn.training_sample(0, ALONE)[0], drawn.training_sample(1, ALONE)[0])
 
 
 def spoil_size(index: Path) -> None:
@@ -173,5 +173,5 @@ def test_a_text_file_is_no_source_of_latents() -> None:
     raw = settings(source="stdlib")
     raw["model"] = SMALL.model_dump(mode="json")
 
-    with pytest.raises(ConfigError, match="an mmdit takes synthetic"):
+    with pytest.raises(ConfigError, match="an mmdit needs synthetic"):
         load_corpus(parse_config(raw))

@@ -234,17 +234,17 @@ def no_latents(train: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (cut_off, "one of them is cut off"),
+        (cut_off, "one of them is truncated"),
         (other_index, "is not where its index says"),
         (no_index, r"has no index shard_000000\.tar\.idx"),
-        (torn_index, "is no index of samples"),
+        (torn_index, "is not an index of samples"),
         (no_shards, "has no shards"),
         (no_empty, r"replace a share of 0\.1 of the texts"),
-        (other_shape, r"mean\.bytes is <u2 \(16, 4, 4\); the model takes \(16, 8, 8\)"),
+        (other_shape, r"mean\.bytes is <u2 \(16, 4, 4\); the model needs \(16, 8, 8\)"),
         (other_kind, r"mean\.bytes is <i8 \(16, 8, 8\)"),
-        (no_npy, r"clip\.bytes is no \.npy file"),
+        (no_npy, r"clip\.bytes is not a \.npy file"),
         (negative_size, "is not where its index says"),
-        (deep_head, r"clip\.bytes is no \.npy file"),
+        (deep_head, r"clip\.bytes is not a \.npy file"),
         (no_latents, r"sample 0 has no logvar\.bytes"),
     ],
 )

@@ -60,9 +60,9 @@ def test_files_of_their_own_are_taken_from_the_start(tmp_path: Path) -> None:
 
 
 def test_too_few_samples_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="besides the 5 held out"):
+    with pytest.raises(ConfigError, match="has 5 samples, all held out"):
         load_corpus(config(tmp_path, samples=5))
-    with pytest.raises(ConfigError, match=r"evaluation\.samples 6: .* holds 5"):
+    with pytest.raises(ConfigError, match=r"evaluation\.samples 6: .* has only 5 samples"):
         load_validation(config(tmp_path, samples=6))
 
 

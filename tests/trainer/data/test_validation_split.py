@@ -130,5 +130,5 @@ def test_data_that_is_too_short_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"leaves nothing of .*a\.txt to train on"):
         load_corpus(config(source="text", path=str(path)))
-    with pytest.raises(ConfigError, match=r"evaluation\.samples 5: .*a\.txt holds 3"):
+    with pytest.raises(ConfigError, match=r"evaluation\.samples 5: .*a\.txt has only 3 samples"):
         load_validation(config(source="text", path=str(path), held_out=str(path)))

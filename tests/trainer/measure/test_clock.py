@@ -51,10 +51,10 @@ def test_the_first_step_begins_at_the_start_and_the_next_where_it_ends(
     tape.now += 3
     second = steps.lap()
 
-    assert steps.done == 0
+    assert steps.steps_done == 0
     assert steps.read(second) == (3.0, 0.0)
     assert steps.read(first) == (2.0, 0.0)
-    assert steps.done == 2
+    assert steps.steps_done == 2
 
 
 def test_a_wait_inside_a_wait_counts_once(tape: Tape, steps: StepClock) -> None:

@@ -33,7 +33,7 @@ def noted(*words, **more):
 faulthandler.dump_traceback_later = noted
 
 class Steps:
-    step, done, waits = 1, 0, False
+    step, steps_done, waits = 1, 0, False
     def is_waiting(self):
         return self.waits
 
@@ -129,7 +129,9 @@ def test_steps_of_the_clock_are_beats(tmp_path: Path) -> None:
 
 def test_steps_that_a_device_finishes_are_beats(tmp_path: Path) -> None:
     """At the end the program reads the last steps one after the other and begins no other."""
-    alive = "pulse.follow(steps, [])\nfor _ in range(30):\n    steps.done += 1; time.sleep(0.1)\n"
+    alive = (
+        "pulse.follow(steps, [])\nfor _ in range(30):\n    steps.steps_done += 1; time.sleep(0.1)\n"
+    )
 
     assert after(tmp_path, alive + "assert pulse.stop()") == 0
 
@@ -140,12 +142,12 @@ def test_the_passes_of_a_pipeline_are_beats_and_forward_passes_elsewhere(tmp_pat
     alive += "for _ in range(15):\n    part(1); time.sleep(0.1)\n"
     followed = "pulse.follow(steps, [part], [stage])\n"
 
-    with_import = "with pulse.paused():\n    " + made.replace("\n", "\n    ") + "pass\n"
+    with_import = "with pulse.pause():\n    " + made.replace("\n", "\n    ") + "pass\n"
     assert after(tmp_path, with_import + followed + alive + "assert pulse.stop()") == 0
 
 
 def test_a_pause_may_take_long_and_what_follows_may_not(tmp_path: Path) -> None:
-    paused = "with pulse.paused():\n    time.sleep(3)\nprint('written', flush=True)"
+    paused = "with pulse.pause():\n    time.sleep(3)\nprint('written', flush=True)"
     process = begin(tmp_path, paused + STUCK)
 
     assert finish(process) == 1
@@ -162,14 +164,14 @@ def test_code_that_keeps_pythons_lock_leaves_its_stack_too(tmp_path: Path) -> No
 
 
 def test_a_pause_holds_back_that_timer_as_well(tmp_path: Path) -> None:
-    held = "armed.wait()\nwith pulse.paused():\n    ctypes.PyDLL(None).sleep(4)\n"
+    held = "armed.wait()\nwith pulse.pause():\n    ctypes.PyDLL(None).sleep(4)\n"
 
     assert after(tmp_path, held + "assert pulse.stop(); pulse.remove_empty_stack()") == 0
     assert ends(tmp_path) == []
 
 
 def test_a_timer_that_is_set_while_the_end_begins_ends_nothing(tmp_path: Path) -> None:
-    """The watchdog's thread is held between its question whether it is paused and its timer."""
+    """The watchdog's thread is held between its check for a pause and its timer."""
     held = "asked, begun = threading.Event(), threading.Event()\n"
     held += "heartbeat.os.utime = lambda _: (asked.set(), begun.wait())\n"
     end = "asked.wait()\nassert pulse.stop()\nbegun.set()\ntime.sleep(3)"

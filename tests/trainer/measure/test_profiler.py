@@ -26,7 +26,7 @@ from paceline.trainer.side_outputs import ProfileConfig
 heartbeat.MIN_START_LIMIT_S = {LIMIT_S}
 world = join_world("cpu")
 pulse = heartbeat.Heartbeat(EventLog("steps", world.rank), f"rank-{{world.rank}}.stack")
-profiler = make_profiler(ProfileConfig("memory", [0], 1, 1), world, Mesh(), pulse.paused)
+profiler = make_profiler(ProfileConfig("memory", [0], 1, 1), world, Mesh(), pulse.pause)
 assert profiler.is_profiled(1) is (world.rank == 0)
 if world.rank == 0:
     profiler.close = lambda: time.sleep({3 * LIMIT_S})
@@ -60,11 +60,11 @@ def test_a_training_that_failed_keeps_its_own_exception() -> None:
     profiler = Unwritable(ProfileConfig("memory", [0], 1, 1), World(0, 0, 1, None, None))  # type: ignore[arg-type]
     with (
         pytest.raises(ValueError, match="the training's own") as caught,
-        closing(profiler, profiler.paused),
+        closing(profiler, profiler.pause_watchdog),
     ):
         raise ValueError("the training's own")
     assert "no space left" in caught.value.__notes__[0]
-    with pytest.raises(OSError, match="no space left"), closing(profiler, profiler.paused):
+    with pytest.raises(OSError, match="no space left"), closing(profiler, profiler.pause_watchdog):
         pass
-    with closing(Profiler(), profiler.paused):
+    with closing(Profiler(), profiler.pause_watchdog):
         pass

@@ -30,7 +30,7 @@ def test_few_repeats_are_made_of_what_is_slow_and_not_too_many_of_what_is_fast(
         monkeypatch.setattr(allreduce, "once", lambda payload, group: one_s)
         return allreduce.measure(CPU, 1, 4096, 0.5)["n"]
 
-    assert (repeats(3.0), repeats(1e-7)) == (allreduce.FEWEST, allreduce.MOST)
+    assert (repeats(3.0), repeats(1e-7)) == (allreduce.MIN_REPEATS, allreduce.MAX_REPEATS)
 
 
 def test_one_rank_has_a_payload_and_no_bus() -> None:

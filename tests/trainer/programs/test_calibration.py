@@ -47,5 +47,5 @@ def test_two_ranks_measure_together_and_one_prints():
 def test_a_training_that_cannot_run_says_why(tmp_path):
     path = tmp_path / "cases.json"
     path.write_text('{"cases": [{"name": "x", "settings": {"schema": 99}, "steps": 2}]}')
-    with pytest.raises(SystemFaultError, match="is not the 2 that this trainer reads"):
+    with pytest.raises(SystemFaultError, match="is not supported; this trainer reads schema 2"):
         probe_lines(sys.executable, "programs.step_times", {"file": str(path)}, limit_s=60)

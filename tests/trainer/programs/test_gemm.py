@@ -44,7 +44,7 @@ def test_a_row_is_complete(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         assert row["threads"] == 1 and row["torch"] == torch.__version__ and row["device_name"]
         if row["event"] == "gemm":
-            assert len(row["shape"]) == 3 and row["n"] >= gemm.FEWEST
+            assert len(row["shape"]) == 3 and row["n"] >= gemm.MIN_REPEATS
             assert row["flops_per_s"] > 1e7 and row["spread"] >= 0
             assert row["cpu_share"] > 0
 
@@ -56,7 +56,7 @@ def test_a_rate_is_two_m_n_k_over_the_fastest_time(monkeypatch: pytest.MonkeyPat
     row = gemm.measure_shape("fp32", (16, 32, 64), CPU, HostClock(), share_s=0)
 
     assert row["flops_per_s"] == pytest.approx(2 * 16 * 32 * 64 / 0.004)
-    assert row["statistic"] == "best of n" and row["n"] == gemm.FEWEST
+    assert row["statistic"] == "best of n" and row["n"] == gemm.MIN_REPEATS
     assert row["spread"] == pytest.approx(0)  # three of five are equal
 
 
@@ -92,17 +92,17 @@ def test_a_share_of_the_processor_below_one_tells_of_other_programs(
 
 
 def test_a_late_shape_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gemm.SHAPES, "cpu", ((64,) * 3,) * gemm.ALWAYS + ((2**17,) * 3,))
+    monkeypatch.setitem(gemm.SHAPES, "cpu", ((64,) * 3,) * gemm.MIN_SHAPES + ((2**17,) * 3,))
 
     *small, large = gemm.measure_dtype("fp32", CPU, HostClock(), seconds=0.05)
 
-    assert [line["event"] for line in small] == ["gemm"] * gemm.ALWAYS
+    assert [line["event"] for line in small] == ["gemm"] * gemm.MIN_SHAPES
     assert large["event"] == "skipped" and large["reason"].startswith("needs about")
 
 
 def test_a_product_is_that_of_a_linear_layer() -> None:
     torch.manual_seed(0)
-    result = gemm.product("fp32", (3, 5, 4), CPU)()
+    result = gemm.make_gemm("fp32", (3, 5, 4), CPU)()
     torch.manual_seed(0)
     a, b = torch.randn(3, 4), torch.randn(5, 4)
 

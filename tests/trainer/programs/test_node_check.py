@@ -14,7 +14,7 @@ import pytest
 
 from paceline.trainer.measure.clock import HostClock
 from paceline.trainer.programs import node_check
-from paceline.trainer.programs.bandwidth import BLOCKS, median, sustained
+from paceline.trainer.programs.bandwidth import BLOCKS, median, sustained_rates
 from tests.ports import free_port
 from tests.trainer.example import LIMIT_S, program
 
@@ -158,8 +158,8 @@ esac""",
     "said", ["N/A", "[N/A]", "[Not Supported]", "[Unknown Error]", "[GPU is lost]"]
 )
 def test_what_a_driver_does_not_tell_is_unknown(said: str) -> None:
-    assert node_check._known(f" {said} ") is None
-    assert node_check._known(" 0 ") == "0"
+    assert node_check._smi_value(f" {said} ") is None
+    assert node_check._smi_value(" 0 ") == "0"
 
 
 def test_remapped_rows_are_asked_for_in_either_way(
@@ -198,7 +198,9 @@ def test_a_throttled_device_cannot_look_fast_between_its_pauses() -> None:
         def seconds(self, start: float, end: float) -> float:
             return 0.5 if next(calls) % 2 else 1.5
 
-    assert median(sustained(lambda: None, 1.0, Pausing(), 0.1)) == pytest.approx((2 + 2 / 3) / 2)
+    assert median(sustained_rates(lambda: None, 1.0, Pausing(), 0.1)) == pytest.approx(
+        (2 + 2 / 3) / 2
+    )
 
 
 HANGS = "import time; time.sleep(600)"
@@ -209,7 +211,7 @@ DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     ("trouble", "limit_s", "reason"),
     [
         (HANGS, 1.0, "the device did not answer within 1 s"),
-        (DIES, LIMIT_S, f"the process of the device was ended by signal {signal.SIGSEGV:d}"),
+        (DIES, LIMIT_S, f"the device's process was killed by signal {signal.SIGSEGV:d}"),
         ("raise RuntimeError('no such device')", LIMIT_S, "no such device"),
     ],
 )
