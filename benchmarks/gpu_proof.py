@@ -8,7 +8,7 @@ that would not end within the budget is left out and named. The result is writte
 Trainings go through the native trainer as `paceline run` starts it, without its probes, and one
 through `paceline run` itself; peers train the same shape, batch and dtype in a loop of their own
 (benchmarks/_gpu_peer.py). A figure is the median step after the first ones, which pay for
-compilation; a share of the product rate is of the best matrix product in the same call.
+compilation; a share of the GEMM rate is of the best GEMM in the same call.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def bound(spec: RunSpec) -> float:
 
 
 def products(call: Call, dtypes: list[str]) -> list[dict[str, Any]]:
-    """The matrix products of `paceline probe`, all shapes."""
+    """The GEMMs of `paceline probe`, all shapes."""
     question = {
         "device": call.device,
         "dtypes": dtypes,
@@ -290,7 +290,7 @@ class Proof:
                 dtype = line["dtype"]
                 self.best[dtype] = max(self.best.get(dtype, 0.0), line["flops_per_s"])
         rates = ", ".join(f"{dtype} {rate / 1e12:.1f}" for dtype, rate in self.best.items())
-        print(f"best matrix product, TFLOP/s: {rates}")
+        print(f"best GEMM, TFLOP/s: {rates}")
 
     def train(self, case: Case, dtype: str, compile_: str) -> None:
         """One native training."""

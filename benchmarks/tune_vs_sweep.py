@@ -198,10 +198,10 @@ class Silent:
         print(f"run {task.repeat} of {task.trial.choice.settings['layout']}")
         yield lambda progress: None
 
-    def ended(self, task: SweepTask, kept: Any) -> None:
+    def task_ended(self, task: SweepTask, kept: Any) -> None:
         """Nothing to tell."""
 
-    def lost(self, slot: Any, why: str, for_good: bool) -> None:
+    def slot_lost(self, slot: Any, why: str, for_good: bool) -> None:
         """Nothing to tell."""
 
 

@@ -1,4 +1,4 @@
-"""Runs a command beside busy loops: python tests/busy.py LOOPS ROUNDS COMMAND [ARGUMENT ...]
+"""Run a command next to busy loops: python tests/busy.py LOOPS ROUNDS COMMAND [ARGUMENT ...]
 
 The command must end well in every round; the exit code is that of the first round in which it does
 not.
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[list[int]]:
-    """The ids of so many processes that take all the processor time they get, until the end."""
+    """The ids of `count` processes that take all the processor time they get, until the end."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield [loop.pid for loop in loops]
@@ -26,10 +26,10 @@ def busy_loops(count: int) -> Iterator[list[int]]:
 
 
 def main(loops: int, rounds: int, command: Sequence[str]) -> int:
-    """Run the command so many times; the first exit code that is not 0."""
+    """Run the command `rounds` times; return the first exit code that is not 0."""
     with busy_loops(loops):
         for number in range(1, rounds + 1):
-            print(f"== beside {loops} busy loops, round {number} of {rounds}", flush=True)
+            print(f"== next to {loops} busy loops, round {number} of {rounds}", flush=True)
             code = subprocess.run(command).returncode
             if code:
                 return code

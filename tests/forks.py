@@ -3,7 +3,7 @@
     python -m tests.forks MODULE
 
 imports MODULE, calls its `prepare`, and then runs an order after the other from standard input.
-Interpreters that start anew spend most of their time with the same imports.
+New interpreters spend most of their time with the same imports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests that stand a busy machine are run beside loops that end with them."""
+"""Tests run next to busy loops that end with them."""
 
 from __future__ import annotations
 

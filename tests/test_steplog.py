@@ -50,7 +50,7 @@ for _ in range(60):
 
 
 def train(folder: Path, program: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """The program's end, run beside a copy of the one file that it needs."""
+    """The end of a program that runs next to a copy of the one file that it needs."""
     shutil.copy(steplog.__file__, folder / "steplog.py")
     (folder / "train.py").write_text(program)
     return subprocess.run(

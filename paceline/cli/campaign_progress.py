@@ -64,7 +64,7 @@ class CampaignDisplay:
 
         yield watch
 
-    def ended(self, task: SubCluster, outcome: SubClusterEnd) -> None:
+    def task_ended(self, task: SubCluster, outcome: SubClusterEnd) -> None:
         """Print a sub-cluster with its value or the cause of its failure."""
 
         result, remaining = outcome
@@ -76,7 +76,7 @@ class CampaignDisplay:
             self._steps.pop(result.hosts, None)
             echo(f"  {compress(result.hosts)}  {text} · {remaining_text(remaining)}", err=True)
 
-    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+    def slot_lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         """Print that a host is excluded."""
         with self._lock:
             echo(f"  {slot.name} is excluded from here on: {why}", err=True)

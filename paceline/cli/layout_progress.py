@@ -46,10 +46,10 @@ class Lines:
 
         yield watch
 
-    def ended(self, task: SweepTask, row: SweepRow) -> None:
+    def task_ended(self, task: SweepTask, row: SweepRow) -> None:
         self._print_line(f"{task.trial.number}/{self.total}  {_outcome(row)}")
 
-    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+    def slot_lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         self._print_line(lost_text(slot, why, for_good))
 
     def _print_line(self, line: str) -> None:
@@ -83,10 +83,10 @@ class LiveTable:
         finally:
             self._show(trial, None)
 
-    def ended(self, task: SweepTask, row: SweepRow) -> None:
+    def task_ended(self, task: SweepTask, row: SweepRow) -> None:
         self._show(task.trial, None)
 
-    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+    def slot_lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         self.live.console.print(lost_text(slot, why, for_good), markup=False)
 
     def _show(self, trial: SweepTrial, now: str | None) -> None:
@@ -167,14 +167,14 @@ class TuneLines:
 
         yield watch
 
-    def ended(self, task: SweepTask, row: SweepRow) -> None:
+    def task_ended(self, task: SweepTask, row: SweepRow) -> None:
         """Print the result of the layout."""
 
         step_s, rate = step_seconds(row.step_time_s or 0.0), row.tokens_per_s or 0.0
         speed = f"{step_s} s, {rate:,.0f} tokens/s"
         echo(f"  {speed if row.ok else notes(row)}", err=True)
 
-    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+    def slot_lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         """Print that hosts were lost."""
         echo(lost_text(slot, why, for_good), err=True)
 

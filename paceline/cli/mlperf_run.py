@@ -239,12 +239,12 @@ class TrialsDisplay:
         title = f"trial {trial.number} of 0-{task.num_trials - 1}, seed {trial.seed}"
         return progress_display(plan.spec, title)
 
-    def ended(self, task: TrialTask, state: TrialState) -> None:
+    def task_ended(self, task: TrialTask, state: TrialState) -> None:
         """Print the result of a trial."""
 
         echo(f"  {trial_text(state)}", err=True)
 
-    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+    def slot_lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         """Do nothing: every trial uses all hosts, and its own result reports a lost one."""
 
 

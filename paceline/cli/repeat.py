@@ -214,12 +214,12 @@ class RepeatDisplay:
         with progress_display(plan.spec, _title(task)) as watch:
             yield watch
 
-    def ended(self, task: ScheduledRepeat, outcome: TaskOutcome) -> None:
+    def task_ended(self, task: ScheduledRepeat, outcome: TaskOutcome) -> None:
 
         text = run_text(outcome) if isinstance(outcome, Result) else f"no run: {outcome}"
         echo(f"{_title(task)}: {text}" if self.at_once > 1 else f"  {text}", err=True)
 
-    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+    def slot_lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
 
         echo(lost_text(slot, why, for_good), err=True)
 

@@ -15,7 +15,7 @@ from paceline.trainer import config
 
 PACKAGE = Path(__file__).parents[2] / "paceline"
 ENUMERATED = {"tp", "pp", "cp"}
-"""Whoever names these three together enumerates the axes by hand."""
+"""Code that names these three together enumerates the axes by hand."""
 ALLOWED = {
     "engines/log_reading/megatron_settings.py": "names as Megatron prints them",
     "engines/log_reading/mlperf_system.py": "names as an MLPerf system file prints them",

@@ -68,7 +68,7 @@ def test_every_field_of_a_file_has_a_description():
 
 
 def packages() -> list[str]:
-    """The package's folders, as `cli/`, and the modules beside them."""
+    """The package's folders, as `cli/`, and the modules next to them."""
     tops = [*(ROOT / "paceline").glob("[a-z]*/"), *(ROOT / "paceline").glob("[a-z]*.py")]
     return sorted(f"{path.name}/" if path.is_dir() else path.name for path in tops)
 

@@ -147,7 +147,7 @@ def test_a_heavy_library_is_noticed() -> None:
 
 
 def pins(text: str) -> dict[str, str]:
-    """Pinned versions by canonical name; raises AssertionError for a line that is no plain pin."""
+    """Pinned versions by canonical name; raises AssertionError for any other line."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):

@@ -63,7 +63,7 @@ def _path_pattern(path: Path | str) -> str:
 
 
 def kinds(value: Any) -> Any:
-    """A JSON value with the names of types in the place of what is no object."""
+    """A JSON value with type names in place of everything but objects."""
     if isinstance(value, dict):
         return {key: kinds(item) for key, item in value.items()}
     return type(value).__name__

@@ -314,7 +314,7 @@ class Row(NamedTuple):
 
 
 def by_inductor(everything: bool = ALL) -> list[Case]:
-    """Every compiled row of the table, and those beside it, with Inductor's code; at night."""
+    """Every compiled row of the table, and its additions, with Inductor's code; at night."""
     compiled = [case for case in table(everything=False) if case.compiled]
     again = [replace(case, words=case.words.replace("compile", "inductor")) for case in compiled]
     more = [

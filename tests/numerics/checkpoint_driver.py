@@ -1,7 +1,7 @@
 """Saves and resumes trainings of one world size with the trainer's own code, one after the other.
 
 Started as a program, once per rank: checkpoint_driver.py TASKS.json FOLDER. A task either trains
-two steps, saves, and trains a third one while that is written, or goes on from another's checkpoint
+two steps, saves, and trains a third one while that is written, or resumes from another's checkpoint
 to the last step. Rank 0 writes each one's losses and weights, put together from all ranks.
 """
 

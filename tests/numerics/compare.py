@@ -12,7 +12,7 @@ from torch import Tensor
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5}
 """Largest relative L2 difference of one parameter's gradient."""
 FLOOR = {torch.float64: 1e-7, torch.float32: 1e-4}
-"""Share of the whole gradient's norm that a smaller one is held against."""
+"""Share of the whole gradient's norm that a smaller one is compared with."""
 BF16_FACTOR = 2.0
 """How many times further from fp32 than one bf16 process a bf16 layout may be."""
 
@@ -20,7 +20,7 @@ Result = dict[str, Any]
 
 
 def difference(found: Tensor, wanted: Tensor, floor: float = 0.0) -> float:
-    """Relative L2 distance; a tensor smaller than `floor` is held against that."""
+    """Relative L2 distance; a tensor smaller than `floor` is compared with that."""
     distance = torch.linalg.vector_norm(found.double() - wanted.double()).item()
     length = max(torch.linalg.vector_norm(wanted.double()).item(), floor)
     return distance / length if distance == distance else float("inf")
@@ -63,7 +63,7 @@ def largest_difference(found: Result, wanted: Result) -> tuple[float, str]:
 def worse_than_rounding(found: Result, single: Result, exact: Result) -> tuple[float, str]:
     """How many times further from the exact training a layout is than one process of its dtype.
 
-    What one process meets by luck is held against what it usually misses by. The gradient of a
+    The error of one process by chance is compared with its usual error. The gradient of a
     key's bias is zero but for rounding, so nothing can be said of its distance.
     """
     own = {name: far for far, name in differences(single, exact)}

@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import torch
 from faults import FAULTS, sound
-from pieces import Joined, Piece, join
+from pieces import Joined, TensorShard, join
 from torch import Tensor
 from torch import distributed as dist
 
@@ -57,7 +57,7 @@ class PlainSgd(torch.optim.SGD):
 
 
 class MaskedLoader(Loader):
-    """A batch of prompts of different lengths, whose tokens are no targets.
+    """A batch of prompts of different lengths, whose tokens are not targets.
 
     The later a sample, the longer its prompt, up to half of it: neither data-parallel ranks nor
     context-parallel ones count as many targets as another.
@@ -80,7 +80,7 @@ class Watched:
 
     def __init__(self, replica: Replica) -> None:
         self.replica, self.train = replica, replica.train
-        self.gradients: list[dict[str, Piece | None]] = []
+        self.gradients: list[dict[str, TensorShard | None]] = []
 
     def __call__(self, batch: LocalBatch, scale: float) -> Tensor:
         """Train as ever, then look."""
@@ -104,11 +104,11 @@ def init_parameter(self: Network, name: str, whole: Tensor, generator: torch.Gen
     whole.normal_(mean, gain * width**-0.5, generator=generator)
 
 
-def pieces(replica: Replica, gradients: bool) -> dict[str, Piece | None]:
+def pieces(replica: Replica, gradients: bool) -> dict[str, TensorShard | None]:
     """This rank's gradients or weights."""
     mesh, plan = replica.mesh, replica.tp_plan
     return {
-        name: Piece.of(p.grad if gradients else p, plan[name].shard_dim, mesh.tp, mesh.shard)
+        name: TensorShard.of(p.grad if gradients else p, plan[name].shard_dim, mesh.tp, mesh.shard)
         for name, p in replica.named_parameters()
     }
 

@@ -54,7 +54,7 @@ def unsummed_shares(world: World) -> AbstractContextManager[Any]:
 
 
 def other_inputs(world: World) -> AbstractContextManager[Any]:
-    """What is computed anew sees inputs that are a thousandth larger than at first."""
+    """Recomputation sees inputs that are a thousandth larger than at first."""
 
     def drifted(compute: Any, *inputs: Any, **settings: Any) -> Any:
         calls: list[int] = []

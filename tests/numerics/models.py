@@ -1,4 +1,4 @@
-"""What is trained: tiny siblings of the workloads, made smaller still with the same structure."""
+"""Models of the tests: tiny variants of the workloads, even smaller with the same structure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Model:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The tiny sibling."""
+        """The tiny variant."""
         return load_recipe(self.name)
 
     @property

@@ -14,7 +14,7 @@ from paceline.trainer.parallel.mesh import MeshAxis
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorShard:
     """What one rank holds of a tensor: piece `index` of `count` along `dim`, or rows of it."""
 
     tensor: Tensor
@@ -26,7 +26,9 @@ class Piece:
     """How many the piece has, `begin` being the first of them here; None where all are."""
 
     @staticmethod
-    def of(tensor: Tensor | None, dim: int | None, tp: MeshAxis, shard: MeshAxis) -> Piece | None:
+    def of(
+        tensor: Tensor | None, dim: int | None, tp: MeshAxis, shard: MeshAxis
+    ) -> TensorShard | None:
         """A copy of what this rank holds.
 
         FSDP cuts a tensor rank's piece by rows, as evenly as `torch.chunk`: its own gathering of
@@ -36,10 +38,10 @@ class Piece:
             return None
         where = {"dim": 0} if dim is None else {"dim": dim, "index": tp.index, "count": tp.size}
         if not isinstance(tensor, DTensor):
-            return Piece(tensor.detach().clone(), **where)
+            return TensorShard(tensor.detach().clone(), **where)
         rows = tensor.shape[0] // (tp.size if dim == 0 else 1)
         begin = min(shard.index * -(-rows // shard.size), rows)
-        return Piece(tensor.to_local().detach().clone(), **where, begin=begin, rows=rows)
+        return TensorShard(tensor.to_local().detach().clone(), **where, begin=begin, rows=rows)
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Joined:
     apart: dict[str, float] = field(default_factory=dict)
 
 
-def join(ranks: Iterable[dict[str, Piece | None]]) -> Joined:
+def join(ranks: Iterable[dict[str, TensorShard | None]]) -> Joined:
     """What all ranks hold, by name. A piece that nobody holds stays NaN."""
     joined = Joined()
     for pieces in ranks:
@@ -60,7 +62,7 @@ def join(ranks: Iterable[dict[str, Piece | None]]) -> Joined:
     return joined
 
 
-def _put(joined: Joined, name: str, piece: Piece) -> None:
+def _put(joined: Joined, name: str, piece: TensorShard) -> None:
     shape = list(piece.tensor.shape)
     if piece.rows is not None:
         shape[0] = piece.rows

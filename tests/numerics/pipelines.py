@@ -95,7 +95,7 @@ def cases(ranks: int) -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def outcome(ranks: int) -> dict[str, Any]:
-    """{case: {figure: the worst of all ranks}}, beside "refused", "waits", "alive" and "beats"."""
+    """{case: {figure: the worst of all ranks}}, and "refused", "waits", "alive" and "beats"."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "cases.json").write_text(json.dumps(cases(ranks)))

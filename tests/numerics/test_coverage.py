@@ -38,7 +38,7 @@ FEATURES = (
 SINGLES = (
     "dp", "gpipe", "interleaved", "1f1b", "all-to-all", "ring", "selective", "budget", "compile",
 )  # fmt: skip
-"""What has to occur besides, whatever it is paired with."""
+"""Features that have to occur too, whatever they are paired with."""
 EVERYTHING = {*FEATURES, *SINGLES}
 COMPILED = ("tp", "tp+sp", "pp", "cp", "zero1", "zero2", "zero3", "full", "selective")
 """What torch.compile is tried with: each always, each pair at night and by Inductor."""
@@ -248,7 +248,7 @@ def test_masks_and_growing_batches_occur_with_every_kind_of_axis() -> None:
 
 
 def structure(shape: Shape, lora: LoraSpec | None) -> tuple[dict[str, Any], Any]:
-    """All that is no size: the switches of the shape, and which layers have adapters."""
+    """Everything but sizes: the switches of the shape, and which layers have adapters."""
     switches = {
         name: value
         for name, value in shape.model_dump().items()

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from tests.numerics.compare import difference, largest_difference, worse_than_rounding
-from tests.numerics.pieces import Piece, join
+from tests.numerics.pieces import TensorShard, join
 
 WHOLE = torch.arange(24.0).view(4, 6) + 1
 
 
-def halves(dim: int) -> list[Piece]:
+def halves(dim: int) -> list[TensorShard]:
     """The two pieces of WHOLE along a dimension."""
-    return [Piece(half, dim, index, 2) for index, half in enumerate(WHOLE.chunk(2, dim))]
+    return [TensorShard(half, dim, index, 2) for index, half in enumerate(WHOLE.chunk(2, dim))]
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -29,8 +29,8 @@ def test_pieces_are_put_where_they_belong(dim: int) -> None:
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_rows_of_a_piece_are_put_into_it(dim: int) -> None:
-    ranks: list[dict[str, Piece | None]] = [
-        {"w": Piece(rows, dim, half.index, 2, begin, len(half.tensor))}
+    ranks: list[dict[str, TensorShard | None]] = [
+        {"w": TensorShard(rows, dim, half.index, 2, begin, len(half.tensor))}
         for half in halves(dim)
         for begin, rows in ((1, half.tensor[1:]), (0, half.tensor[:1]), (2, half.tensor[2:2]))
     ]
@@ -47,7 +47,7 @@ def test_a_piece_that_no_rank_holds_makes_the_difference_infinite() -> None:
 
 def test_copies_are_compared_with_each_other() -> None:
     first, second = halves(1)
-    other = Piece(second.tensor * 1.01, 1, 1, 2)
+    other = TensorShard(second.tensor * 1.01, 1, 1, 2)
 
     joined = join([{"w": first}, {"w": second}, {"w": other}])
 
@@ -56,13 +56,13 @@ def test_copies_are_compared_with_each_other() -> None:
 
 def test_a_copy_that_is_not_a_number_is_infinitely_far() -> None:
     first, second = halves(0)
-    lost = Piece(torch.full_like(second.tensor, math.nan), 0, 1, 2)
+    lost = TensorShard(torch.full_like(second.tensor, math.nan), 0, 1, 2)
 
     assert join([{"w": first}, {"w": second}, {"w": lost}]).apart["w"] == math.inf
 
 
 def test_a_scalar_is_a_piece_as_well() -> None:
-    joined = join([{"s": Piece(torch.tensor(2.0))}, {"s": Piece(torch.tensor(3.0))}])
+    joined = join([{"s": TensorShard(torch.tensor(2.0))}, {"s": TensorShard(torch.tensor(3.0))}])
 
     assert joined.tensors["s"] == 2
     assert joined.apart["s"] == 0.5

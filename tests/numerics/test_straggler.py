@@ -47,7 +47,7 @@ for stage in {STAGES}:
         os._exit(1)
 os._exit(0)
 """
-"""One world trains with every ZeRO stage, and one of its ranks is 10 % slower.
+"""One world trains with every ZeRO stage, and one of its ranks is 10% slower.
 
 The ranks share two cores, whose scheduling alone differs by more than that, so most of a step is
 not arithmetic but a wait of fixed length, as on a host whose device computes.

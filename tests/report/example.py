@@ -269,7 +269,7 @@ def levels() -> tuple[WaterfallLevel, ...]:
 def reference(
     name: str, value: float, ratio: float | None, why_not: str | None = None
 ) -> ReferenceComparison:
-    """One published row beside the run."""
+    """One published row compared with the run."""
     return ReferenceComparison(
         reference=name,
         source="Paceline's own measurement, 2026-10",

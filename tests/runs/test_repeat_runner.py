@@ -45,11 +45,11 @@ class Silent:
     def running(self, task: ScheduledRepeat, plan: Plan) -> Iterator[flow.Watcher]:
         yield lambda progress: None
 
-    def ended(self, task: ScheduledRepeat, kept: TaskOutcome) -> None:
+    def task_ended(self, task: ScheduledRepeat, kept: TaskOutcome) -> None:
         status = kept.status if isinstance(kept, Result) else "fault"
         self.ended_turns.append((task.letter, task.number, status))
 
-    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+    def slot_lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         self.lost_slots.append((slot.name, for_good))
 
 

@@ -1,4 +1,4 @@
-"""diffusers' Flux beside ours: the same shape from a config, and its tensors in our order.
+"""diffusers' Flux next to ours: the same shape from a config, and its tensors in our order.
 
 Ours keeps the rows of a fused layer head by head and a rotary pair half a head apart; diffusers
 keeps q, k, v and MLP apart and pairs side by side. All of that is order: no value changes.

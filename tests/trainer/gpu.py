@@ -11,6 +11,6 @@ CAPABILITY = torch.cuda.get_device_capability(0) if GPUS else (0, 0)
 ON_A_GPU = [
     pytest.mark.gpu,
     pytest.mark.skipif(GPUS == 0, reason="no GPU that this PyTorch can use"),
-    # What the libraries of a machine warn of is no fault of the trainer's.
+    # Warnings of a machine's libraries are not the trainer's.
     pytest.mark.filterwarnings("default"),
 ]

@@ -1,4 +1,4 @@
-"""The peers: the same models as other libraries build them, and where each weight lies in them.
+"""The same models as other libraries build them, and the place of each weight in them.
 
 transformers has OPT, GPT-2, Llama and its kin, peft the adapters. Also the plain side of
 benchmarks/workloads_vs_peers.py.
@@ -230,7 +230,7 @@ def phi3(model: Mapping[str, Any]) -> PreTrainedModel:
 
 
 def _like_llama(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What all of Llama's kin are told."""
+    """Settings that all relatives of Llama share."""
     return {
         "vocab_size": model["padded_vocab"],
         "hidden_size": model["hidden_size"],

@@ -1,4 +1,4 @@
-"""Adapters with a learning rate of their own, beside weights that train with another."""
+"""Adapters with a learning rate of their own, and weights that train with another."""
 
 from __future__ import annotations
 

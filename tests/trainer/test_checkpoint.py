@@ -80,7 +80,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refusal(folder: Path, resume: Path, **changes: Any) -> str:
-    """Why a training cannot go on from a checkpoint."""
+    """Why a training cannot resume from a checkpoint."""
     raw = settings(**{"steps": 4, "source": "synthetic", **changes}, checkpoint=kept(resume=resume))
     with pytest.raises(ConfigError) as error:
         trainer(folder, raw)

@@ -49,13 +49,13 @@ WINDOWED: dict[str, Any] = {"num_layers": 4, "sliding_window": 5, "sliding_windo
 """Rotary positions and grouped heads, as the example's own."""
 ALONE_IN: dict[str, dict[str, Any]] = {
     "alone": {},
-    "in pairs, attention anew": {"micro_batch": 2, "recompute": "selective"},
+    "in pairs, recomputed attention": {"micro_batch": 2, "recompute": "selective"},
     "windows": {**WINDOWED, "micro_batch": 4},
-    "windows, blocks anew": {**WINDOWED, "recompute": "full"},
+    "windows, recomputed blocks": {**WINDOWED, "recompute": "full"},
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
     "zero 1": {"dp": 2, "zero_stage": 1},
-    "zero 3, blocks anew": {"dp": 2, "zero_stage": 3, "recompute": "full"},
+    "zero 3, recomputed blocks": {"dp": 2, "zero_stage": 3, "recompute": "full"},
     "tp": {**WINDOWED, "tp": 2},
     "tp, cut streams": {"tp": 2, "sequence_parallel": True, "recompute": "selective"},
     "pp": {"pp": 2, "micro_batch": 1, "recompute": "full"},

@@ -192,7 +192,7 @@ def test_compiled_it_drops_the_same_of_a_gradient_and_other_elements_each_time(a
 
 
 def test_hashed_numbers_are_random_in_every_bit() -> None:
-    """Also beside the next number's, the next row's, and those of a neighbouring seed."""
+    """Also compared with the next number, the next row, and a neighbouring seed."""
     n, seeds = 2**18, torch.tensor([7, -3], dtype=torch.int32)
     index = torch.arange(n, dtype=torch.int32)
     rows = [

@@ -15,6 +15,6 @@ def test_both_sides_of_a_case_are_trained_on_a_cpu() -> None:
     done = subprocess.run(command, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "best matrix product, TFLOP/s: fp32" in done.stdout
+    assert "best GEMM, TFLOP/s: fp32" in done.stdout
     rows = [line for line in done.stdout.splitlines() if line.startswith("| OPT-350M SFT at 512")]
     assert [row.split("|")[1].strip().split("(")[1] for row in rows] == ["native)", "transformers)"]

@@ -27,7 +27,7 @@ def name_of(path: Path) -> str:
 
 
 def foreign_imports(source: str) -> set[str]:
-    """Imported libraries beside the standard one, and modules of the package outside `trainer`."""
+    """Imported third-party libraries, and modules of the package outside `trainer`."""
     modules: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

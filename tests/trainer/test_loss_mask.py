@@ -192,7 +192,7 @@ def test_evaluations_are_over_what_counts_alone(
     known = wanted["evaluations"]
 
     assert found[layout]["evaluations"] == pytest.approx(known, rel=1e-12)
-    assert abs(known["targets"] - known["samples"]) > 1e-6, "they could not be told apart"
+    assert abs(known["targets"] - known["samples"]) > 1e-6, "they would be indistinguishable"
     assert known["samples"] == pytest.approx(wanted["its own losses"], rel=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Clipping, the loss scale, and what the optimizer is told."""
+"""Clipping, the loss scale, and the settings of the optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training that drops at random goes on from a checkpoint as if it had never stopped."""
+"""A training with dropout resumes from a checkpoint as if it had never stopped."""
 
 from __future__ import annotations
 

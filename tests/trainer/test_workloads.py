@@ -29,7 +29,7 @@ PER_NODE = 8
 
 
 def cluster_for(recipe: Recipe) -> Cluster:
-    """What the recipe is made for: so many H100, or two processes and more where it needs them."""
+    """The recipe's cluster: its number of H100, or at least two processes where it needs them."""
     if recipe.devices is None or recipe.name.endswith("-tiny"):
         single = recipe.training.global_batch == recipe.layout.micro_batch
         ranks = recipe.devices or max(1 if single else 2, recipe.layout.smallest_world)
@@ -93,7 +93,7 @@ def test_a_sibling_keeps_the_structure_of_its_parent(name: str) -> None:
         "vocab_size",
         "max_positions",
         "embedding_size",
-        # Siblings are held against other programs number by number, so they drop nothing.
+        # Tiny variants are compared with other programs number by number, so they drop nothing.
         "dropout",
         "attention_dropout",
     }

@@ -235,7 +235,7 @@ class TrialRunner(TaskRunner[TrialTask, TrialState]):
         state = task.trial.model_copy(update={"status": "cancelled"})
         if result is not None:
             state = finished_trial(self.trials, task.trial, result)
-        self.observer.ended(task, self._write(state))
+        self.observer.task_ended(task, self._write(state))
 
     def _write(self, state: TrialState) -> TrialState:
         self.series = self.series.with_trial(state)

@@ -55,11 +55,11 @@ class Observer(Protocol[AnyTask, AnyKept]):
         """Return a context with the watcher for one task's run."""
         ...
 
-    def ended(self, task: AnyTask, outcome: AnyKept, /) -> None:
+    def task_ended(self, task: AnyTask, outcome: AnyKept, /) -> None:
         """Handle the end of a task, with its stored outcome."""
         ...
 
-    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+    def slot_lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         """Handle a lost host of a slot.
 
         The slot is not used again if `for_good`; otherwise the same task is retried on it.
@@ -252,14 +252,14 @@ class TaskRunner(ABC, Generic[Task, Kept]):
         self._keep(task, outcome, moved=again)
         if cluster:
             lost_slot = replace(slot, hosts=slot.hosts or cluster.hosts)
-            self.observer.lost(lost_slot, why, slot in self.losses.lost)
+            self.observer.slot_lost(lost_slot, why, slot in self.losses.lost)
 
     def _keep(self, task: Task, outcome: TaskOutcome, moved: bool) -> None:
         """Record an outcome and notify the observer, one task at a time."""
         with self._lock:
             kept = self.keep(task, outcome, moved)
             if kept is not None:
-                self.observer.ended(task, kept)
+                self.observer.task_ended(task, kept)
 
     def _lost_cluster(self, task: Task, slot: JobSlot, outcome: TaskOutcome) -> Cluster | None:
         """Return the cluster if the slot lost a host; stop all tasks if the allocation ended."""

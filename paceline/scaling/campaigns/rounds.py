@@ -228,7 +228,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
         else:
             self.lost |= named
             for host, why in named.items():
-                self.observer.lost(JobSlot(1, (host,)), why, True)
+                self.observer.slot_lost(JobSlot(1, (host,)), why, True)
 
     def _groups(self, round: PlannedRound) -> list[Group]:
         """Return the sub-clusters of a round; those with a lost host are regrouped without it."""

@@ -266,7 +266,7 @@ def own_pairs(tensor: Tensor) -> Tensor:
 
 
 def by_head(times: int, heads: int, size: int, rotary: bool) -> View:
-    """Return the view (times x ND, ...) -> (N, times x D, ...), with `turns` as pairs of halves."""
+    """Return the view (times x ND, ...) -> (N, times x D, ...), in pairs of halves if `rotary`."""
 
     def view(tensor: Tensor) -> Tensor:
         rows = tensor.unflatten(0, (heads, times * size))

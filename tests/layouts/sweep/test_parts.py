@@ -39,7 +39,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
 
 
 class Silent:
-    """An observer that keeps what it was told."""
+    """An observer that records its calls."""
 
     def __init__(self) -> None:
         self.lost_slots: dict[str, str] = {}
@@ -48,9 +48,9 @@ class Silent:
     def running(self, task: SweepTask, plan: Plan) -> Iterator[flow.Watcher]:
         yield lambda progress: None
 
-    def ended(self, task: SweepTask, kept: SweepRow) -> None: ...
+    def task_ended(self, task: SweepTask, kept: SweepRow) -> None: ...
 
-    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+    def slot_lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         self.lost_slots[slot.name] = why
 
 

@@ -56,7 +56,7 @@ def test_rows_within_the_margin_or_their_intervals_are_level_with_the_best():
 
 
 def repeated(name: str, speed: float, *shares: float) -> SweepRow:
-    """A row whose runs took so many times its step time."""
+    """A row whose runs took these multiples of its step time."""
     return row(name, speed, run_step_times_s=tuple(share * 1000 / speed for share in shares))
 
 

@@ -1,4 +1,4 @@
-"""A sweep goes on where it was interrupted, and every way to end is a row."""
+"""An interrupted sweep resumes, and every way to end is a row."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Runner:
 
 
 class Silent:
-    """An observer that keeps the rows it is told."""
+    """An observer that records the rows."""
 
     def __init__(self) -> None:
         self.rows: list[SweepRow] = []
@@ -82,10 +82,10 @@ class Silent:
     def running(self, task: SweepTask, plan: Plan) -> Iterator[flow.Watcher]:
         yield lambda progress: None
 
-    def ended(self, task: SweepTask, kept: SweepRow) -> None:
+    def task_ended(self, task: SweepTask, kept: SweepRow) -> None:
         self.rows.append(kept)
 
-    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+    def slot_lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         self.lost_slots.append((slot.name, why))
 
 

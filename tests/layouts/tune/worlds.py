@@ -1,4 +1,4 @@
-"""Made-up machines whose step times are known: what a search of layouts can be held against."""
+"""Made-up machines whose step times are known: what a search of layouts can be compared with."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class World:
         return TrialOutcome("ok", float(seconds), 10.0)
 
     def searched(self, runs: int) -> Search:
-        """A search of so many runs."""
+        """A search of `runs` runs."""
         search = start_search(self.candidates, Learner(self.candidates))
         resume_search(search, self.measure, Budget(runs=runs))
         return search

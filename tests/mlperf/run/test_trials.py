@@ -97,10 +97,10 @@ class Silent:
     def running(self, task: TrialTask, plan: Plan) -> Iterator[Any]:
         yield lambda progress: None
 
-    def ended(self, task: TrialTask, kept: TrialState) -> None:
+    def task_ended(self, task: TrialTask, kept: TrialState) -> None:
         self.ended_trials.append(kept)
 
-    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+    def slot_lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         raise AssertionError("trials look after no hosts")
 
 

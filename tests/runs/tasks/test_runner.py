@@ -96,9 +96,9 @@ class Losing:
     def running(self, task: str, plan: Plan) -> Iterator[Watcher]:
         yield lambda progress: None
 
-    def ended(self, task: str, kept: str) -> None: ...
+    def task_ended(self, task: str, kept: str) -> None: ...
 
-    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+    def slot_lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         self.lost_slots[slot.name] = for_good
 
 

@@ -78,11 +78,11 @@ class Notes:
     def running(self, task: SubCluster, plan: Plan) -> Iterator[Watcher]:
         yield lambda _: None
 
-    def ended(self, task: SubCluster, kept: SubClusterEnd) -> None:
+    def task_ended(self, task: SubCluster, kept: SubClusterEnd) -> None:
         self.results.append(kept.result)
         self.on_end(kept.result)
 
-    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+    def slot_lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         self.lost_hosts[slot.name] = why
 
 

@@ -59,7 +59,7 @@ def test_an_epoch_meets_every_window_once_and_the_next_has_another_order(
 
 
 def test_a_step_does_not_depend_on_the_steps_before() -> None:
-    """So a training that resumes inside a ramp-up goes on with the samples that come next."""
+    """A training that resumes inside a ramp-up continues with the next samples."""
     through = Sampler(26, 16, 1, seed=3, ramp_up=RAMP_UP)
     steps = [through.windows(step, 0) for step in range(12)]
 

@@ -34,7 +34,7 @@ def config(folder: Path, samples: int, own: Path | None = None) -> TrainerConfig
 
 
 def held(num: int) -> ValidationLatents:
-    """So many random samples."""
+    """Return `num` random samples."""
     return ValidationLatents(MODEL, RandomSource(MODEL), SMALL.seq_len, 0, num)
 
 

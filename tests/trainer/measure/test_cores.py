@@ -27,11 +27,11 @@ if rival == 0:
     work(0.3)
     os._exit(0)
 work(0.3)
-beside, wall_s = cores.lap(), time.perf_counter() - start
+rival_lap, wall_s = cores.lap(), time.perf_counter() - start
 os.waitpid(rival, 0)
 cores.lap()
 time.sleep(0.2)
-print(json.dumps([wall_s, beside, cores.lap()]))
+print(json.dumps([wall_s, rival_lap, cores.lap()]))
 """
 
 

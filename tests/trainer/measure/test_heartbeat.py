@@ -171,10 +171,10 @@ def test_a_pause_holds_back_that_timer_as_well(tmp_path: Path) -> None:
 
 
 def test_a_timer_that_is_set_while_the_end_begins_ends_nothing(tmp_path: Path) -> None:
-    """The watchdog's thread is held between its check for a pause and its timer."""
-    held = "asked, begun = threading.Event(), threading.Event()\n"
-    held += "heartbeat.os.utime = lambda _: (asked.set(), begun.wait())\n"
-    end = "asked.wait()\nassert pulse.stop()\nbegun.set()\ntime.sleep(3)"
+    """The watchdog's thread stops between its check for a pause and its timer."""
+    held = "asked, started = threading.Event(), threading.Event()\n"
+    held += "heartbeat.os.utime = lambda _: (asked.set(), started.wait())\n"
+    end = "asked.wait()\nassert pulse.stop()\nstarted.set()\ntime.sleep(3)"
 
     assert after(tmp_path, held + end) == 0
 

@@ -48,7 +48,7 @@ Told = dict[str, dict[str, Any]]
 
 
 def drive(folder: Path, ranks: int, cases: dict[str, dict[str, Any]]) -> list[Told]:
-    """What each rank told of every case, all in one start."""
+    """Each rank's records of every case, all in one start."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.json").write_text(json.dumps(cases))
     words = ("cases.json", str(folder))
@@ -104,10 +104,10 @@ def faults(record: dict[str, Any], wanted: dict[str, int]) -> list[str]:
     for part in ("weights", "optimizer", "buffers"):
         if peak[part] != parts[part]:
             found.append(f"{part} changed within the step")
-    # The peak cannot lie below what is held, nor beyond all parts with two copies of the gradients.
+    # The peak is between the live bytes and all parts with two copies of the gradients.
     most = sum(parts[part] for part in PARTS) + parts["gradients"] + LARGEST_TENSOR
     if not parts["weights"] + parts["optimizer"] <= total["tracked"] <= most:
-        found.append("the peak is no sum of these parts")
+        found.append("the peak is not a sum of these parts")
     return found
 
 
@@ -242,7 +242,7 @@ def test_it_can_be_switched_off(tmp_path: Path):
 
 
 class Tied(nn.Module):
-    """Two names for one weight, a buffer, and a table that is no buffer."""
+    """Two names for one weight, a buffer, and a table that is not a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -294,7 +294,7 @@ def test_frozen_weights_are_weights_without_gradients():
 
 
 def watched(watch: MemoryWatch) -> tuple[list[bool], dict[str, Any]]:
-    """Which of three steps were watched, and what the watch tells of them."""
+    """Which of three steps were watched, and their record."""
     model, seen = Tied(), list[bool]()
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(3):

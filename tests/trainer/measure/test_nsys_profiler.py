@@ -1,4 +1,4 @@
-"""What Nsight Systems is told of steps: the device's interfaces are replaced by a list."""
+"""Markers of steps for Nsight Systems; a list replaces the device's interfaces."""
 
 from __future__ import annotations
 

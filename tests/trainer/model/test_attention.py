@@ -19,7 +19,7 @@ from paceline.trainer.model.attention import (
 )
 
 SHAPES = [(2, 130, 4, 2, 8), (1, 64, 3, 3, 6), (2, 37, 4, 1, 8), (1, 600, 2, 1, 4), (1, 1, 2, 2, 4)]
-"""Batch, tokens, heads, key/value heads, width: also lengths that are no whole number of blocks."""
+"""Batch, tokens, heads, key/value heads, width: also lengths that blocks do not divide."""
 
 
 def with_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """The catalog's FLOPs are those that PyTorch counts in the trainer's own model, to the last one.
 
-On the meta device attention is computed by matrix products over the whole square, which is what the
+On the meta device attention is computed by GEMMs over the whole square, which is what the
 full-attention convention counts, or for layers with a window over blocks, which are more than it.
 """
 
@@ -141,7 +141,7 @@ BUDGETS = (0.0, 0.2, 0.5, 0.7, 0.9, 1.0)
 
 
 def masked_again(shape: DecoderShape, seq_len: int, levels: tuple[str, ...]) -> float:
-    """FLOPs per token of pairs that no query sees, in the attention that is computed anew."""
+    """FLOPs per token of pairs that no query sees, in recomputed attention."""
     extra = 0.0
     for layer in [i for i, level in enumerate(levels) if level == "full"]:
         alone = shape.model_copy(update={"num_layers": 1, "sliding_window_pattern": None})

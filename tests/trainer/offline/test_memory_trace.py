@@ -33,7 +33,7 @@ CLOSE = {"pipeline": 0.05, "tensor": 0.01}
 """A send that takes no time frees its buffer sooner, and so does a collective whose other rank is
 late on a busy machine; all else is followed to half a percent."""
 LATE = {"gathered fsdp": 0.025}
-"""What a real step may hold beyond that where its other rank is late: 1.8 and 2.2 % were seen."""
+"""What a real step may hold beyond that where its other rank is late: 1.8% and 2.2% were seen."""
 
 
 def config(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Every parameter is held as the module that has it says; one without a plan is an error."""
+"""Every parameter is sharded by the plan of its module; one without a plan is an error."""
 
 from __future__ import annotations
 
