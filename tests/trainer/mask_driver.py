@@ -31,7 +31,7 @@ from paceline.trainer.parallel.mesh import World, join_world, make_mesh
 from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.replica.replica import Replica
 from paceline.trainer.trainer import Trainer
-from tests.numerics.pieces import Piece, join
+from tests.numerics.pieces import TensorShard, join
 
 
 def run(config: TrainerConfig, world: World) -> dict[str, Any]:
@@ -42,14 +42,14 @@ def run(config: TrainerConfig, world: World) -> dict[str, Any]:
     trainer = Trainer(config, replica, world, steps, EventLog(".", world.rank))
     trainer.masked = corpus.masked
     evaluations = {mean: evaluated(config, replica, world, mean) for mean in get_args(Mean)}
-    gradients: dict[str, Piece | None] = {}
+    gradients: dict[str, TensorShard | None] = {}
     train = replica.train
 
     def watched(batch: LocalBatch, scale: float) -> Tensor:
         loss = train(batch, scale)
         for name, parameter in replica.named_parameters():
             dim = replica.tp_plan[name].shard_dim
-            gradients[name] = Piece.of(parameter.grad, dim, mesh.tp, mesh.shard)
+            gradients[name] = TensorShard.of(parameter.grad, dim, mesh.tp, mesh.shard)
         return loss
 
     replica.train = watched  # type: ignore[method-assign]
