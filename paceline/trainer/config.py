@@ -17,7 +17,6 @@ from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.trainer.model_config import Model, ModelConfig
-from paceline.trainer.side_outputs import MlperfConfig, ProfileConfig
 
 SCHEMA = 2
 MESH_AXES = ("pp", "dp", "cp", "tp")
@@ -188,6 +187,29 @@ class CheckpointConfig:
     every: int | None
     resume: str | None
     asynchronous: bool
+
+
+@dataclass(frozen=True)
+class MlperfConfig:
+    """Submission data of an MLPerf log, and the number of untimed warm-up steps."""
+
+    benchmark: str
+    org: str
+    platform: str
+    division: str
+    status: str
+    warmup_steps: int
+    cache_cleared: bool | None
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """The profiler, the ranks it runs on, and its steps, including the last one."""
+
+    tool: str
+    ranks: list[int]
+    first_step: int
+    last_step: int
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from paceline.trainer.config import MESH_AXES
+from paceline.trainer.config import MESH_AXES, ProfileConfig
 from paceline.trainer.measure.profiler import PauseWatchdog, Profiler, UnprofiledRank
 from paceline.trainer.parallel.mesh import Mesh, World
-from paceline.trainer.side_outputs import ProfileConfig
 
 
 def make_profiler(

@@ -23,10 +23,10 @@ from paceline.trainer.data.batches import Loader, Sampler, sampler_of
 from paceline.trainer.data.corpus import Corpus, data_record, load_corpus, load_validation
 from paceline.trainer.data.latents import LatentCorpus
 from paceline.trainer.evaluation import Evaluator
-from paceline.trainer.measure.clock import DeviceClock, HostClock, StepClock, watch_waits
+from paceline.trainer.measure.clock import StepClock, clock_of, watch_waits
 from paceline.trainer.measure.event_log import SCHEMA, EventLog
 from paceline.trainer.measure.heartbeat import Heartbeat
-from paceline.trainer.measure.machine import cpu_name, keep_freed_memory, placement
+from paceline.trainer.measure.machine import device_name, keep_freed_memory, placement
 from paceline.trainer.measure.memory import MemoryWatch
 from paceline.trainer.measure.memory_limit import limit_memory
 from paceline.trainer.measure.mllog import MlperfRun
@@ -68,7 +68,7 @@ def train(
     corpus = None if config.mlperf else load_corpus(config)
     limit_memory(config.memory_limit_bytes, config.device)
     heartbeat.beat("while building the model")
-    steps = StepClock(DeviceClock(world.device) if world.device.type == "cuda" else HostClock())
+    steps = StepClock(clock_of(world.device))
     stop_waits = watch_waits(steps) if world.size > 1 else None
     stop_traffic = watch_traffic(steps, world, mesh) if world.size > 1 else None
     replica = make_replica(config, world, mesh, steps)
@@ -215,7 +215,6 @@ def attention_name(config: TrainerConfig, device: torch.device) -> str:
 
 def start_record(config: TrainerConfig, world: World, mesh: Mesh, corpus: Corpus) -> dict[str, Any]:
     """Return the start line: program, machine and model."""
-    cuda = world.device.type == "cuda"
     return {
         "schema": SCHEMA,
         "rank": world.rank,
@@ -228,7 +227,7 @@ def start_record(config: TrainerConfig, world: World, mesh: Mesh, corpus: Corpus
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
         "backend": world.backend,
-        "device_name": torch.cuda.get_device_name(world.device) if cuda else cpu_name(),
+        "device_name": device_name(world.device),
         "num_parameters": config.expected_parameters,
         "trainable_parameters": config.expected_trainable,
         "layout": {**config.layout_record(), "coordinates": mesh.coordinates},

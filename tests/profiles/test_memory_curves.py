@@ -14,6 +14,7 @@ from paceline.core.errors import UserError
 from paceline.profiles.memory_curves import read, read_file
 from paceline.profiles.profile import Profile
 from paceline.runs.profile_report import memory_rows, profile_document
+from paceline.trainer.config import ProfileConfig
 from paceline.trainer.measure import memory_profiler
 from paceline.trainer.measure.memory_profiler import (
     HighestPoints,
@@ -22,7 +23,6 @@ from paceline.trainer.measure.memory_profiler import (
     downsample,
 )
 from paceline.trainer.parallel.mesh import World
-from paceline.trainer.side_outputs import ProfileConfig
 
 GIB = float(2**30)
 

@@ -21,7 +21,7 @@ from paceline.core.training import (
     MlperfLog,
     Training,
 )
-from paceline.trainer import config, model_config, side_outputs
+from paceline.trainer import config, model_config
 from paceline.trainer.config import ConfigError, parse_config, parse_model, read_json
 from paceline.trainer.config_checks import config_problems
 from paceline.trainer.measure.event_log import EventLog, resident_bytes
@@ -84,8 +84,8 @@ def test_a_model_says_its_kind() -> None:
         (config.LrScheduleConfig, LrSchedule),
         (config.LossScaleConfig, LossScale),
         (config.EvaluationConfig, Evaluation),
-        (side_outputs.MlperfConfig, MlperfLog),
-        (side_outputs.ProfileConfig, Profiling),
+        (config.MlperfConfig, MlperfLog),
+        (config.ProfileConfig, Profiling),
         (model_config.ModelConfig, DecoderShape),
         (model_config.FluxConfig, MMDiTShape),
     ],

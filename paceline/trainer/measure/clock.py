@@ -101,6 +101,11 @@ class DeviceClock:
             return False
 
 
+def clock_of(device: torch.device) -> Clock:
+    """Return the clock of a device."""
+    return DeviceClock(device) if device.type == "cuda" else HostClock()
+
+
 @dataclass(frozen=True)
 class Lap:
     """Marks of one step: its start, its end and the waits inside."""

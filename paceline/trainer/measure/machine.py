@@ -17,7 +17,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 GROWTH_BYTES = 64 * 2**20
@@ -33,6 +36,13 @@ def cpu_name() -> str:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, or of the processor for the device `cpu`."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 def resident_now() -> int | None:

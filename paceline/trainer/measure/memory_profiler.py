@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
+from paceline.trainer.config import ProfileConfig
 from paceline.trainer.measure.machine import resident_now
 from paceline.trainer.measure.profiler import FOLDER, PauseWatchdog, StepProfiler
 from paceline.trainer.parallel.mesh import World
-from paceline.trainer.side_outputs import ProfileConfig
 
 SAMPLE_S = 0.002
 MAX_POINTS = 4000

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import distributed as dist
 
+from paceline.trainer.config import ProfileConfig
 from paceline.trainer.parallel.mesh import World
-from paceline.trainer.side_outputs import ProfileConfig
 
 PauseWatchdog = Callable[[], AbstractContextManager[None]]
 """A context in which the watchdog counts no time."""

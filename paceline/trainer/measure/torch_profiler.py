@@ -18,9 +18,9 @@ import torch
 from torch import distributed as dist
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
+from paceline.trainer.config import ProfileConfig
 from paceline.trainer.measure.profiler import FOLDER, PauseWatchdog, StepProfiler
 from paceline.trainer.parallel.mesh import World
-from paceline.trainer.side_outputs import ProfileConfig
 
 ISSUED = "paceline:communication:"
 """Prefix of the range in which a collective is issued; the group's axis and the method follow."""

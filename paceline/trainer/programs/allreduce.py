@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from paceline.trainer.measure.machine import cpu_name
+from paceline.trainer.measure.machine import device_name
 from paceline.trainer.parallel.mesh import join_world
 from paceline.trainer.programs.gemm import relative_spread
 
@@ -30,7 +30,7 @@ def main(settings: dict[str, Any]) -> None:
     """Measure every payload among all ranks."""
     world = join_world(settings["device"])
     payloads = PAYLOADS_BYTES[world.device.type]
-    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else cpu_name()
+    name = device_name(world.device)
     about = {"device_name": name, "torch": torch.__version__, "backend": world.backend}
     for size in payloads:
         result = measure(

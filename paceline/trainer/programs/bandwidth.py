@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
-from paceline.trainer.measure.clock import Clock, DeviceClock, HostClock
-from paceline.trainer.measure.machine import cpu_name
-from paceline.trainer.programs.gemm import elapsed, relative_spread
+from paceline.trainer.measure.clock import Clock, clock_of
+from paceline.trainer.programs.gemm import device_facts, elapsed, relative_spread
 
 SIZES_BYTES = {"cpu": (64 * 2**20, 512 * 2**20), "cuda": (256 * 2**20, 2**30)}
 """Sizes of the copies; the last one is far larger than any cache."""
@@ -28,12 +27,7 @@ BLOCKS = 10
 def main(settings: dict[str, Any]) -> None:
     """Measure every size and print its line."""
     device = torch.device(settings["device"])
-    about = {
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
-    sizes = SIZES_BYTES[device.type]
+    about, sizes = device_facts(device), SIZES_BYTES[device.type]
     for size in sizes:
         result = measure_copy(device, size, settings.get("seconds", 1.0) / len(sizes))
         print(json.dumps({"event": "memory", **result, **about}), flush=True)
@@ -64,11 +58,6 @@ def sustained_rates(work: Any, amount: float, clock: Clock, seconds: float) -> l
 def rate_statistics(rates: list[float]) -> dict[str, Any]:
     """Return the number of blocks, their spread and their rates."""
     return {"n": len(rates), "spread": relative_spread(rates), "rates": rates}
-
-
-def clock_of(device: torch.device) -> Clock:
-    """Return the clock of a device."""
-    return DeviceClock(device) if device.type == "cuda" else HostClock()
 
 
 if __name__ == "__main__":

@@ -16,16 +16,18 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
-from paceline.trainer.measure.machine import cpu_name, die_with_parent
+from paceline.trainer.measure.clock import clock_of
+from paceline.trainer.measure.machine import die_with_parent
 from paceline.trainer.parallel.mesh import World, join_world
 from paceline.trainer.programs.allreduce import PAYLOADS_BYTES, measure, settle
-from paceline.trainer.programs.bandwidth import SIZES_BYTES, clock_of, measure_copy, median
-from paceline.trainer.programs.gemm import DTYPES, measure_shape, relative_spread
+from paceline.trainer.programs.bandwidth import SIZES_BYTES, measure_copy
+from paceline.trainer.programs.gemm import DTYPES, device_facts, measure_shape, relative_spread
 from paceline.trainer.programs.kernels import passes
 from paceline.trainer.programs.latency import launch_latency
 
@@ -41,14 +43,7 @@ def main(settings: dict[str, Any]) -> None:
         torch.set_num_threads(settings["threads"])
     torch.set_float32_matmul_precision(settings.get("matmul_precision", "high"))
     world = join_world(settings["device"])
-    cuda = world.device.type == "cuda"
-    name = torch.cuda.get_device_name(world.device) if cuda else cpu_name()
-    about = {
-        "device_name": name,
-        "torch": torch.__version__,
-        "ranks": world.size,
-        "threads": torch.get_num_threads(),
-    }
+    about = {**device_facts(world.device), "ranks": world.size}
     for line in lines(settings, world):
         if world.rank == 0:
             print(json.dumps({**line, **about}), flush=True)

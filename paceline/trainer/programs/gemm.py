@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from paceline.trainer.measure.clock import Clock, DeviceClock, HostClock
-from paceline.trainer.measure.machine import cpu_name
+from paceline.trainer.measure.clock import Clock, clock_of
+from paceline.trainer.measure.machine import device_name
 
 DTYPES = {
     "fp32": torch.float32,
@@ -66,15 +66,19 @@ def main(settings: dict[str, Any]) -> None:
     if settings.get("threads"):
         torch.set_num_threads(settings["threads"])
     torch.set_float32_matmul_precision(settings.get("matmul_precision", "high"))
-    clock: Clock = DeviceClock(device) if device.type == "cuda" else HostClock()
-    about = {
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
+    clock, about = clock_of(device), device_facts(device)
     for dtype in settings["dtypes"]:
         for line in measure_dtype(dtype, device, clock, settings.get("seconds", 1.0)):
             print(json.dumps({**line, **about}), flush=True)
+
+
+def device_facts(device: torch.device) -> dict[str, Any]:
+    """Return the fields of every line that describe the device and PyTorch."""
+    return {
+        "device_name": device_name(device),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
 
 
 def measure_dtype(

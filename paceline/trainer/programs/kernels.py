@@ -14,15 +14,15 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.trainer.measure.machine import cpu_name
+from paceline.trainer.measure.clock import clock_of
 from paceline.trainer.model.attention import causal_attention
-from paceline.trainer.programs.bandwidth import clock_of, median
-from paceline.trainer.programs.gemm import DTYPES, elapsed, relative_spread
+from paceline.trainer.programs.gemm import DTYPES, device_facts, elapsed, relative_spread
 
 MIN_REPEATS, MAX_REPEATS = 3, 30
 """Minimum and maximum repeats of a shape."""
@@ -35,8 +35,7 @@ def main(settings: dict[str, Any]) -> None:
     device = torch.device(settings["device"])
     if settings.get("threads"):
         torch.set_num_threads(settings["threads"])
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-    about = {"device_name": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
+    about = device_facts(device)
     for line in passes(settings, device):
         print(json.dumps({**line, **about}), flush=True)
 

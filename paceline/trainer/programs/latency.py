@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from statistics import median
 from typing import Any
 
 import torch
 
-from paceline.trainer.measure.machine import cpu_name
-from paceline.trainer.programs.bandwidth import clock_of, median
-from paceline.trainer.programs.gemm import elapsed, relative_spread
+from paceline.trainer.measure.clock import clock_of
+from paceline.trainer.programs.gemm import device_facts, elapsed, relative_spread
 
 CALLS_PER_REPEAT = 200
 MIN_REPEATS, MAX_REPEATS = 10, 100
@@ -29,10 +29,8 @@ ELEMENTS = 16
 def main(settings: dict[str, Any]) -> None:
     """Measure and print."""
     device = torch.device(settings["device"])
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     latency = launch_latency(device, settings.get("seconds", 1.0))
-    about = {"device_name": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
-    print(json.dumps({**latency, **about}), flush=True)
+    print(json.dumps({**latency, **device_facts(device)}), flush=True)
 
 
 def launch_latency(device: torch.device, seconds: float) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Measure the network between many devices, as one rank of the measurement.
 
-Run as python -m paceline.trainer.programs.network question.json, once per device.
+Run as python -m paceline.trainer.programs.network settings.json, once per device.
 
 Writes JSON lines to network/rank-NNNNN.jsonl: `facts`, `collective` (operation, bytes, seconds of
 one among all ranks, wrong elements), `pair` (this node with another: seconds of a small message one
@@ -221,7 +221,7 @@ class Payload:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: trainer question.json")
+        sys.exit("usage: network settings.json")
     code = main(sys.argv[1])
     sys.stdout.flush()
     os._exit(code)  # a normal exit may wait for peers that never answer

@@ -1,6 +1,6 @@
 """Check many nodes, as one rank of the check.
 
-Run as python -m paceline.trainer.programs.node_check check.json, once per device.
+Run as python -m paceline.trainer.programs.node_check settings.json, once per device.
 
 Writes JSON lines to check/rank-NNNNN.jsonl: `facts`, `rate` (GEMM, memory), `collective` (inside
 the node), `pair` (between two nodes), `fault` for a part that failed, and `end`. The exit code is 0
@@ -22,6 +22,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from paceline.trainer.config import read_json
@@ -249,12 +250,8 @@ class NodeCheck(HostProgram):
 
     def gemm(self) -> None:
         """Measure the sustained rate of one square GEMM."""
-        from paceline.trainer.programs.bandwidth import (
-            clock_of,
-            median,
-            rate_statistics,
-            sustained_rates,
-        )
+        from paceline.trainer.measure.clock import clock_of
+        from paceline.trainer.programs.bandwidth import rate_statistics, sustained_rates
         from paceline.trainer.programs.gemm import flops, make_gemm
 
         shape = (8192,) * 3 if self.kind == "cuda" else (1024,) * 3
@@ -298,7 +295,7 @@ class NodeCheck(HostProgram):
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: trainer check.json")
+        sys.exit("usage: node_check settings.json")
     code = main(sys.argv[1])
     sys.stdout.flush()
     os._exit(code)  # a normal exit may wait for peers that never answer

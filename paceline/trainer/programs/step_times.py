@@ -27,7 +27,7 @@ from paceline.trainer.config import ConfigError, TrainerConfig, parse_config
 from paceline.trainer.config_checks import config_problems
 from paceline.trainer.data.batches import Loader, sampler_of
 from paceline.trainer.data.corpus import load_corpus
-from paceline.trainer.measure.clock import DeviceClock, HostClock, StepClock
+from paceline.trainer.measure.clock import StepClock, clock_of
 from paceline.trainer.measure.machine import die_with_parent
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
 from paceline.trainer.replica.assembly import make_replica
@@ -75,7 +75,7 @@ def train_case(case: dict[str, Any], world: World) -> list[float]:
     set_threads(config.threads)
     torch.set_float32_matmul_precision(config.training.matmul_precision)
     mesh = mesh_of(config, world)
-    steps = StepClock(DeviceClock(world.device) if world.device.type == "cuda" else HostClock())
+    steps = StepClock(clock_of(world.device))
     corpus, times = load_corpus(config), StepTimer()
     trainer = Trainer(
         config,

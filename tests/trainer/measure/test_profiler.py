@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.trainer.config import ProfileConfig
 from paceline.trainer.measure.profiler import Profiler, StepProfiler, closing
 from paceline.trainer.parallel.mesh import World
-from paceline.trainer.side_outputs import ProfileConfig
 from tests.trainer.example import places
 
 LIMIT_S = 1.0
@@ -21,7 +21,7 @@ from paceline.trainer.measure import heartbeat
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.parallel.mesh import Mesh, join_world
 from paceline.trainer.profilers import make_profiler
-from paceline.trainer.side_outputs import ProfileConfig
+from paceline.trainer.config import ProfileConfig
 
 heartbeat.MIN_START_LIMIT_S = {LIMIT_S}
 world = join_world("cpu")

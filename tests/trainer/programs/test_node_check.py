@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 from paceline.trainer.measure.clock import HostClock
 from paceline.trainer.programs import node_check
-from paceline.trainer.programs.bandwidth import BLOCKS, median, sustained_rates
+from paceline.trainer.programs.bandwidth import BLOCKS, sustained_rates
 from tests.ports import free_port
 from tests.trainer.example import LIMIT_S, program
 
