@@ -155,7 +155,9 @@ class Estimate(Value):
 
 def estimate(request: EstimateRequest, evidence: Evidence) -> Estimate:
     """Estimate one recipe; raises UserError if it cannot run or the device is unknown."""
-    return estimate_on(request.machine, request.spec, request, evidence)
+    result = estimate_on(request.machine, request.spec, request, evidence)
+    notes = (*result.notes, *request.resolved_recipe.notes)
+    return result.model_copy(update={"notes": notes})
 
 
 def estimate_on(
@@ -220,7 +222,6 @@ def estimate_on(
         provenance=estimate_provenance(evidence, machine, *_links(request)),
         notes=(
             *machine.notes,
-            *request.resolved_recipe.notes,
             *_recipe_notes(training),
             *_data_notes(spec.data),
             *uncomputed_flops_notes(levels, spec.flops_convention),
