@@ -274,7 +274,7 @@ def log_format_table() -> str:
             f"`{name}`",
             kind.title,
             kind.example,
-            kind.numbered,
+            kind.numbering,
             f"`{kind.convention}`" if kind.convention else "-",
         )
         for name, kind in sorted(log_formats().items(), key=lambda item: item[1].title.lower())

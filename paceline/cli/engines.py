@@ -22,7 +22,13 @@ from paceline.cli.output import (
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.units import gib
-from paceline.engines import Needs, engine, engine_names, log_formats, needs
+from paceline.engines import (
+    EngineRequirements,
+    engine,
+    engine_names,
+    engine_requirements,
+    log_formats,
+)
 from paceline.engines.launch import environments
 from paceline.report.document import Column
 
@@ -101,7 +107,7 @@ def engines(
 
 
 def _row(name: str) -> dict[str, Any]:
-    engine_needs, environment = needs(name), environments.installed(name)
+    engine_needs, environment = engine_requirements(name), environments.installed(name)
     absent = [] if environment or not engine_needs.imports else _missing_modules(engine_needs)
     lacking = [command for command in engine_needs.commands if shutil.which(command) is None]
     if lacking:
@@ -154,19 +160,19 @@ def _format_rows() -> list[dict[str, Any]]:
             "engine": name,
             "framework": kind.title,
             "step_line": kind.example.replace("`", ""),
-            "step_number": kind.numbered,
+            "step_number": kind.numbering,
             "convention": kind.convention or "-",
         }
         for name, kind in log_formats().items()
     ]
 
 
-def _missing_modules(engine_needs: Needs) -> list[str]:
+def _missing_modules(engine_needs: EngineRequirements) -> list[str]:
     return environments.absent_modules(Path(environments.own_interpreter()), engine_needs.imports)
 
 
 def _install(name: str, form: TableFormat, isolated: bool) -> None:
-    engine_needs = needs(name)
+    engine_needs = engine_requirements(name)
     if not engine_needs.requirements:
         raise UserError(
             f"engine {name}",
@@ -192,7 +198,7 @@ def _install(name: str, form: TableFormat, isolated: bool) -> None:
 
 
 def _remove(name: str, form: TableFormat) -> None:
-    needs(name)
+    engine_requirements(name)
     removed = environments.remove(name)
     if form is TableFormat.json:
         emit_json({"name": name, "removed": removed})
@@ -201,7 +207,10 @@ def _remove(name: str, form: TableFormat) -> None:
 
 
 def _installable() -> str:
-    return ", ".join(name for name in engine_names() if needs(name).requirements) or "none"
+    return (
+        ", ".join(name for name in engine_names() if engine_requirements(name).requirements)
+        or "none"
+    )
 
 
 _FORMAT_COLUMNS = [

@@ -51,7 +51,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class Needs:
+class EngineRequirements:
     """Packages and programs that a framework needs in order to start."""
 
     title: str
@@ -66,10 +66,10 @@ class Needs:
     """Requirement that no Python environment can meet."""
 
 
-def needs(name: str) -> Needs:
+def engine_requirements(name: str) -> EngineRequirements:
     """Return the requirements of engine `name`; raise UserError with the nearest name."""
-    module = _named(name, "job", engine_names)
-    return Needs(
+    module = _module_with(name, "job", engine_names)
+    return EngineRequirements(
         title=module.LOG_FORMAT.title
         if hasattr(module, "LOG_FORMAT")
         else getattr(module, "TITLE", name),
@@ -86,8 +86,8 @@ def last_step(spec: RunSpec) -> int | None:
 
     A module whose framework does not count the requested steps defines `last_step` itself.
     """
-    counted = getattr(_module(spec.engine), "last_step", None)
-    return counted(spec) if counted else spec.steps_requested
+    engine_last_step = getattr(_module(spec.engine), "last_step", None)
+    return engine_last_step(spec) if engine_last_step else spec.steps_requested
 
 
 def ends_at_target(spec: RunSpec) -> bool:
@@ -105,7 +105,7 @@ def engine_names() -> list[str]:
 
 def engine(name: str) -> Engine:
     """Return the engine called `name`; raise UserError with the nearest name."""
-    return cast(Engine, _named(name, "job", engine_names))
+    return cast(Engine, _module_with(name, "job", engine_names))
 
 
 def log_formats() -> dict[str, LogFormat]:
@@ -117,7 +117,7 @@ def log_formats() -> dict[str, LogFormat]:
 
 def log_format(name: str) -> LogFormat:
     """Return the log format of engine `name` (`-` may replace `_`); raise UserError."""
-    module = _named(name.lower().replace("-", "_"), "LOG_FORMAT", log_formats)
+    module = _module_with(name.lower().replace("-", "_"), "LOG_FORMAT", log_formats)
     return cast(LogFormat, module.LOG_FORMAT)
 
 
@@ -129,14 +129,14 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def _named(name: str, needed: str, candidates: Callable[[], Iterable[str]]) -> Any:
+def _module_with(name: str, attribute: str, candidates: Callable[[], Iterable[str]]) -> Any:
     """Return the module called `name` if it has the attribute `needed`, without importing others.
 
     Raises UserError with the names of all `candidates`, which imports them all.
     """
     if name in _names():
         module = _module(name)
-        if hasattr(module, needed):
+        if hasattr(module, attribute):
             return module
     names = list(candidates())
     raise UserError(

@@ -23,10 +23,10 @@ from paceline.engines.log_reading.records import (
     Records,
     field,
     json_field,
-    keep_whole_numbers,
     ratio,
-    watched,
-    without_colours,
+    store_whole_numbers,
+    watch_end,
+    without_colors,
 )
 
 __all__ = ["LOG_FORMAT"]
@@ -36,7 +36,7 @@ _STEP = re.compile(
     rb'|\{"step": (\d{1,18}), "epoch": \d{1,9}, "timestamp": "[^"\r\n]{1,60}", '
     rb"([^{}\r\n]{1,8000})\}"
 )
-_TORN = re.compile(
+_INCOMPLETE = re.compile(
     rb"step \d{1,18} \| epoch \d{1,9} \| loss [^|]{1,32}\| grad_norm "
     rb"(?!.{0,400}(?:tps [0-9.]{1,24}[( ]|time [0-9.]{1,24}s))"
     rb'|\{"step": \d{1,18}, "epoch": [^{}]{0,8000}\Z'
@@ -62,12 +62,12 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     JSON form has the tokens of a step, and therefore its time: tokens / tps.
     """
     world = 0
-    for block in watched(blocks, log, torn=_TORN):
-        text = without_colours(block).replace(b"\r", b"\n")
-        for part in _AS_STATED.split(text) if b"World size: " in text else (text,):
+    for block in watch_end(blocks, log, incomplete=_INCOMPLETE):
+        text = without_colors(block).replace(b"\r", b"\n")
+        for part in _BEFORE_WORLD.split(text) if b"World size: " in text else (text,):
             if match := _WORLD.match(part):
                 world = int(match[1])
-                keep_whole_numbers(log, {b"n": "num_devices"}, [(b"n", match[1])])
+                store_whole_numbers(log, {b"n": "num_devices"}, [(b"n", match[1])])
             _add_steps(part, world, log)
 
 
@@ -81,23 +81,25 @@ def _add_steps(text: bytes, world: int, log: LogContent) -> None:
     records = Records(fields)
     columns = records.either(_FIELDS) | records.either(_MEMORY, GIB)
     columns |= records.columns({"step_time_s": _TIME})
-    unsaid = np.full(len(index), np.nan)
-    rates = dict.fromkeys(_OTHERS, unsaid) | records.either(_OTHERS)
-    timed = columns.get("step_time_s", unsaid)
+    unknown = np.full(len(index), np.nan)
+    rates = dict.fromkeys(_OTHERS, unknown) | records.either(_OTHERS)
+    printed_times = columns.get("step_time_s", unknown)
     columns["tokens"] = rates["tokens"]
-    columns["step_time_s"] = np.where(np.isnan(timed), ratio(rates["tokens"], rates["tps"]), timed)
+    columns["step_time_s"] = np.where(
+        np.isnan(printed_times), ratio(rates["tokens"], rates["tps"]), printed_times
+    )
     if times := [t for t in records.texts(_TIME) or () if t]:
         log.resolution_s = decimal_step(times[-1])
     if world:
         columns["tokens_per_s_per_device"] = rates["tps"] / world
     else:
         columns["tokens_per_s_per_device"] = rates["of_rank"]
-        log.remark("tokens/s of a GPU are of a data-parallel rank, as the log has no World size")
+        log.remark("tokens/s per GPU are those of a data-parallel rank: the log has no World size")
     log.add_steps(whole_numbers(index), **columns)
 
 
 _WORLD = re.compile(rb"World size: (\d{1,9})")
-_AS_STATED = re.compile(rb"(?=World size: \d)")
+_BEFORE_WORLD = re.compile(rb"(?=World size: \d)")
 """Header line whose world size applies to the steps after it."""
 
 LOG_FORMAT = LogFormat(
@@ -109,5 +111,5 @@ LOG_FORMAT = LogFormat(
     ),
     read=read,
     example="`step 9 | epoch 0 | loss ... | tps 11278.56(1409.82/gpu)`",
-    numbered="from 0",
+    numbering="from 0",
 )

@@ -32,12 +32,10 @@ def unsupported(spec: RunSpec) -> list[str]:
     problems = unknown_settings(spec, SETTINGS)
     if not spec.command:
         problems.append(
-            "engine command starts a program of yours: `paceline run [RECIPE] -- PROGRAM`"
+            "engine command needs a program to start: `paceline run [RECIPE] -- PROGRAM`"
         )
     if REDACTED in spec.command:
-        problems.append(
-            "its command holds a secret, which was not stored: give the command once more"
-        )
+        problems.append("the stored command has no secrets: enter the whole command again")
     if spec.engine_settings.get("per", "node") not in PER:
         problems.append(f"engine_settings.per must be {' or '.join(PER)}")
     return problems
@@ -48,7 +46,7 @@ def missing(spec: RunSpec) -> str | None:
     elsewhere = spec.cluster.python is not None or spec.cluster.in_container
     # Torch's launcher starts the program, both locally and on nodes.
     if not elsewhere and importlib.util.find_spec("torch") is None:
-        return "torch is not installed beside Paceline; pip install 'paceline[native]'"
+        return "torch is not installed; pip install 'paceline[native]'"
     program = spec.command[0] if spec.command else ""
     if not spec.cluster.runs_here or "{" in program or not program:
         return None
@@ -56,8 +54,8 @@ def missing(spec: RunSpec) -> str | None:
     if shutil.which(program, path=path) is not None:
         return None
     is_file = Path(program).is_file()
-    why = "may not be executed" if is_file else "is not a program here"
-    remedy = f"python {program}" if is_file else "check its name, or give its path"
+    why = "is not executable" if is_file else "was not found on this machine"
+    remedy = f"use `python {program}`" if is_file else "check its name, or give its path"
     return f"{program} {why}; {remedy}"
 
 

@@ -18,9 +18,9 @@ from paceline.engines.log_reading.records import (
     Records,
     RunningTotals,
     json_field,
-    keep_total_steps,
     ratio,
-    watched,
+    store_total_steps,
+    watch_end,
 )
 
 __all__ = ["LOG_FORMAT"]
@@ -32,7 +32,7 @@ DECIMAL = 0.01
 _RECORD = re.compile(
     rb'\{"current_steps": (\d{1,18}), "total_steps": (\d{1,18}), ("loss": [^{}\r\n]{1,4000})\}'
 )
-_TORN = re.compile(rb'\{"current_steps": [^{}]{0,4000}\Z')
+_INCOMPLETE = re.compile(rb'\{"current_steps": [^{}]{0,4000}\Z')
 _FIELDS = {"loss": json_field(rb"loss"), "grad_norm": json_field(rb"grad_norm")}
 _MEMORY = {
     "allocated_bytes": json_field(rb"vram_allocated"),
@@ -52,7 +52,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     in whole seconds. Records without a loss (evaluations and the end) are skipped.
     """
     totals = RunningTotals(3)
-    for block in watched(blocks, log, ENDS, _TORN):
+    for block in watch_end(blocks, log, ENDS, _INCOMPLETE):
         steps = _RECORD.findall(block)
         if not steps:
             continue
@@ -72,7 +72,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         columns["step_time_s"] = np.where(np.isnan(fine), whole, fine)
         columns["tokens"] = per_step
         log.add_steps(numbers_of_steps[new], **columns)
-        keep_total_steps(log, lasts)
+        store_total_steps(log, lasts)
         is_fine = bool(np.isfinite(fine_s[-1]))
         unit_s = DECIMAL * float(fine_s[-1] / rates[-1]) if is_fine else 1.0
         log.resolution_s = unit_s / totals.distance
@@ -100,5 +100,5 @@ LOG_FORMAT = LogFormat(
     ),
     read=read,
     example='`{"current_steps": 10, "total_steps": 100, "loss": ...}`',
-    numbered="from 1",
+    numbering="from 1",
 )

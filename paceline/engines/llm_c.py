@@ -18,12 +18,12 @@ from paceline.engines.log_reading.log_content import (
 )
 from paceline.engines.log_reading.records import (
     Records,
-    above_zero,
     field,
-    keep_total_steps,
-    keep_whole_numbers,
-    watched,
-    without_colours,
+    nan_if_negative,
+    store_total_steps,
+    store_whole_numbers,
+    watch_end,
+    without_colors,
 )
 
 __all__ = ["LOG_FORMAT"]
@@ -33,7 +33,7 @@ ENDS = b"total average iteration time: "
 _STEP = re.compile(
     rb"step {1,12}(\d{1,18})/(\d{1,18}) \| ((?:train )?loss [^\r\n]{1,80}? norm [^\r\n]*)"
 )
-_TORN = re.compile(rb"step {1,12}\d{1,18}/\d{1,18} \| (?:train )?loss (?!.{0,200}tok/s)")
+_INCOMPLETE = re.compile(rb"step {1,12}\d{1,18}/\d{1,18} \| (?:train )?loss (?!.{0,200}tok/s)")
 _FIELDS = {"loss": field(rb"loss "), "grad_norm": field(rb"norm ")}
 _TIME = re.compile(rb"[|(] {0,8}([0-9.]{1,24}) ms[^\n]*")
 _MFU = re.compile(rb"\| {0,8}(-?[0-9.]{1,24})% \w{2,8} MFU[^\n]*")
@@ -45,8 +45,8 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     `tok/s` is a moving average over all devices and is ignored.
     """
     log.facts["log_interval"] = 1
-    for block in watched(blocks, log, ENDS, _TORN):
-        text = without_colours(block).replace(b"\r", b"\n")
+    for block in watch_end(blocks, log, ENDS, _INCOMPLETE):
+        text = without_colors(block).replace(b"\r", b"\n")
         _read_settings(text, log)
         steps = _STEP.findall(text)
         if not steps:
@@ -55,9 +55,9 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         records = Records(fields)
         columns = records.columns(_FIELDS) | records.columns({"step_time_s": _TIME}, 1e-3)
         if (mfu := records.columns({"mfu": _MFU}, 0.01).get("mfu")) is not None:
-            columns["mfu"] = above_zero(mfu)
+            columns["mfu"] = nan_if_negative(mfu)
         log.add_steps(whole_numbers(index), **columns)
-        keep_total_steps(log, lasts)
+        store_total_steps(log, lasts)
         if times := [t for t in records.texts(_TIME) or () if t]:
             log.resolution_s = decimal_step(times[-1]) / 1e3
 
@@ -87,16 +87,18 @@ _FACTS = {
 def _read_settings(text: bytes, log: LogContent) -> None:
     """Store the settings in the table; the total batch is in tokens."""
     for name, value in _ROW.findall(text):
-        keep_whole_numbers(log, _FACTS, [(name, value)])
+        store_whole_numbers(log, _FACTS, [(name, value)])
         if name in (b"device", b"precision"):
             fact = "device" if name == b"device" else "dtype"
             log.facts[fact] = excerpt(value.lower() if fact == "dtype" else value)
         elif name == b"total batch size" and value.isdigit():
             length = log.facts.get("seq_len")
-            samples, rest = divmod(int(value[:18]), length) if isinstance(length, int) else (0, 1)
-            keep_whole_numbers(log, _FACTS, [(b"total", b"%d" % samples)] if not rest else [])
+            samples, remainder = (
+                divmod(int(value[:18]), length) if isinstance(length, int) else (0, 1)
+            )
+            store_whole_numbers(log, _FACTS, [(b"total", b"%d" % samples)] if not remainder else [])
     for steps in _ACCUMULATION.findall(text):
-        keep_whole_numbers(log, _FACTS, [(b"accumulation", steps)])
+        store_whole_numbers(log, _FACTS, [(b"accumulation", steps)])
     for used in _MEMORY.findall(text):
         log.peak("used", int(used) * MIB)
 
@@ -110,5 +112,5 @@ LOG_FORMAT = LogFormat(
     ),
     read=read,
     example="`step    1/19560 | loss ... | 4688.25 ms | 28.8% bf16 MFU`",
-    numbered="from 1",
+    numbering="from 1",
 )

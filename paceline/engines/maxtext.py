@@ -20,15 +20,15 @@ from paceline.engines.log_reading.log_content import (
 )
 from paceline.engines.log_reading.records import (
     NUMBER,
-    keep_whole_numbers,
     note_decimals,
     product,
-    watched,
+    store_whole_numbers,
+    watch_end,
 )
 
 __all__ = ["LOG_FORMAT"]
 
-FEWEST_UNMASKED = 0.9
+MIN_UNMASKED = 0.9
 """Share of targets in positions below which more than padding is excluded from the loss."""
 
 _STEP = re.compile(
@@ -47,7 +47,7 @@ _STEP = re.compile(
     + NUMBER
     + rb")?"
 )
-_TORN = re.compile(rb"completed step: (?!\d{1,18}, seconds: [0-9.]{1,24},)")
+_INCOMPLETE = re.compile(rb"completed step: (?!\d{1,18}, seconds: [0-9.]{1,24},)")
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
@@ -58,12 +58,12 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     up, the line has no rates.
     """
     settings = _Settings()
-    begun = 0
-    for block in _attempts(watched(blocks, log, torn=_TORN)):
-        if len(log) > begun and b"Config param " in block:
+    attempt_start = 0
+    for block in _attempts(watch_end(blocks, log, incomplete=_INCOMPLETE)):
+        if len(log) > attempt_start and b"Config param " in block:
             settings.keep(log)
             log.begin_attempt()
-            settings, begun = _Settings(), len(log)
+            settings, attempt_start = _Settings(), len(log)
         settings.read(block)
         matches = _STEP.findall(block)
         if not matches:
@@ -130,17 +130,17 @@ class _Settings:
     """Settings that MaxText prints, one parameter per line, and those that it detects."""
 
     def __init__(self) -> None:
-        self._stated: dict[bytes, bytes] = {}
+        self._values: dict[bytes, bytes] = {}
         self._planned_gib = self._in_use_gib = 0.0
         self._targets = self._positions_per_device = 0.0
 
     def read(self, block: bytes) -> None:
         """Read the settings in `block`; a restart repeats them."""
         if b"Config param " in block:
-            self._stated.update(_SETTING.findall(block))
+            self._values.update(_SETTING.findall(block))
         for mark, pattern in _MARKED.items():
             if mark in block and (matches := pattern.findall(block)):
-                self._stated[mark] = matches[-1]
+                self._values[mark] = matches[-1]
         if b"memory size: " in block:
             self._planned_gib = max(self._planned_gib, _largest(_PLANNED.findall(block)))
         if b"Using (GB) " in block:
@@ -156,22 +156,22 @@ class _Settings:
 
     def keep(self, log: LogContent) -> None:
         """Store the settings in the log."""
-        stated = self._stated
-        keep_whole_numbers(log, _FACTS, stated.items())
+        values = self._values
+        store_whole_numbers(log, _FACTS, values.items())
         for name, axes in _AXES.items():
             size = self._axis(axes)
             if size is not None:
                 log.facts[name] = size
-        if stated.get(b"num_experts", b"1") != b"1":
+        if values.get(b"num_experts", b"1") != b"1":
             log.facts.pop("ffn_size", None)
-        billions = _largest([stated.get(b"number parameters", b"")])
+        billions = _largest([values.get(b"number parameters", b"")])
         if billions:
             log.facts["num_parameters"] = round(billions * 1e9)
-        if b"Jax Version" in stated:
-            log.facts["framework_version"] = f"JAX {stated[b'Jax Version'].decode()}"
+        if b"Jax Version" in values:
+            log.facts["framework_version"] = f"JAX {values[b'Jax Version'].decode()}"
         for name, key in (("device", b"TFRT"), ("model", b"model_name")):
-            if stated.get(key, b"default").strip() not in (b"", b"default"):
-                log.facts[name] = excerpt(stated[key])
+            if values.get(key, b"default").strip() not in (b"", b"default"):
+                log.facts[name] = excerpt(values[key])
         self._keep_batch_and_dtype(log)
         self._keep_masks(log)
         self._keep_memory(log)
@@ -179,43 +179,43 @@ class _Settings:
     def _keep_batch_and_dtype(self, log: LogContent) -> None:
         sharded = product(*(log.facts.get(name, 1) for name in MODEL_AXES))
         if sharded == 1:
-            batch = self._stated.get(b"per_device_batch_size", b"").removesuffix(b".0")
-            keep_whole_numbers(log, {b"n": "micro_batch"}, [(b"n", batch)])
-        quantization = self._stated.get(b"quantization", b"").lower()
+            batch = self._values.get(b"per_device_batch_size", b"").removesuffix(b".0")
+            store_whole_numbers(log, {b"n": "micro_batch"}, [(b"n", batch)])
+        quantization = self._values.get(b"quantization", b"").lower()
         if b"fp8" in quantization:
             log.facts["dtype"] = "mxfp8" if b"mxfp8" in quantization else "fp8"
-        elif b"dtype" in self._stated and not quantization.strip():
-            log.facts["dtype"] = excerpt(self._stated[b"dtype"])
+        elif b"dtype" in self._values and not quantization.strip():
+            log.facts["dtype"] = excerpt(self._values[b"dtype"])
 
     def _keep_masks(self, log: LogContent) -> None:
         """Store whether targets are masked: as configured, or if over 10% are not counted."""
         positions = self._positions_per_device * int(log.facts.get("num_devices", 0))
         share = self._targets / positions if positions else 1.0
-        stated = any(self._stated.get(name, b"").strip() == b"True" for name in _MASKING)
-        if stated or share < FEWEST_UNMASKED:
+        is_configured = any(self._values.get(name, b"").strip() == b"True" for name in _MASKING)
+        if is_configured or share < MIN_UNMASKED:
             log.facts["loss_on"] = "text"
-            counted = f", {share:.1%} of the positions" if positions else ""
+            share_text = f" ({share:.1%} of the positions)" if positions else ""
             log.remark(
-                f"total_weights counts the targets that are not masked{counted}: tokens/s is of "
-                "these, samples/s and days are of all positions"
+                f"total_weights counts only unmasked targets{share_text}: tokens/s counts these, "
+                "samples/s and days count all positions"
             )
 
     def _keep_memory(self, log: LogContent) -> None:
         """Store memory (GB means GiB); XLA's plan takes precedence over use before training."""
         if self._planned_gib:
             log.peak("allocated", self._planned_gib * GIB)
-            log.remark("memory is what XLA plans for the compiled step; none was measured")
+            log.remark("memory is XLA's plan for the compiled step, not a measurement")
         elif self._in_use_gib:
             log.peak("allocated", self._in_use_gib * GIB)
-            log.remark("memory is what is in use before the first step; no peak is printed")
+            log.remark("memory is the use before the first step: the log prints no peak")
 
     def _axis(self, names: tuple[bytes, ...]) -> int | None:
         """Return the size of a mesh axis within and across slices; None if MaxText chooses it."""
         keys = [b"%s_%s_parallelism" % (mesh, name) for mesh in (b"ici", b"dcn") for name in names]
-        stated = [self._stated[key].strip() for key in keys if key in self._stated]
-        if not stated or not all(text.isdigit() and len(text) < 8 for text in stated):
+        sizes = [self._values[key].strip() for key in keys if key in self._values]
+        if not sizes or not all(text.isdigit() and len(text) < 8 for text in sizes):
             return None
-        size = product(*map(int, stated))
+        size = product(*map(int, sizes))
         return size if size is not None and size < 1 << 31 else None
 
 
@@ -239,6 +239,6 @@ LOG_FORMAT = LogFormat(
     step_line=re.compile(rb"completed step: \d+, seconds: [0-9.]"),
     read=read,
     example="`completed step: 15107, seconds: 2.167, TFLOP/s: 36.722`",
-    numbered="from 0",
+    numbering="from 0",
     convention="causal",
 )

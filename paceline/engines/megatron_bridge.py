@@ -27,13 +27,13 @@ from paceline.engines.launch.programs import launch, unknown_settings
 from paceline.engines.log_reading.column import GrowingColumn
 from paceline.engines.log_reading.iteration_log import IterationLog
 from paceline.engines.log_reading.log_content import LogContent, LogFormat, decimal_step, numbers
-from paceline.engines.support import FOREIGN, WITHOUT_RAMP_UP, Support, no, only, refusals
+from paceline.engines.support import NO_CHECKPOINTS, WITHOUT_RAMP_UP, Support, no, only, refusals
 
-OUTSIDE = "NVIDIA's image of NeMo, or a checkout of Megatron-Bridge and what that imports"
+OUTSIDE = "NVIDIA's NeMo image, or a checkout of Megatron-Bridge and its dependencies"
 FOLDER = "scripts/performance"
 ENTRIES = ("bootstrap.py", "run_script.py")
 """Programs for each rank: the first since 26.08, the second in earlier images."""
-KNOWN = ("checkout", "family", "recipe", "library", "variant", "precision", "entry")
+SETTINGS = ("checkout", "family", "recipe", "library", "variant", "precision", "entry")
 RECIPES = {
     (32, 4096, 14336): ("llama", "llama3_8b"),
     (80, 8192, 28672): ("llama", "llama3_70b"),
@@ -53,7 +53,7 @@ PRECISIONS = {
 
 _NO_ARGUMENT = no("a performance recipe has no argument for it")
 RECIPE: Support = {
-    **FOREIGN,
+    **NO_CHECKPOINTS,
     **WITHOUT_RAMP_UP,
     "model.kind": only("decoder", reason="a performance recipe pre-trains a decoder"),
     "lora": no("a performance recipe trains all weights"),
@@ -73,13 +73,13 @@ SUPPORT = {"": {**RECIPE, "layout.recompute": only("none", "full")}}
 
 def unsupported(spec: RunSpec) -> list[str]:
     """Return what a performance recipe cannot do of `spec`, one sentence each."""
-    problems = [*unknown_settings(spec, KNOWN), *_setting_problems(spec)]
+    problems = [*unknown_settings(spec, SETTINGS), *_setting_problems(spec)]
     problems += [*recipe_problems(spec), *refusals(spec, SUPPORT[""])]
     if spec.model.kind == "decoder" and recipe_of(spec) is None:
-        known = ", ".join(name for _, name in RECIPES.values())
+        names = ", ".join(name for _, name in RECIPES.values())
         problems.append(
-            f"{spec.recipe} is none of the models whose recipe is known ({known}): name "
-            "engine_settings.family and recipe"
+            f"{spec.recipe} has no known performance recipe ({names}): set engine_settings.family "
+            "and recipe"
         )
     return problems
 
@@ -87,9 +87,9 @@ def unsupported(spec: RunSpec) -> list[str]:
 def recipe_problems(spec: RunSpec) -> Iterator[str]:
     """Yield what no performance recipe supports and the support table cannot express."""
     if gpu_of(spec) is None:
-        yield f"device {spec.cluster.device} has no performance recipes: {', '.join(GPUS)} have"
+        yield f"device {spec.cluster.device} has no performance recipes; use {', '.join(GPUS)}"
     if spec.layout.sequence_parallel != (spec.layout.tp > 1):
-        yield "layout.sequence_parallel has no argument: recipes have it with tp > 1, and only then"
+        yield "layout.sequence_parallel must be true with tp > 1 and false otherwise, as in recipes"
 
 
 def missing(spec: RunSpec) -> str | None:
@@ -97,7 +97,7 @@ def missing(spec: RunSpec) -> str | None:
     entry = Path(checkout_of(spec) or "") / _entry(spec)
     if not spec.cluster.runs_here or entry.is_file():
         return None
-    return f"{entry} is not there; engine_settings.checkout names the folder of a checkout"
+    return f"{entry} does not exist; set engine_settings.checkout to the folder of a checkout"
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:
@@ -150,11 +150,11 @@ def _arguments(spec: RunSpec) -> dict[str, str]:
         "virtual_pipeline_model_parallel_size": str(layout.vp) if layout.vp > 1 else "None",
         "expert_model_parallel_size": str(layout.ep),
         "use_megatron_fsdp": str(layout.zero_stage == 3).lower(),
-        **_recomputed(spec),
+        **_recompute(spec),
     }
 
 
-def _recomputed(spec: RunSpec) -> dict[str, str]:
+def _recompute(spec: RunSpec) -> dict[str, str]:
     """Return the argument to recompute all layers of each virtual stage, if requested."""
     layout, model = spec.layout, spec.model
     if layout.recompute != "full" or not isinstance(model, DecoderShape):
@@ -170,9 +170,9 @@ def checkout_of(spec: RunSpec) -> str | None:
 
 def recipe_of(spec: RunSpec) -> tuple[str, str] | None:
     """Return family and recipe: as set, else those of the model's shape."""
-    own, model = spec.engine_settings, spec.model
-    if own.get("family") and own.get("recipe"):
-        return str(own["family"]), str(own["recipe"])
+    settings, model = spec.engine_settings, spec.model
+    if settings.get("family") and settings.get("recipe"):
+        return str(settings["family"]), str(settings["recipe"])
     if not isinstance(model, DecoderShape):
         return None
     return RECIPES.get((model.num_layers, model.hidden_size, model.ffn_size))
@@ -187,31 +187,37 @@ def gpu_of(spec: RunSpec) -> str | None:
 def precision_of(spec: RunSpec) -> str | None:
     """Return the name of the precision, or None if the dtype or the set name has no match."""
     names = PRECISIONS.get(spec.training.dtype, ())
-    asked = spec.engine_settings.get("precision")
-    return next((name for name in names if asked in (None, name)), None)
+    requested_name = spec.engine_settings.get("precision")
+    return next((name for name in names if requested_name in (None, name)), None)
 
 
 def _setting_problems(spec: RunSpec) -> Iterator[str]:
-    own, checkout = spec.engine_settings, checkout_of(spec)
+    settings, checkout = spec.engine_settings, checkout_of(spec)
     if checkout is None or not PurePosixPath(checkout).is_absolute():
         yield (
-            "engine_settings.checkout must be the whole path of a checkout of Megatron-Bridge, as "
-            "the nodes see it (in NVIDIA's images /opt/Megatron-Bridge)"
+            "engine_settings.checkout must be the absolute path of a checkout of Megatron-Bridge "
+            "on the nodes (in NVIDIA's images /opt/Megatron-Bridge)"
         )
-    if bool(own.get("family")) != bool(own.get("recipe")):
-        yield "engine_settings.family and recipe are of one performance recipe: name both, or none"
-    if (library := own.get("library")) not in (None, True, False):
-        yield f"engine_settings.library {library} is neither true nor false"
-    elif library and ((own.get("entry") or ENTRIES[0]) != ENTRIES[0] or own.get("variant")):
-        yield f"engine_settings.library is started by {ENTRIES[0]}, and has no variants"
+    if bool(settings.get("family")) != bool(settings.get("recipe")):
+        yield "engine_settings.family and recipe belong together: set both, or neither"
+    entry, library = settings.get("entry"), settings.get("library")
+    if library not in (None, True, False):
+        yield f"engine_settings.library {library} must be true or false"
+    elif library and (
+        (settings.get("entry") or ENTRIES[0]) != ENTRIES[0] or settings.get("variant")
+    ):
+        yield f"engine_settings.library needs {ENTRIES[0]} and has no variants"
     elif library and spec.training.dtype != "bf16":
-        yield f"dtype {spec.training.dtype} is no library recipe's: it trains in bf16"
-    if (entry := own.get("entry")) and entry not in ENTRIES:
-        yield f"engine_settings.entry {entry} is neither {' nor '.join(ENTRIES)}"
+        yield f"training.dtype {spec.training.dtype}: library recipes train in bf16"
+    if entry and entry not in ENTRIES:
+        yield f"engine_settings.entry {entry} must be {' or '.join(ENTRIES)}"
     if precision_of(spec) is None:
         names = ", ".join(name for names in PRECISIONS.values() for name in names)
-        asked = own.get("precision") or "of its own"
-        yield f"dtype {spec.training.dtype} with precision {asked} is none of {names}"
+        precision = settings.get("precision") or "none"
+        yield (
+            f"training.dtype {spec.training.dtype} does not match engine_settings.precision "
+            f"{precision}; Megatron-Bridge has {names}"
+        )
 
 
 STEP_TIME = re.compile(
@@ -252,9 +258,9 @@ class _StepTimes:
 
     def read(self, text: bytes) -> None:
         """Read the lines in a piece of the log."""
-        if not (found := STEP_TIME.findall(text)):
+        if not (matches := STEP_TIME.findall(text)):
             return
-        times, flops = zip(*found, strict=True)
+        times, flops = zip(*matches, strict=True)
         self._decimal_s = self._decimal_s or decimal_step(times[0])
         values = numbers(flops) * TERA
         # Version 25.11 prints 0.0 for hybrid models, whose FLOPs it cannot count.
@@ -266,7 +272,7 @@ class _StepTimes:
         """Add the FLOP/s to the log's steps; without records, the lines become the steps."""
         times, flops, num_records = self._times.read(), self._flops.read(), len(log)
         if self._has_zeros:
-            log.remark("it prints a GPU utilization of 0.0, which is not taken for a measurement")
+            log.remark("a printed GPU utilization of 0.0 is not a measurement and is ignored")
         if not len(times):
             return
         if not num_records:
@@ -276,7 +282,7 @@ class _StepTimes:
                 flops_per_s_per_device=flops,
             )
             log.resolution_s = self._decimal_s
-            log.remark("it has Step Time lines only, without numbers: steps are counted from 1")
+            log.remark("Step Time lines have no step numbers: steps are counted from 1")
             return
         lines = _lines_of(log.column("step_time_s"), times, self._decimal_s)
         del times, self._times  # Frees memory, which a log of millions of steps needs.
@@ -292,8 +298,8 @@ class _StepTimes:
         )
         num_paired = int((lines >= 0).sum())
         for count, sentence in (
-            (len(flops) - num_paired, "Step Time lines without iteration line, left out"),
-            (num_records - num_paired, "iteration lines without Step Time line"),
+            (len(flops) - num_paired, "Step Time lines without an iteration line, ignored"),
+            (num_records - num_paired, "iteration lines without a Step Time line"),
         ):
             if count:
                 log.remark(f"{sentence}: {count:,}")
@@ -312,8 +318,8 @@ def _lines_of(
 
     def gap(line: int, record: int) -> tuple[int, int]:
         """Return the smallest number of lines and records to skip until the times agree."""
-        for lost in range(1, LOOK_AHEAD):
-            for lines, records in ((lost, 0), (0, lost)):
+        for count in range(1, LOOK_AHEAD):
+            for lines, records in ((count, 0), (0, count)):
                 if agree(line + lines, record + records, AGREEING).all():
                     return lines, records
         return 1, 1
@@ -336,8 +342,8 @@ LOG_FORMAT = LogFormat(
     marks=(b"Step Time : ",),
     step_line=re.compile(rb"Step Time : [0-9.]{1,24}s GPU utilization: "),
     read=read,
-    example="`Step Time : 5.69s GPU utilization: ...` and Megatron's line",
-    numbered="from 1",
+    example="`Step Time : 5.69s GPU utilization: ...`, and Megatron's line",
+    numbering="from 1",
     end_marker="[after training is done]",
     precedence=2,
     convention="causal",

@@ -36,16 +36,16 @@ from paceline.engines.megatron.start import ENTRY, missing_entry, readable
 from paceline.engines.megatron.support import (
     FAMILY,
     NO_ARGUMENT,
-    refused_paths,
-    refused_settings,
+    path_problems,
+    setting_problems,
 )
 from paceline.engines.support import DEEPSEEK, no, only, refusals
 
-OUTSIDE = "a checkout of Megatron-DeepSpeed, and in its interpreter what that imports"
+OUTSIDE = "a checkout of Megatron-DeepSpeed, and an interpreter with its dependencies"
 SETTINGS = ("checkout", "spelling", "split", "tokenizer", "vocab_file", "merge_file")
 NO_CHECKOUT = (
-    "engine_settings.checkout is not set: name the folder of a checkout of Megatron-DeepSpeed, as "
-    "the nodes see it"
+    "engine_settings.checkout is not set: set it to the folder of a checkout of Megatron-DeepSpeed "
+    "on the nodes"
 )
 CONFIG_FILE = "ds_config.json"
 STEPS_PER_PRINT = 2000
@@ -66,7 +66,7 @@ SUPPORT = {
         "layout.vp": no("DeepSpeed's pipelines have no virtual stages"),
         "layout.ep": NO_ARGUMENT,
         "layout.zero_stage": only(
-            0, 1, reason="DeepSpeed's pipeline modules, which it always makes, have no more"
+            0, 1, reason="it always uses DeepSpeed's pipeline modules, which support no more"
         ),
         "layout.recompute": only("none", "full"),
         "layout.sequence_parallel": NO_ARGUMENT,
@@ -82,21 +82,21 @@ SUPPORT = {
 
 def unsupported(spec: RunSpec) -> list[str]:
     """Return what Megatron-DeepSpeed cannot do of `spec`, one sentence each."""
-    problems = [*unknown_settings(spec, SETTINGS), *refused_paths(spec)]
+    problems = [*unknown_settings(spec, SETTINGS), *path_problems(spec)]
     if not spec.engine_settings.get("checkout"):
         problems.append(NO_CHECKOUT)
     problems += refusals(spec, SUPPORT[""])
     model, scale = spec.model, spec.training.loss_scale.initial
     if model.kind != "decoder":
         return problems
-    problems += refused_settings(spec)
+    problems += setting_problems(spec)
     if spec.training.dtype == "fp16" and log2_of(scale) is None:
         problems.append(
             f"training.loss_scale.initial {scale:g} must be a power of two for DeepSpeed"
         )
     if not model.gated_ffn and model.activation != "gelu":
         problems.append(
-            f"model.activation {model.activation} has no argument without a gate: use gelu"
+            f"model.activation {model.activation} is not supported without a gate: use gelu"
         )
     return problems
 
@@ -132,13 +132,13 @@ def arguments(spec: RunSpec, config_file: str) -> Arguments:
     """Return all arguments after `pretrain_gpt.py`; `config_file` has DeepSpeed's settings."""
     model = spec.model
     assert isinstance(model, DecoderShape)
-    training, own = spec.training, spec.engine_settings
+    training, settings = spec.training, spec.engine_settings
     return {
         **layout_arguments(spec),
         "distributed-backend": ["gloo" if spec.cluster.device == "cpu" else "nccl"],
         **_shape(model, training.seq_len),
         **dropout_arguments(model),
-        **batch_arguments(training, stepwise=own.get("spelling") == "new"),
+        **batch_arguments(training, stepwise=settings.get("spelling") == "new"),
         **length_arguments(training),
         **_precision(spec),
         **optimizer_arguments(training),
@@ -146,7 +146,7 @@ def arguments(spec: RunSpec, config_file: str) -> Arguments:
         **_tokenizer(spec),
         "data-path": [data_prefix(spec) or ""],
         "data-impl": ["mmap"],
-        "split": [own.get("split") or "949,50,1"],
+        "split": [settings.get("split") or "949,50,1"],
         "log-interval": [1],
         "eval-iters": [0],
         "eval-interval": [1000],
@@ -206,16 +206,16 @@ def _precision(spec: RunSpec) -> Arguments:
 
 
 def _tokenizer(spec: RunSpec) -> Arguments:
-    own = spec.engine_settings
-    if own.get("tokenizer"):
+    settings = spec.engine_settings
+    if settings.get("tokenizer"):
         return {
             "tokenizer-type": ["PretrainedFromHF"],
-            "tokenizer-name-or-path": [own["tokenizer"]],
+            "tokenizer-name-or-path": [settings["tokenizer"]],
         }
-    data = f"{own.get('checkout')}/data"
+    data = f"{settings.get('checkout')}/data"
     return {
-        "vocab-file": [own.get("vocab_file") or f"{data}/gpt2-vocab.json"],
-        "merge-file": [own.get("merge_file") or f"{data}/gpt2-merges.txt"],
+        "vocab-file": [settings.get("vocab_file") or f"{data}/gpt2-vocab.json"],
+        "merge-file": [settings.get("merge_file") or f"{data}/gpt2-merges.txt"],
     }
 
 
@@ -231,10 +231,10 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
             _keep_running_average(batch.text, log)
 
 
-_KEYED = b"elapsed_time_per_iteration_ms="
+_TIME_KEY = b"elapsed_time_per_iteration_ms="
 _NAMES = {
     b"iteration=": b"iteration ",
-    _KEYED: b"elapsed time per iteration (ms): ",
+    _TIME_KEY: b"elapsed time per iteration (ms): ",
     b"consumed_samples=": b"consumed samples: ",
     b"consumed_tokens=": b"consumed tokens: ",
     b"global_batch_size=": b"global batch size: ",
@@ -257,10 +257,10 @@ _RUNNING = re.compile(rb"RunningAvgSamplesPerSec=([0-9.]{1,24})")
 
 def _with_colons(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the blocks with `name: value` instead of a fork's `name=value`."""
-    keyed = False
+    has_keys = False
     for block in blocks:
-        keyed = keyed or _KEYED in block
-        if keyed:
+        has_keys = has_keys or _TIME_KEY in block
+        if has_keys:
             for name, usual in _NAMES.items():
                 block = block.replace(name, usual)
             block = _OTHER_NAME.sub(rb"\1: ", block)
@@ -273,7 +273,7 @@ def _keep_running_average(text: bytes, log: LogContent) -> None:
         log.figures["running_samples_per_s"] = float(values[0])
 
 
-_OWN_FIELD = re.compile(
+_STEP_LINE = re.compile(
     rb"\| (?:consumed tokens: {1,24}+\d{1,18} \||elapsed time per iteration \(s\): |lm-loss: "
     rb"|samples per second: {0,8}+[0-9.]{1,18} \|"
     rb"|elapsed_time_per_iteration_ms= {0,8}+[0-9.]{1,18} \|)"
@@ -281,11 +281,11 @@ _OWN_FIELD = re.compile(
 
 LOG_FORMAT = LogFormat(
     title="Megatron-DeepSpeed",
-    marks=(b"elapsed time per iteration (", b" | consumed samples: ", _KEYED),
-    step_line=_OWN_FIELD,
+    marks=(b"elapsed time per iteration (", b" | consumed samples: ", _TIME_KEY),
+    step_line=_STEP_LINE,
     read=read,
-    example="as Megatron with `samples per second`, or `elapsed_time_per_iteration_ms=3420.2`",
-    numbered="from 1",
+    example="Megatron's line with `samples per second`, or `elapsed_time_per_iteration_ms=3420.2`",
+    numbering="from 1",
     end_marker="[after training is done]",
     precedence=3,
     convention="megatron-deepspeed+recompute",

@@ -24,10 +24,10 @@ from paceline.engines.log_reading.records import (
     NUMBER,
     Records,
     RunningTotals,
-    keep_total_steps,
     last_match,
-    watched,
-    without_colours,
+    store_total_steps,
+    watch_end,
+    without_colors,
 )
 
 __all__ = ["LOG_FORMAT"]
@@ -38,7 +38,7 @@ _STEP = re.compile(
     rb"step:(\d{1,18})/(\d{1,18}) ((?:[a-z_|][^\r\n]{0,160}? )?)train_time:([0-9.]{1,24})(ms|s)"
     rb"(?: \|)? step_avg:"
 )
-_TORN = re.compile(rb"step:\d{1,18}/\d{1,18} (?!.{0,400}step_avg:[0-9na.]{1,24}ms)")
+_INCOMPLETE = re.compile(rb"step:\d{1,18}/\d{1,18} (?!.{0,400}step_avg:[0-9na.]{1,24}ms)")
 _LOSS = re.compile(rb"(?:train_loss:|\| loss )" + NUMBER + rb"[^\n]*")
 
 
@@ -49,8 +49,8 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     clock. Older versions reset it at step 10 and have no time there.
     """
     totals = RunningTotals()
-    for block in watched(blocks, log, ENDS, _TORN):
-        text = without_colours(block).replace(b"\r", b"\n")
+    for block in watch_end(blocks, log, ENDS, _INCOMPLETE):
+        text = without_colors(block).replace(b"\r", b"\n")
         _read_settings(text, log)
         steps = _STEP.findall(text)
         if not steps:
@@ -62,7 +62,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         columns = Records(fields).columns({"loss": _LOSS})
         columns = {name: column[new] for name, column in columns.items()} | {"step_time_s": times}
         log.add_steps(numbers_of_steps[new], **columns)
-        keep_total_steps(log, lasts)
+        store_total_steps(log, lasts)
         unit_s = decimal_step(clock[-1]) / (1e3 if units[-1] == b"ms" else 1.0)
         log.resolution_s = unit_s / totals.distance
 
@@ -92,5 +92,5 @@ LOG_FORMAT = LogFormat(
     ),
     read=read,
     example="`step:20/1750 train_time:2900ms step_avg:145.00ms`",
-    numbered="from 1",
+    numbering="from 1",
 )

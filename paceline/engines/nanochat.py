@@ -20,14 +20,14 @@ from paceline.engines.log_reading.log_content import (
 )
 from paceline.engines.log_reading.records import (
     Records,
-    above_zero,
     field,
-    keep_total_steps,
-    keep_whole_numbers,
     last_match,
+    nan_if_negative,
     product_of,
-    watched,
-    without_colours,
+    store_total_steps,
+    store_whole_numbers,
+    watch_end,
+    without_colors,
 )
 
 __all__ = ["LOG_FORMAT"]
@@ -35,7 +35,9 @@ __all__ = ["LOG_FORMAT"]
 ENDS = b"Total training time: "
 
 _STEP = re.compile(rb"step (\d{1,18})(?:/(\d{1,18}))? \([^|()\r\n]{1,24}\) \| (loss: [^\r\n]*)")
-_TORN = re.compile(rb"step \d{1,18}/\d{1,18} \([0-9.%]{1,12}\) \| loss: (?!.{0,400}tok/sec: [0-9])")
+_INCOMPLETE = re.compile(
+    rb"step \d{1,18}/\d{1,18} \([0-9.%]{1,12}\) \| loss: (?!.{0,400}tok/sec: [0-9])"
+)
 _FIELDS = {"loss": field(rb"loss: "), "grad_norm": field(rb"grad norm: ")}
 _TIME = field(rb"\| dt: ")
 _RATE = field(rb"\| tok/sec: ")
@@ -48,8 +50,8 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     `dt` is the time of each single step, `tok/sec` covers all devices, and MFU is per device.
     """
     settings = _Settings(log)
-    for block in watched(blocks, log, ENDS, _TORN):
-        text = without_colours(block).replace(b"\r", b"\n")
+    for block in watch_end(blocks, log, ENDS, _INCOMPLETE):
+        text = without_colors(block).replace(b"\r", b"\n")
         settings.read(text)
         steps = _STEP.findall(text)
         if not steps:
@@ -58,13 +60,13 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         records = Records([line.replace(b",", b"") for line in fields])
         columns = records.columns(_FIELDS) | records.columns({"step_time_s": _TIME}, 1e-3)
         if (mfu := records.columns({"mfu": _MFU}, 0.01).get("mfu")) is not None:
-            columns["mfu"] = above_zero(mfu)
+            columns["mfu"] = nan_if_negative(mfu)
         rates = records.columns({"rate": _RATE}).get("rate")
         if rates is not None and "step_time_s" in columns:
             columns["tokens"] = product_of(rates, columns["step_time_s"])
         log.add_steps(whole_numbers(index), **columns)
         log.remark("the losses are moving averages")
-        keep_total_steps(log, lasts)
+        store_total_steps(log, lasts)
         if times := [t for t in records.texts(_TIME) or () if t]:
             log.resolution_s = decimal_step(times[-1]) / 1e3
     settings.finish()
@@ -98,7 +100,7 @@ class _Settings:
 
     def __init__(self, log: LogContent) -> None:
         self._log = log
-        self._stated: dict[re.Pattern[bytes], re.Match[bytes]] = {}
+        self._matches: dict[re.Pattern[bytes], re.Match[bytes]] = {}
         self._fp8 = False
 
     def read(self, text: bytes) -> None:
@@ -106,9 +108,9 @@ class _Settings:
         log = self._log
         for pattern in (_BATCH, _OF_RANK, _OF_ALL, _DEVICE, _PARAMETERS, _DTYPE):
             if match := last_match(pattern, text):
-                self._stated[pattern] = match
+                self._matches[pattern] = match
         self._fp8 |= b"FP8 training enabled" in text
-        keep_whole_numbers(log, _FACTS, _CONFIG.findall(text) if b'": ' in text else ())
+        store_whole_numbers(log, _FACTS, _CONFIG.findall(text) if b'": ' in text else ())
         for memory in _PEAK.findall(text):
             peak = numbers([memory]).item()
             if peak > 0:
@@ -116,21 +118,21 @@ class _Settings:
 
     def finish(self) -> None:
         """Store the settings in the log."""
-        log, stated = self._log, self._stated
-        if parameters := stated.get(_PARAMETERS):
-            keep_whole_numbers(log, _FACTS, [(b"parameters", parameters[1])])
+        log, matches = self._log, self._matches
+        if parameters := matches.get(_PARAMETERS):
+            store_whole_numbers(log, _FACTS, [(b"parameters", parameters[1])])
         self._keep_batch()
-        if dtype := stated.get(_DTYPE):
+        if dtype := matches.get(_DTYPE):
             log.facts["dtype"] = dtype[1].decode("ascii")
         if self._fp8:
             log.facts["dtype"] = "fp8"
-        if device := stated.get(_DEVICE):
+        if device := matches.get(_DEVICE):
             log.facts["device"] = excerpt(device[1])
-            log.remark(f"the log's MFU is against a peak of {device[2].decode()} FLOP/s")
+            log.remark(f"the log's MFU is relative to a peak of {device[2].decode()} FLOP/s")
 
     def _keep_batch(self) -> None:
         """Store batch sizes, stated in tokens: per rank and micro-batch, of all ranks, per step."""
-        rank, every, step = (self._stated.get(p) for p in (_OF_RANK, _OF_ALL, _BATCH))
+        rank, every, step = (self._matches.get(p) for p in (_OF_RANK, _OF_ALL, _BATCH))
         statements: list[tuple[bytes, bytes]] = []
         if rank:
             statements += [(b"micro", rank[1]), (b"length", rank[2])]
@@ -140,13 +142,13 @@ class _Settings:
                 statements.append((b"batch", _quotient(step[1], int(rank[2]))))
         if step:
             statements.append((b"accumulation", step[2]))
-        keep_whole_numbers(self._log, _FACTS, statements)
+        store_whole_numbers(self._log, _FACTS, statements)
 
 
 def _quotient(total: bytes, part: int) -> bytes:
     """Return `total` / `part` in digits, empty if that is not a whole number."""
-    count, rest = divmod(int(total.replace(b",", b"") or 0), part) if part else (0, 1)
-    return b"" if rest else b"%d" % count
+    count, remainder = divmod(int(total.replace(b",", b"") or 0), part) if part else (0, 1)
+    return b"" if remainder else b"%d" % count
 
 
 LOG_FORMAT = LogFormat(
@@ -158,5 +160,5 @@ LOG_FORMAT = LogFormat(
     ),
     read=read,
     example="`step 00100/21400 (0.47%) | loss: ... | dt: 480.12ms`",
-    numbered="from 0",
+    numbering="from 0",
 )

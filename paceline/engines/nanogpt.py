@@ -19,40 +19,40 @@ from paceline.engines.log_reading.log_content import (
 )
 from paceline.engines.log_reading.records import (
     NUMBER,
-    above_zero,
-    keep_whole_numbers,
     last_match,
-    watched,
-    without_colours,
+    nan_if_negative,
+    store_whole_numbers,
+    watch_end,
+    without_colors,
 )
 
 __all__ = ["LOG_FORMAT"]
 
-AGAINST = (
-    "the log's MFU is a moving average, by default against an A100's peak of 312 TFLOP/s "
-    "whatever the device"
+MFU_REMARK = (
+    "the log's MFU is a moving average, by default relative to an A100's peak of 312 TFLOP/s on "
+    "any device"
 )
 
-STATED = b"tokens per iteration will be: "
+TOKENS_HEADER = b"tokens per iteration will be: "
 """Header whose tokens per iteration apply to the steps after it."""
 
-_AS_STATED = re.compile(rb"(?=" + STATED + rb")")
+_BEFORE_HEADER = re.compile(rb"(?=" + TOKENS_HEADER + rb")")
 
 _STEP = re.compile(
     rb"iter (?<![\w`'\"(]iter )(\d{1,18}): loss "
     + NUMBER
     + rb", time ([0-9.]{1,24})ms(?:, mfu (-?[0-9.]{1,24})%)?+(?=[ \t]{0,8}(?:[\r\n,]|\Z))"
 )
-_TORN = re.compile(rb"(?<![\w`'\"(])iter \d{1,18}: loss (?!.{0,60}, time [0-9.]{1,24}ms)")
+_INCOMPLETE = re.compile(rb"(?<![\w`'\"(])iter \d{1,18}: loss (?!.{0,60}, time [0-9.]{1,24}ms)")
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Read steps, numbered from 0; a step's time includes an evaluation just before it."""
     log.facts["log_interval"] = 1
     settings = _Settings(log)
-    for block in watched(blocks, log, torn=_TORN):
-        text = without_colours(block)
-        for part in _AS_STATED.split(text) if STATED in text else (text,):
+    for block in watch_end(blocks, log, incomplete=_INCOMPLETE):
+        text = without_colors(block)
+        for part in _BEFORE_HEADER.split(text) if TOKENS_HEADER in text else (text,):
             settings.read(part)
             _add_steps(part, settings.tokens, log)
     settings.finish()
@@ -66,8 +66,8 @@ def _add_steps(text: bytes, tokens: int | None, log: LogContent) -> None:
     index, losses, times, shares = zip(*steps, strict=True)
     columns = {"loss": numbers(losses), "step_time_s": numbers(times) / 1e3}
     if any(shares):
-        columns["mfu"] = above_zero(numbers(shares) / 100)
-        log.remark(AGAINST)
+        columns["mfu"] = nan_if_negative(numbers(shares) / 100)
+        log.remark(MFU_REMARK)
     if tokens is not None:
         columns["tokens"] = np.full(len(index), float(tokens))
     log.add_steps(whole_numbers(index), **columns)
@@ -110,7 +110,7 @@ class _Settings:
         """Read the settings in `text`; a restart repeats them."""
         log = self._log
         for name, value in _SETTING.findall(text) if b" = " in text else ():
-            keep_whole_numbers(log, _FACTS, [(name, value)])
+            store_whole_numbers(log, _FACTS, [(name, value)])
             if name == b"dtype":
                 log.facts["dtype"] = value.decode("ascii")
         for millions in _PARAMETERS.findall(text):
@@ -126,11 +126,11 @@ class _Settings:
         """Store the factors of the batch, and the global batch in samples."""
         log = self._log
         names = {b"%d" % n: name for n, name in enumerate(_PART_NAMES)}
-        keep_whole_numbers(log, names, zip(names, self._parts, strict=False))
+        store_whole_numbers(log, names, zip(names, self._parts, strict=False))
         length = log.facts.get("seq_len")
         if self.tokens is not None and isinstance(length, int):
-            samples, rest = divmod(self.tokens, length)
-            if samples and not rest:
+            samples, remainder = divmod(self.tokens, length)
+            if samples and not remainder:
                 log.facts["global_batch"] = samples
 
 
@@ -143,5 +143,5 @@ LOG_FORMAT = LogFormat(
     ),
     read=read,
     example="`iter 10: loss 4.1234, time 250.12ms, mfu 12.34%`",
-    numbered="from 0",
+    numbering="from 0",
 )

@@ -19,13 +19,13 @@ from paceline.engines.log_reading.log_content import (
 from paceline.engines.log_reading.records import (
     LARGEST_SETTING,
     Records,
-    keep_total_steps,
-    keep_whole_numbers,
     last_match,
     note_resolution,
     product,
-    watched,
-    without_colours,
+    store_total_steps,
+    store_whole_numbers,
+    watch_end,
+    without_colors,
 )
 
 __all__ = ["LOG_FORMAT"]
@@ -34,7 +34,7 @@ DIGITS = 3
 """Significant digits of every number; trailing zeros are omitted, `2.61K` is 2610."""
 
 _STEP = re.compile(rb"iteration: (\d{1,18}) / (\d{1,18}) \| (consumed_(?:tokens|samples): .*)")
-_TORN = re.compile(rb"iteration: \d{1,18} / (?!.{0,2000}\| (?:lm_loss|lr): )")
+_INCOMPLETE = re.compile(rb"iteration: \d{1,18} / (?!.{0,2000}\| (?:lm_loss|lr): )")
 _NUMBER = rb"(-?(?:nan|inf)|[-+0-9.eE]{1,24}[KMBTPE]?)(?![0-9A-Za-z])[^\n]*"
 _FIELDS = {
     "step_time_s": (re.compile(rb"time_per_iteration_ms: {0,8}" + _NUMBER), 1e3),
@@ -59,8 +59,8 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     In 2023, numbers were printed in full, with one decimal of a millisecond.
     """
     settings = _Settings(log)
-    for block in watched(blocks, log, torn=_TORN):
-        text = without_colours(block).replace(b"\r", b"\n")
+    for block in watch_end(blocks, log, incomplete=_INCOMPLETE):
+        text = without_colors(block).replace(b"\r", b"\n")
         settings.read(text)
         steps = _STEP.findall(text)
         if not steps:
@@ -68,12 +68,12 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         index, lasts, fields = zip(*steps, strict=True)
         records = Records(fields)
         columns = {
-            name: numbers(list(map(_written_out, texts))) / divisor
+            name: numbers(list(map(_expand_suffix, texts))) / divisor
             for name, (pattern, divisor) in _FIELDS.items()
             if (texts := records.texts(pattern)) is not None
         }
         log.add_steps(whole_numbers(index), **columns)
-        keep_total_steps(log, lasts)
+        store_total_steps(log, lasts)
         if fields[-1].startswith(b"consumed_tokens"):
             note_resolution(log, columns, DIGITS)
         else:
@@ -81,7 +81,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     settings.finish()
 
 
-def _written_out(text: bytes) -> bytes:
+def _expand_suffix(text: bytes) -> bytes:
     """Return `2.61e3` for `2.61K`."""
     suffix = _SUFFIXES.get(text[-1]) if len(text) > 1 else None
     return text[:-1] + suffix if suffix else text
@@ -117,8 +117,8 @@ _NAMES = {
     b"intermediate_size": "ffn_size",
     b"vocab_size": "vocab_size",
 }
-_OF_WORLD = {b"dp", b"tp", b"pp", b"context_parallel_size", b"expert_parallel_size"}
-_OF_START = ("micro_batch", "gradient_accumulation", "global_batch", "seq_len", "total_steps")
+_WORLD_AXES = {b"dp", b"tp", b"pp", b"context_parallel_size", b"expert_parallel_size"}
+_START_NAMES = ("micro_batch", "gradient_accumulation", "global_batch", "seq_len", "total_steps")
 
 
 class _Settings:
@@ -132,13 +132,13 @@ class _Settings:
         """Read the settings in `text`."""
         log = self._log
         if b"grad_accum: " in text and (match := last_match(_START, text)):
-            names = {b"%d" % n: name for n, name in enumerate(_OF_START)}
-            keep_whole_numbers(log, names, zip(names, match.groups(), strict=True))
+            names = {b"%d" % n: name for n, name in enumerate(_START_NAMES)}
+            store_whole_numbers(log, names, zip(names, match.groups(), strict=True))
         if b"=" not in text:
             return
         if statements := _SETTING.findall(text):
-            keep_whole_numbers(log, _NAMES, statements)
-            self._axes.update((name, int(size)) for name, size in statements if name in _OF_WORLD)
+            store_whole_numbers(log, _NAMES, statements)
+            self._axes.update((name, int(size)) for name, size in statements if name in _WORLD_AXES)
         if b"dtype=torch." in text and (match := last_match(_DTYPE, text)):
             log.facts["dtype"] = match[1].decode("ascii")
 
@@ -157,5 +157,5 @@ LOG_FORMAT = LogFormat(
     ),
     read=read,
     example="`iteration: 991 / 1000 | ... elapsed_time_per_iteration_ms: 2.61K`",
-    numbered="from 1",
+    numbering="from 1",
 )

@@ -22,12 +22,20 @@ from paceline.engines.support import BYTE_VOCAB, DEEPSEEK, no, only, refusals
 from paceline.files.home import cache_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 
-__all__ = ["LOG_FORMAT", "SUPPORT", "emulated", "job", "missing", "settings", "unsupported"]
+__all__ = [
+    "LOG_FORMAT",
+    "SUPPORT",
+    "emulation_warnings",
+    "job",
+    "missing",
+    "settings",
+    "unsupported",
+]
 
 IMPORTS = ("torch",)
 SETTINGS_FILE = "trainer.json"
 DTYPES = ("fp32", "bf16", "fp16", *NATIVE_NARROW)
-EMULATED = ("fp16",)
+EMULATED_DTYPES = ("fp16",)
 """Data types that PyTorch emulates on a CPU."""
 TEXT_SOURCES = ("stdlib", "text", "jsonl")
 TOKEN_FILES = ("tokens", "indexed")
@@ -40,7 +48,7 @@ SUPPORT = {
     "": {
         **DEEPSEEK,
         "model.num_experts": no(
-            "models with experts are estimated, and their logs parsed", "use a dense model"
+            "MoE models can only be estimated, and their logs parsed", "use a dense model"
         ),
         "training.dtype": only(*DTYPES),
     }
@@ -53,25 +61,23 @@ def unsupported(spec: RunSpec) -> list[str]:
     problems += refusals(spec, SUPPORT[""])
     dtype, fp8_recipe = spec.training.dtype, spec.training.fp8_recipe
     if dtype in NATIVE_NARROW and spec.cluster.device == "cpu":
-        problems.append(
-            f"training.dtype {dtype} needs a GPU, because no CPU multiplies so: use bf16 or fp32"
-        )
+        problems.append(f"training.dtype {dtype} needs a GPU: use bf16 or fp32 on a CPU")
     if dtype != "fp8" and fp8_recipe != DEFAULT_FP8_RECIPE:
         problems.append(f"training.fp8_recipe {fp8_recipe} is for training.dtype=fp8, not {dtype}")
     if spec.memory_limit_bytes is not None and spec.cluster.device != "cpu":
-        problems.append("memory_limit_bytes is for processes on a CPU; a GPU has its own limit")
+        problems.append("memory_limit_bytes limits processes on a CPU only; leave it out on GPUs")
     problems += [*_evaluation_problems(spec), *_document_problems(spec)]
     return problems + (
         _latent_problems(spec) if spec.model.kind == "mmdit" else _text_problems(spec, spec.model)
     )
 
 
-def emulated(spec: RunSpec) -> list[str]:
+def emulation_warnings(spec: RunSpec) -> list[str]:
     """Return a warning if this trainer trains `spec` many times slower than other programs."""
     dtype = spec.training.dtype
-    if spec.engine != "native" or spec.cluster.device != "cpu" or dtype not in EMULATED:
+    if spec.engine != "native" or spec.cluster.device != "cpu" or dtype not in EMULATED_DTYPES:
         return []
-    return [f"{dtype} on a CPU is emulated, many times slower than bf16 or fp32"]
+    return [f"{dtype} is emulated on a CPU and many times slower than bf16 or fp32"]
 
 
 def _evaluation_problems(spec: RunSpec) -> list[str]:
@@ -80,8 +86,7 @@ def _evaluation_problems(spec: RunSpec) -> list[str]:
     evaluation = spec.training.evaluation
     if evaluation and evaluation.path and not (spec.data.path or spec.data.blend):
         problems.append(
-            "training.evaluation.path is a file like data.path, and source "
-            f"{spec.data.source} has none"
+            f"training.evaluation.path needs data in files, but data.source is {spec.data.source}"
         )
     masks = {
         "data": spec.data.loss_mask,
@@ -91,19 +96,19 @@ def _evaluation_problems(spec: RunSpec) -> list[str]:
         where := [name for name, mask in masks.items() if mask]
     ):
         problems.append(
-            f"{where[0]}.loss_mask has a byte for each token of a file, and source "
-            f"{spec.data.source} has none"
+            f"{where[0]}.loss_mask needs a token file, but data.source is {spec.data.source}"
         )
     if evaluation and evaluation.mean == "samples" and spec.model.kind == "mmdit":
         problems.append(
-            "training.evaluation.mean samples: an mmdit's is over the times it is tried at"
+            "training.evaluation.mean samples is not supported for mmdit: its loss is a mean over "
+            "timesteps"
         )
     if evaluation and not evaluation.path and spec.data.blend:
-        problems.append("training.evaluation.path: a blend is evaluated on a file of its own")
+        problems.append("training.evaluation.path is missing: data.blend needs an evaluation file")
     if spec.data.blend and (spec.data.loss_mask or spec.data.packing == "padded"):
-        problems.append("data.blend mixes packed samples without a mask; use data.path")
+        problems.append("data.blend supports only packed samples without a mask; use data.path")
     if spec.mlperf and spec.checkpoint.resume:
-        problems.append("checkpoint.resume: a run that mlperf times is whole or it is none")
+        problems.append("checkpoint.resume is not allowed in a timed MLPerf run; leave it out")
     return problems
 
 
@@ -115,22 +120,22 @@ def _document_problems(spec: RunSpec) -> list[str]:
     if data.source not in DOCUMENT_SOURCES or spec.model.kind == "mmdit":
         allowed = ", ".join(DOCUMENT_SOURCES)
         return [
-            f"data.document_mask needs documents, and nothing says where those of source "
-            f"{data.source} end: use a decoder on {allowed}"
+            f"data.document_mask needs document boundaries, which data.source {data.source} does "
+            f"not have: use a decoder on {allowed}"
         ]
     if data.packing == "padded":
-        return ["data.document_mask is for packed samples: a padded one is one document"]
+        return ["data.document_mask is for packed samples: a padded sample is one document"]
     return []
 
 
 def _latent_problems(spec: RunSpec) -> list[str]:
     """Return why a diffusion transformer cannot be trained on the data."""
     if spec.data.split is not None and spec.data.source in LATENT_FILES:
-        return [f"data.split parts the samples of a text, and {spec.data.source} has none"]
+        return [f"data.split needs text samples, but data.source is {spec.data.source}"]
     if spec.data.source in LATENT_SOURCES:
         return []
     allowed = ", ".join(LATENT_SOURCES)
-    return [f"data.source {spec.data.source} has no latents: an mmdit takes {allowed}"]
+    return [f"data.source {spec.data.source} has no latents: use {allowed} for mmdit"]
 
 
 def _text_problems(spec: RunSpec, model: DecoderShape) -> list[str]:
@@ -138,20 +143,21 @@ def _text_problems(spec: RunSpec, model: DecoderShape) -> list[str]:
     problems: list[str] = []
     if spec.data.source in LATENT_FILES:
         problems.append(
-            f"data.source {spec.data.source} has no tokens: a decoder takes another source"
+            f"data.source {spec.data.source} has no tokens: use another source for a decoder"
         )
     if model.positions == "learned" and spec.training.seq_len > model.max_positions:
         problems.append(
-            f"seq_len {spec.training.seq_len} is beyond {model.max_positions} learned positions"
+            f"training.seq_len {spec.training.seq_len} exceeds the {model.max_positions} learned "
+            "positions"
         )
     if spec.data.source in TEXT_SOURCES and model.vocab_size < BYTE_VOCAB:
         problems.append(
-            f"vocab_size {model.vocab_size} has no room for text, which needs {BYTE_VOCAB}: "
-            "one id per byte and one that ends a document"
+            f"model.vocab_size {model.vocab_size} is too small for text, which needs {BYTE_VOCAB}: "
+            "one id per byte and one for the end of a document"
         )
     if spec.data.source == "tokens" and spec.data.packing == "padded":
         problems.append(
-            "data.packing padded needs records, which a token file has none of: use jsonl"
+            "data.packing padded needs records, which a token file does not have: use jsonl"
         )
     return problems
 
@@ -171,16 +177,16 @@ def missing(spec: RunSpec) -> str | None:
     """Return a problem if torch or torchao is missing, unless another interpreter is set."""
     if spec.cluster.python is not None or spec.cluster.in_container:
         return None
-    needed = (
+    packages = (
         {"torch": "native", "torchao": "fp8"}
         if spec.training.dtype in NATIVE_NARROW
         else {"torch": "native"}
     )
-    for package, extra in needed.items():
+    for package, extra in packages.items():
         if importlib.util.find_spec(package) is None:
-            elsewhere = "; `python` of a cluster file names another interpreter"
+            elsewhere = ", or set `python` in the cluster file to another interpreter"
             remedy = f"pip install 'paceline[{extra}]'{elsewhere if spec.cluster.nodes > 1 else ''}"
-            return f"{package} is not installed beside Paceline; {remedy}"
+            return f"{package} is not installed; {remedy}"
     return None
 
 
@@ -251,8 +257,8 @@ def _environment(spec: RunSpec) -> dict[str, str]:
     if spec.training.compile != "none" and spec.cluster.runs_here:
         # Inductor's default folder in /tmp is lost at reboot. Other hosts keep the default, because
         # a home directory shared by many nodes is slow with small files.
-        kept = os.environ.get(COMPILE_CACHE) or str(cache_folder() / "inductor")
-        environment[COMPILE_CACHE] = kept
+        cache = os.environ.get(COMPILE_CACHE) or str(cache_folder() / "inductor")
+        environment[COMPILE_CACHE] = cache
     if spec.cluster.threads_per_device:
         environment["OMP_NUM_THREADS"] = str(spec.cluster.threads_per_device)
     return environment | with_secrets(spec.cluster.env, os.environ)
@@ -264,6 +270,6 @@ LOG_FORMAT = LogFormat(
     step_line=native_lines.STEP_LINE,
     read=native_log.read,
     example='JSON lines with `"event": "step"`',
-    numbered="from 1",
+    numbering="from 1",
     precedence=2,
 )

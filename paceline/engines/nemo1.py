@@ -23,13 +23,13 @@ from paceline.engines.log_reading.log_content import (
     numbers,
 )
 from paceline.engines.log_reading.nemo_settings import ENDS, NemoSettings
-from paceline.engines.log_reading.records import Records, field, note_resolution, watched
+from paceline.engines.log_reading.records import Records, field, note_resolution, watch_end
 
 __all__ = ["LOG_FORMAT"]
 
 DIGITS = 3
 """Significant digits of every printed number, regardless of trailing zeros."""
-MOST_DIGITS = 15
+MAX_DIGITS = 15
 """Maximum number of digits of a count that 64-bit floats represent exactly."""
 
 _KEY = b"train_step_timing"
@@ -44,7 +44,7 @@ _BARE = re.compile(
 )
 """Pattern of a bar without a step time."""
 
-_TORN = re.compile(rb"\d \[\d[^\[\]]{1,60}<[^\[\]]{0,200}, [a-z_]{4,30}=[^\]]{0,3000}\Z")
+_INCOMPLETE = re.compile(rb"\d \[\d[^\[\]]{1,60}<[^\[\]]{0,200}, [a-z_]{4,30}=[^\]]{0,3000}\Z")
 
 _INDEX = field(rb"global_step=")
 _CONSUMED = field(rb"consumed_samples=")
@@ -67,7 +67,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     begins = re.compile(_KEY + b"|" + _LOSS_KEY)
     settings, positions, batch = NemoSettings(begins), _Positions(), _Batch()
     rate = None
-    for block in watched(blocks, log, ENDS, _TORN):
+    for block in watch_end(blocks, log, ENDS, _INCOMPLETE):
         settings.read(block)
         if _KEY not in block:
             bare = _BARE.findall(_lines_with_bars(block)) if _LOSS_KEY in block else []
@@ -96,8 +96,8 @@ def _keep_rate(log: LogContent, rate: bytes, unit: bytes) -> None:
     last = decimal_step(rate)
     log.resolution_s = last if unit == b"s/it" else last / value**2
     log.remark(
-        f"no step is timed: {rate.decode()} {unit.decode()} is the bar's mean of all steps so far, "
-        "the first ones included"
+        f"the log has no step times: {rate.decode()} {unit.decode()} is the bar's mean over all "
+        "steps, including the first ones"
     )
 
 
@@ -117,11 +117,11 @@ def _add(
 ) -> None:
     index = positions.indices(records.texts(_INDEX), counts, totals)
     columns = records.columns(_FIELDS) | records.either({"loss": _LOSS})
-    consumed = records.texts(_CONSUMED)
-    if consumed is not None:
-        batch.read(index, consumed)
+    sample_counts = records.texts(_CONSUMED)
+    if sample_counts is not None:
+        batch.read(index, sample_counts)
     if "samples_per_s" in columns and records.texts(_BY_BATCH_TIME):
-        log.remark("samples/sec is of batch_time, which is longer than train_step_timing")
+        log.remark("samples/sec is based on batch_time, which is longer than train_step_timing")
     log.add_steps(index, **columns)
     note_resolution(log, columns, DIGITS)
 
@@ -132,7 +132,7 @@ class _Positions:
     def __init__(self) -> None:
         self._offset: int | None = None
         """Difference of global_step and the bar's count, from a bar with both printed exactly."""
-        self._counted = self._total = self._before = 0
+        self._count = self._total = self._before = 0
 
     def indices(
         self, texts: Sequence[bytes] | None, counts: Sequence[bytes], totals: Sequence[bytes]
@@ -151,9 +151,9 @@ class _Positions:
 
     def _index_of(self, text: bytes, count_text: bytes, total: bytes) -> int:
         count = int(count_text)
-        if count < self._counted == self._total:
+        if count < self._count == self._total:
             self._before += self._total
-        self._counted, self._total = count, int(total or 0)
+        self._count, self._total = count, int(total or 0)
         step = _exact(text)
         if step is not None:
             self._offset = step - self._before - count
@@ -171,21 +171,21 @@ class _Batch:
     def __init__(self) -> None:
         self._step = self._samples = 0
         """Step and samples of the last bar that printed both exactly."""
-        self._seen: set[int] = set()
+        self._batches: set[int] = set()
 
     def read(self, index: IntColumn, texts: Sequence[bytes]) -> None:
         """Read the samples of these steps; ignored after two different batches."""
         for step, text in zip(index.tolist(), texts, strict=True):
-            samples = _exact(text) if len(self._seen) < 2 else None
+            samples = _exact(text) if len(self._batches) < 2 else None
             if samples:
                 batch = self._batch(step, samples)
-                self._seen.update([] if batch is None else [batch])
+                self._batches.update([] if batch is None else [batch])
                 self._step, self._samples = step, samples
 
     def keep(self, log: LogContent) -> None:
         """Store the batch as a fact if it never changed."""
-        if len(self._seen) == 1:
-            log.facts.setdefault("global_batch", next(iter(self._seen)))
+        if len(self._batches) == 1:
+            log.facts.setdefault("global_batch", next(iter(self._batches)))
 
     def _batch(self, step: int, samples: int) -> int | None:
         """Return the samples of a step, since the last bar or since the first step of training."""
@@ -203,7 +203,7 @@ def _whole_quotient(amount: int, parts: int) -> int | None:
 def _exact(text: bytes) -> int | None:
     """Return a count that is printed in full, as `1023.0`; None for `1.02e+3` and other texts."""
     whole, _, decimals = text.partition(b".")
-    if not whole.isdigit() or len(whole) > MOST_DIGITS or decimals.strip(b"0"):
+    if not whole.isdigit() or len(whole) > MAX_DIGITS or decimals.strip(b"0"):
         return None
     return int(whole)
 
@@ -216,6 +216,6 @@ LOG_FORMAT = LogFormat(
     ),
     read=read,
     example="progress bar with `train_step_timing in s=12.34`, else its `41.2s/it`",
-    numbered="`global_step`",
+    numbering="`global_step`",
     end_marker="`Trainer.fit` stopped",
 )

@@ -20,23 +20,25 @@ from paceline.engines.log_reading.log_content import (
     whole_numbers,
 )
 from paceline.engines.log_reading.nemo_settings import ENDS, NemoSettings
-from paceline.engines.log_reading.records import Records, field, note_resolution, watched
+from paceline.engines.log_reading.records import Records, field, note_resolution, watch_end
 
 __all__ = ["LOG_FORMAT"]
 
 DIGITS = 4
 """Significant digits of every number; trailing zeros are omitted."""
 
-MOST_LINES = 16
+MAX_LINES = 16
 """Maximum number of lines per record."""
 
 _BEGIN = b"Training epoch "
 _STEP = re.compile(rb"iteration (\d{1,18})/(\d{1,18}) \| ((?=[A-Za-z_]{2,40}: ).*)")
-_TORN = re.compile(rb"iteration \d{1,18}/\d{1,18} \|(?!.{0,4000}train_step_timing in s: [0-9])")
+_INCOMPLETE = re.compile(
+    rb"iteration \d{1,18}/\d{1,18} \|(?!.{0,4000}train_step_timing in s: [0-9])"
+)
 
 _FIELD = rb" \| [A-Za-z_][\w ]{1,40}: -?(?:[0-9][0-9.eE+-]{0,24}|nan|inf)"
 _WHOLE = re.compile(rb"\d{1,9}, iteration \d{1,18}/\d{1,18}(?:" + _FIELD + rb"){2,40} ?")
-_GOES_ON = re.compile(
+_CONTINUATION = re.compile(
     rb"^ ?(?:\||:|[0-9.eE+-]{1,24}(?: ?\||$)|[A-Za-z_][\w ]{0,40}: -?[0-9.])", re.MULTILINE
 )
 """Line that may continue the record of the previous line."""
@@ -61,11 +63,11 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     `memory_allocated` next to it is not a peak and is ignored.
     """
     settings = NemoSettings(_STEP)
-    for block in watched(blocks, log, ENDS, _TORN):
+    for block in watch_end(blocks, log, ENDS, _INCOMPLETE):
         settings.read(block)
         # Output of other processes may precede a record without a line end.
         text = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(_BEGIN, b"\n" + _BEGIN)
-        steps = _STEP.findall(_unwrapped(text))
+        steps = _STEP.findall(_unwrap(text))
         if not steps:
             continue
         iterations, lasts, fields = zip(*steps, strict=True)
@@ -80,33 +82,33 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     settings.keep(log)
 
 
-def _unwrapped(text: bytes) -> bytes:
+def _unwrap(text: bytes) -> bytes:
     """Return `text` with every record that a terminal has wrapped on one line."""
-    if not _GOES_ON.search(text):
+    if not _CONTINUATION.search(text):
         return text
     first, *records = text.split(_BEGIN)
-    return first + b"".join(_BEGIN + _joined(record) for record in records)
+    return first + b"".join(_BEGIN + _join(record) for record in records)
 
 
-def _joined(record: bytes) -> bytes:
+def _join(record: bytes) -> bytes:
     """Return a record and the text after it, with lines joined that form whole fields."""
-    lines = record.split(b"\n", MOST_LINES)
+    lines = record.split(b"\n", MAX_LINES)
     for n in range(len(lines), 1, -1):
         for space in (b"", b" "):
-            joined = space.join(lines[:n])
-            if _WHOLE.fullmatch(joined):
-                return b"\n".join([joined, *lines[n:], b""])
+            text = space.join(lines[:n])
+            if _WHOLE.fullmatch(text):
+                return b"\n".join([text, *lines[n:], b""])
     return record
 
 
 def _index(steps: Sequence[bytes] | None, iterations: Sequence[bytes]) -> IntColumn:
     """Return the number of each step; `iteration` restarts per epoch, `global_step` does not."""
-    counted = whole_numbers(iterations)
+    iteration_numbers = whole_numbers(iterations)
     if steps is None:
-        return counted
+        return iteration_numbers
     values = numbers(steps)
     sound = (values >= 0) & (values < EXACT_INTEGERS)
-    return np.where(sound, np.where(sound, values, 0).astype(np.int64), counted)
+    return np.where(sound, np.where(sound, values, 0).astype(np.int64), iteration_numbers)
 
 
 LOG_FORMAT = LogFormat(
@@ -118,7 +120,7 @@ LOG_FORMAT = LogFormat(
     ),
     read=read,
     example="`iteration 45/99 | ... | train_step_timing in s: 6.08`",
-    numbered="from 0",
+    numbering="from 0",
     end_marker="`Trainer.fit` stopped",
     convention="full-attention",
     begins=_BEGIN,

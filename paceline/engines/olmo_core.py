@@ -17,17 +17,17 @@ from paceline.engines.log_reading.records import (
     Records,
     RunningTotals,
     field,
-    keep_total_steps,
     last_match,
     ratio,
-    watched,
-    without_colours,
+    store_total_steps,
+    watch_end,
+    without_colors,
 )
 
 __all__ = ["LOG_FORMAT"]
 
 BEGINS = b"[step="
-MOST_BYTES = 8000
+MAX_BYTES = 8000
 """Maximum length of a record in bytes."""
 
 DECIMALS = {10.0: 1e-2, 1.0: 1e-3}
@@ -53,7 +53,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """
     totals = RunningTotals()
     log.facts["log_interval"] = 1
-    for block in watched(blocks, log, ENDS):
+    for block in watch_end(blocks, log, ENDS):
         _read_settings(block, log)
         heads, bodies = _records(block.replace(b"\r", b"\n"))
         rows = [n for n, body in enumerate(bodies) if b"throughput/" in body or b"loss=" in body]
@@ -64,11 +64,13 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         columns = records.columns(_FIELDS) | records.columns(_RATES, TERA)
         columns |= records.columns(_PER_CENT, 0.01) | records.columns(_MEMORY, GIB)
         columns |= _times(records, log)
-        seen = records.columns({"tokens": _TOKENS}).get("tokens", np.full(len(index), np.nan))
-        new, (tokens,) = totals.rates(index, seen[None, :])
+        token_totals = records.columns({"tokens": _TOKENS}).get(
+            "tokens", np.full(len(index), np.nan)
+        )
+        new, (tokens,) = totals.rates(index, token_totals[None, :])
         columns = {name: column[new] for name, column in columns.items()} | {"tokens": tokens}
         log.add_steps(index[new], **columns)
-        keep_total_steps(log, [heads[row][2] for row in rows])
+        store_total_steps(log, [heads[row][2] for row in rows])
 
 
 def _records(text: bytes) -> tuple[list[re.Match[bytes]], list[bytes]]:
@@ -77,8 +79,8 @@ def _records(text: bytes) -> tuple[list[re.Match[bytes]], list[bytes]]:
     for head in heads:
         following = text.find(BEGINS, head.end())
         end = text.rfind(b"\n", head.end(), following) if following >= 0 else len(text)
-        body = text[head.end() : min(max(end, head.end()), head.end() + MOST_BYTES)]
-        bodies.append(without_colours(body).replace(b"\n", b" "))
+        body = text[head.end() : min(max(end, head.end()), head.end() + MAX_BYTES)]
+        bodies.append(without_colors(body).replace(b"\n", b" "))
     return heads, bodies
 
 
@@ -88,10 +90,10 @@ def _times(records: Records, log: LogContent) -> dict[str, FloatColumn]:
     if rates is None:
         return {}
     times = ratio(np.ones(len(rates)), rates)
-    known = np.flatnonzero(np.isfinite(times))
-    if len(known):
-        rate = float(rates[known[-1]])
-        decimal = next((step for least, step in DECIMALS.items() if rate > least), 1e-4)
+    rows = np.flatnonzero(np.isfinite(times))
+    if len(rows):
+        rate = float(rates[rows[-1]])
+        decimal = next((step for minimum, step in DECIMALS.items() if rate > minimum), 1e-4)
         log.resolution_s = decimal / rate**2
     return {"step_time_s": times}
 
@@ -104,7 +106,7 @@ _DEVICE = re.compile(rb"Device: ([^,\n]{1,80}), Device peak FLOPS: (\d{1,20})")
 def _read_settings(text: bytes, log: LogContent) -> None:
     if b"Device peak FLOPS: " in text and (match := last_match(_DEVICE, text)):
         log.facts["device"] = excerpt(match[1])
-        log.remark(f"the log's MFU is against a peak of {int(match[2]):.4g} FLOP/s")
+        log.remark(f"the log's MFU is relative to a peak of {int(match[2]):.4g} FLOP/s")
 
 
 LOG_FORMAT = LogFormat(
@@ -114,7 +116,7 @@ LOG_FORMAT = LogFormat(
         rb"(?:throughput/device/(?:TPS|BPS)|throughput/total tokens|train/CE loss)=[0-9ni-]"
     ),
     read=read,
-    example="`[step=10/1000,epoch=1,...]`, under it `throughput/device/BPS=...`",
-    numbered="from 1",
+    example="`[step=10/1000,epoch=1,...]`, then `throughput/device/BPS=...`",
+    numbering="from 1",
     begins=BEGINS,
 )

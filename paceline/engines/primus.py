@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from paceline.engines.log_reading.iteration_log import IterationLog
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
-from paceline.engines.log_reading.records import keep_whole_numbers, last_match
+from paceline.engines.log_reading.records import last_match, store_whole_numbers
 
 __all__ = ["LOG_FORMAT"]
 
@@ -29,7 +29,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     for batch in IterationLog(log).batches(blocks):
         log.add_steps(batch.index, **batch.columns)
         if match := last_match(_STEP, batch.text):
-            keep_whole_numbers(log, {b"n": "num_devices"}, [(b"n", match[2])])
+            store_whole_numbers(log, {b"n": "num_devices"}, [(b"n", match[2])])
 
 
 LOG_FORMAT = LogFormat(
@@ -37,7 +37,7 @@ LOG_FORMAT = LogFormat(
     marks=(b"rank-",),
     step_line=re.compile(_RECORD.replace(rb"(\d{1,9})", rb"\d{1,9}")),
     read=read,
-    example="Megatron's line behind `[...][rank-7/8][INFO ]`, `13372.8/13364.7`",
-    numbered="from 1",
+    example="Megatron's line after `[...][rank-7/8][INFO ]`, with `13372.8/13364.7`",
+    numbering="from 1",
     precedence=2,
 )

@@ -49,10 +49,10 @@ class Limit:
         allowed = (feature.unused,) if self.allowed is None else self.allowed
         if value is None or value in allowed:
             return None
-        shown = f" {_text(value)}" if isinstance(value, bool | int | float | str) else ""
+        value_text = f" {_text(value)}" if isinstance(value, bool | int | float | str) else ""
         why = f": {self.reason}" if self.reason else ""
-        remedy = self.remedy or _usual_remedy(feature.field, allowed)
-        return f"{feature.field}{shown} is not supported{why}; {remedy}"
+        remedy = self.remedy or _default_remedy(feature.field, allowed)
+        return f"{feature.field}{value_text} is not supported{why}; {remedy}"
 
     @property
     def takes(self) -> str:
@@ -97,8 +97,8 @@ def small_vocabulary(spec: RunSpec) -> list[str]:
     if model.vocab_size >= BYTE_VOCAB:
         return []
     return [
-        f"model.vocab_size {model.vocab_size} has no room for text: one id per byte and one that "
-        f"ends a document are {BYTE_VOCAB}; use a larger one, or data.source=synthetic"
+        f"model.vocab_size {model.vocab_size} is too small for text, which needs {BYTE_VOCAB}: one "
+        "id per byte and one for the end of a document; use a larger one, or data.source=synthetic"
     ]
 
 
@@ -109,7 +109,7 @@ def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _usual_remedy(field: str, allowed: tuple[Any, ...]) -> str:
+def _default_remedy(field: str, allowed: tuple[Any, ...]) -> str:
     if allowed == (None,):
         return f"leave {field} out"
     *others, last = map(_text, allowed)
@@ -146,14 +146,14 @@ def _feature(field: str) -> Feature:
     return Feature(field, value, unused)
 
 
-def _of_decoder(
-    field: str, size: Callable[[DecoderShape], int], usual: Callable[[DecoderShape], int]
+def _decoder_size(
+    field: str, size: Callable[[DecoderShape], int], default: Callable[[DecoderShape], int]
 ) -> Feature:
     """Return the feature of a size that may differ from the usual one of its shape."""
 
     def value(spec: RunSpec) -> int | None:
         model = spec.model
-        if not isinstance(model, DecoderShape) or size(model) == usual(model):
+        if not isinstance(model, DecoderShape) or size(model) == default(model):
             return None
         return size(model)
 
@@ -235,9 +235,9 @@ _FIELDS = (
     "data.blend",
 )
 _DERIVED = (
-    _of_decoder("model.num_kv_heads", lambda m: m.kv_heads, lambda m: m.num_heads),
-    _of_decoder("model.head_size", lambda m: m.head_dim, lambda m: m.hidden_size // m.num_heads),
-    _of_decoder("model.embedding_size", lambda m: m.embed_dim, lambda m: m.hidden_size),
+    _decoder_size("model.num_kv_heads", lambda m: m.kv_heads, lambda m: m.num_heads),
+    _decoder_size("model.head_size", lambda m: m.head_dim, lambda m: m.hidden_size // m.num_heads),
+    _decoder_size("model.embedding_size", lambda m: m.embed_dim, lambda m: m.hidden_size),
     Feature(
         "model.attention_dropout", lambda s: getattr(s.model, "dropped_probabilities", 0.0), 0.0
     ),
@@ -248,10 +248,10 @@ FEATURES: Mapping[str, Feature] = {
 }
 """Every feature that some engine lacks, by field."""
 
-_NATIVE = no("only engine native has it")
+_NATIVE = no("only engine native supports it")
 SHAPE_OPTIONS: Support = {
     **{f"model.{name}": _NATIVE for name in _SHAPE_OPTIONS},
-    "model.norm_position": only("pre", "post", reason="only engine native has both"),
+    "model.norm_position": only("pre", "post", reason="only engine native supports both at once"),
 }
 """Limits of an engine with none of the native trainer's newer decoder options."""
 DEEPSEEK: Support = {
@@ -261,15 +261,17 @@ DEEPSEEK: Support = {
     for name in _DEEPSEEK_SIZES
 }
 """Limits of an engine that does not train DeepSeek-V3."""
-TRAINER_ONLY: Support = {
+NATIVE_ONLY: Support = {
     "training.fp8_recipe": _NATIVE,
-    "layout.recompute": only("none", "selective", "full", reason="only engine native has a budget"),
+    "layout.recompute": only(
+        "none", "selective", "full", reason="only engine native supports a memory budget"
+    ),
     "layout.gradient_sync": _NATIVE,
     "data.document_mask": _NATIVE,
 }
 """Limits of every engine except the native trainer and user programs."""
-FOREIGN: Support = {
-    **TRAINER_ONLY,
+NO_CHECKPOINTS: Support = {
+    **NATIVE_ONLY,
     "training.evaluation": _NATIVE,
     "training.initial_weights": _NATIVE,
     "checkpoint.every": _NATIVE,
@@ -279,21 +281,21 @@ FOREIGN: Support = {
 }
 """Limits of an engine without evaluation and checkpoints."""
 OPT_SHAPE: Support = {
-    "model.norm": only("layernorm", reason="OPT has no other"),
-    "model.norm_eps": only(1e-5, reason="OPT has no other"),
-    "model.positions": only("learned", reason="OPT has no other"),
-    "model.position_offset": only(2, reason="OPT's table of positions has two unused rows"),
-    "model.gated_ffn": only(False, reason="OPT has no other"),
+    "model.norm": only("layernorm", reason="OPT uses LayerNorm"),
+    "model.norm_eps": only(1e-5, reason="OPT's epsilon is fixed"),
+    "model.positions": only("learned", reason="OPT has learned positions"),
+    "model.position_offset": only(2, reason="OPT's position table has two unused rows"),
+    "model.gated_ffn": only(False, reason="OPT has no gated FFN"),
     "model.num_kv_heads": no("OPT's attention heads are not grouped"),
-    "model.head_size": no("OPT has hidden_size / num_heads"),
+    "model.head_size": no("OPT's head size is hidden_size / num_heads"),
 }
 """Limits of transformers' OPT."""
-WITHOUT_RAMP_UP: Support = {"training.ramp_up": no("its batch does not grow")}
-WINDOWS: Support = {
+WITHOUT_RAMP_UP: Support = {"training.ramp_up": no("its batch size is constant")}
+TOKEN_WINDOWS: Support = {
     "data.source": only(
-        "synthetic", "stdlib", "text", "tokens", reason="its samples are windows of tokens"
+        "synthetic", "stdlib", "text", "tokens", reason="its samples are token windows"
     ),
-    "data.packing": only("packed", reason="its samples are windows of tokens"),
+    "data.packing": only("packed", reason="its samples are token windows"),
     "data.loss_mask": _NATIVE,
     "data.split": _NATIVE,
 }

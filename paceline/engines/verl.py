@@ -22,14 +22,14 @@ from paceline.engines.log_reading.records import (
     field,
     note_decimals,
     ratio,
-    watched,
-    without_colours,
+    watch_end,
+    without_colors,
 )
 
 CERTAIN = 0.1
 """Maximum distance of a ratio of two rates from the whole number that it represents."""
 
-MOST_DEVICES = 1 << 20
+MAX_DEVICES = 1 << 20
 
 
 def device_count(of_all: float, of_one: float) -> int | None:
@@ -37,7 +37,7 @@ def device_count(of_all: float, of_one: float) -> int | None:
     if not (0 < of_all < 1e100 and 0 < of_one < 1e100):
         return None
     quotient = of_all / of_one
-    if not 0.5 < quotient < MOST_DEVICES or not math.isfinite(quotient):
+    if not 0.5 < quotient < MAX_DEVICES or not math.isfinite(quotient):
         return None
     count = round(quotient)
     return count if abs(quotient - count) <= CERTAIN else None
@@ -46,7 +46,9 @@ def device_count(of_all: float, of_one: float) -> int | None:
 ENDS = b"Final validation metrics"
 
 _STEP = re.compile(rb"step:(\d{1,18}) - ([^\r\n]*)")
-_TORN = re.compile(rb"step:\d{1,18} - (?!.{0,60000} - (?:perf/throughput|train/time\(s\)):[0-9])")
+_INCOMPLETE = re.compile(
+    rb"step:\d{1,18} - (?!.{0,60000} - (?:perf/throughput|train/time\(s\)):[0-9])"
+)
 _NUMPY = re.compile(rb":np\.\w{2,12}\(([^()\s]{1,40})\)")
 _TIMES = (
     field(rb" - perf/time_per_step:"),
@@ -67,9 +69,9 @@ _MEMORY = {
 }
 _TIMED = re.compile(rb" - (?:perf/time_per_step|timing_s/step|train/time\(s\)):")
 
-OF_A_WHOLE_STEP = (
-    "a step of reinforcement learning is timed from generation to the update: its tokens are those "
-    "of prompts and responses, and the printed MFU of single phases is left out"
+WHOLE_STEP_REMARK = (
+    "the time of a reinforcement learning step includes generation and update, and its tokens are "
+    "prompts and responses; the printed MFU of single phases is ignored"
 )
 
 
@@ -78,8 +80,8 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
     Lines of validations have no time and are skipped.
     """
-    for block in watched(blocks, log, ENDS, _TORN):
-        text = without_colours(block)
+    for block in watch_end(blocks, log, ENDS, _INCOMPLETE):
+        text = without_colors(block)
         text = _NUMPY.sub(rb":\1", text) if b":np." in text else text
         steps = [
             (number, b" - " + fields)
@@ -94,7 +96,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         log.add_steps(whole_numbers(index), **columns)
         _count_devices(columns, log)
         if "tokens_per_s_per_device" in columns:
-            log.remark(OF_A_WHOLE_STEP)
+            log.remark(WHOLE_STEP_REMARK)
         note_decimals(log, records.either_texts(_TIMES))
 
 
@@ -119,5 +121,5 @@ LOG_FORMAT = LogFormat(
     ),
     read=read,
     example="`step:1 - actor/pg_loss:... - perf/time_per_step:48.7`",
-    numbered="from 1",
+    numbering="from 1",
 )

@@ -93,7 +93,7 @@ def missing_end(kind: LogFormat, log: LogContent, steps: Steps) -> Iterator[str]
     reached_last_step = (
         isinstance(total, int) and len(steps) > 0 and int(steps.index.max()) >= total - 1
     )
-    ends = log.ended or log.torn or log.out_of_memory or "run_time_s" in log.figures
+    ends = log.end_line or log.incomplete_reason or log.out_of_memory or "run_time_s" in log.figures
     if kind.end_marker and len(steps) and not reached_last_step and not ends:
         yield (
             f"ends without an end marker ({kind.end_marker}): the run was still "

@@ -27,7 +27,7 @@ from paceline.core.window import (
 )
 from paceline.engines import log_format, log_formats
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
-from paceline.engines.log_reading.profilers import profile_watched
+from paceline.engines.log_reading.profilers import watch_profilers
 from paceline.files.log_file import FIRST_BYTES, LogFile, utf16
 from paceline.logs.completion import completed_steps, missing_end, steps_from_throughput
 from paceline.logs.facts import UserSettings, all_facts, path_sources
@@ -141,7 +141,7 @@ def _shows(block: bytes, kind: LogFormat) -> bool:
 def _content(file: LogFile, name: str, other_ranks: Sequence[Path]) -> LogContent:
     """Return the content of a log, with the settings and memory of other ranks' logs."""
     kind, log = log_format(name), LogContent()
-    kind.read(profile_watched(file, log), log)
+    kind.read(watch_profilers(file, log), log)
     for path in other_ranks:
         rank = LogContent()
         kind.read(LogFile(path, kind.begins), rank)
@@ -331,13 +331,13 @@ def _status(
     bad = np.isinf(steps["loss"]) | (np.isinf(steps["grad_norm"]) & np.isfinite(steps["loss"]))
     if bad.any():
         return "nan", f"loss or gradient norm is NaN or infinite at step {steps.index[bad][0]:,}"
-    if file.read_error or log.torn:
-        return "truncated", file.read_error or log.torn
+    if file.read_error or log.incomplete_reason:
+        return "truncated", file.read_error or log.incomplete_reason
     if steps.known("step_time_s") or has_rate:
         return "ok", None
     if len(steps):
         return "not-a-training-log", "it has step lines without a time or a throughput"
-    if log.ended:
+    if log.end_line:
         return "not-a-training-log", "it is complete but reports no step time and no throughput"
     return "truncated", "it ends before the first step time"
 

@@ -336,7 +336,7 @@ def _find_log_end(parsing: Parsing | None, spec: RunSpec) -> _LogEnd:
     is_done = (
         requested_steps is not None and next_line > requested_steps
     ) or "run_time_s" in log.figures
-    whole = (is_done or log.ended is not None) and log.torn is None
+    whole = (is_done or log.end_line is not None) and log.incomplete_reason is None
     early = ""
     # It is unknown how many steps a single line covers.
     if (

@@ -335,7 +335,7 @@ def _native_bf16(cluster: Cluster, machine: dict[str, Any]) -> bool:
 
 def _unsupported_dtype(spec: RunSpec) -> list[str]:
     """Return an error if a known device does not support a low-precision dtype."""
-    if native.emulated(spec):
+    if native.emulation_warnings(spec):
         return []
     device, dtype = find_device(spec.cluster.device), spec.training.dtype
     if device is None or dtype not in NARROW or device.peak_flops_per_s(dtype) is not None:
@@ -354,7 +354,7 @@ def _check(spec: RunSpec, force: bool) -> None:
         )
     if force:
         return
-    if slow := native.emulated(spec):
+    if slow := native.emulation_warnings(spec):
         raise UserError(
             f"{spec.recipe} on {_describe(spec.cluster)}",
             "; ".join(slow),

@@ -37,10 +37,13 @@ def test_runs_from_before_there_was_a_mask_keep_their_key() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        (masked(source="synthetic"), "of source synthetic end: use a decoder on stdlib"),
-        (masked(source="tokens", path="a.bin"), "of source tokens end"),
+        (
+            masked(source="synthetic"),
+            "data.source synthetic does not have: use a decoder on stdlib",
+        ),
+        (masked(source="tokens", path="a.bin"), "data.source tokens does not"),
         (masked().model_copy(update={"model": FLUX}), "use a decoder"),
-        (masked(packing="padded"), "a padded one is one document"),
+        (masked(packing="padded"), "a padded sample is one document"),
     ],
     ids=["synthetic", "tokens", "mmdit", "padded"],
 )

@@ -72,7 +72,7 @@ def check_answer(log: LogContent, num_bytes: int) -> None:
     assert all(map(_is_sound, log.figures.values())), log.figures
     assert all(map(_is_sound, log.memory_bytes.values())), log.memory_bytes
     assert math.isfinite(log.resolution_s) and log.resolution_s >= 0, log.resolution_s
-    texts = [*log.remarks, log.ended, log.torn, log.out_of_memory]
+    texts = [*log.remarks, log.end_line, log.incomplete_reason, log.out_of_memory]
     assert all(_is_sound(text) for text in texts if text is not None), texts
     assert len(log) <= num_bytes / SHORTEST_RECORD_BYTES
 
@@ -80,9 +80,9 @@ def check_answer(log: LogContent, num_bytes: int) -> None:
 def answer(log: LogContent) -> tuple[Any, ...]:
     """Everything that a log says, in a form that can be compared; consumes the log."""
     statements = (dict(log.facts), dict(log.figures), dict(log.memory_bytes), log.resolution_s)
-    ending = (log.ended, log.torn, log.out_of_memory)
+    ending = (log.end_line, log.incomplete_reason, log.out_of_memory)
     steps = log.steps()
-    said_so = any("start again" in remark for remark in log.remarks)
+    said_so = any("start over" in remark for remark in log.remarks)
     assert said_so or (np.diff(steps.index) > 0).all()
     columns = {n: steps[n].tobytes() for n in FLOATS if not np.isnan(steps[n]).all()}
     return (*statements, *ending, tuple(log.remarks), steps.index.tobytes(), columns)

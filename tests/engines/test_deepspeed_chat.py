@@ -105,7 +105,7 @@ def test_a_public_supervised_log_says_what_the_eye_reads(name: str, reference_da
         "framework_version": "0.14.4",
     }
     assert log.remarks == ["9 of the first 110 steps were skipped (fp16 overflow)"]
-    assert log.ended and "exits successfully" in log.ended and log.torn is None
+    assert log.end_line and "exits successfully" in log.end_line and log.incomplete_reason is None
 
 
 def test_the_public_log_of_reinforcement_learning_says_what_the_eye_reads(reference_data: Path):
@@ -149,7 +149,7 @@ def test_the_first_throughput_counts_and_others_are_told():
     log = check_read(LOG_FORMAT, RESULT + b"Throughput: 12.5 samples/sec\n" * 2)
 
     assert log.figures["samples_per_s"] == 59233.5004
-    assert "3 throughput lines with 2 different values: the first one is used" in log.remarks
+    assert "3 throughput lines have 2 different values; the first one is used" in log.remarks
 
 
 def test_a_throughput_that_is_repeated_is_no_contradiction():
@@ -201,7 +201,7 @@ def test_the_steps_of_reinforcement_learning_go_before_the_timer_of_the_actor():
     assert steps["samples_per_s"].tolist() == [9.25, 8.25, 7.25]
     assert steps["loss"].tolist() == pytest.approx([0.01, 0.02, 0.03])
     assert log.figures == {"running_samples_per_s": 10.0}
-    assert "the actor's update alone" in log.remarks[0]
+    assert "only the actor's update" in log.remarks[0]
 
 
 def test_steps_of_reinforcement_learning_are_counted_on_through_epochs():
@@ -275,7 +275,7 @@ def test_skipped_steps_are_told_once():
 def test_a_last_line_without_a_line_end_is_whole_if_its_record_is(text: bytes):
     log = check_read(LOG_FORMAT, text.rstrip(b"\n"))
 
-    assert log.torn is None
+    assert log.incomplete_reason is None
     assert len(log) == 1 or log.figures["samples_per_s"] == 59233.5004
 
 

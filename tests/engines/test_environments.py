@@ -50,7 +50,7 @@ def test_an_environment_has_what_was_asked_for_and_sees_what_runs_paceline(wheel
     told = install(wheels, f"{NAME}=={VERSION}", (NAME, "pydantic"))
     made = environments.installed(NAME)
     assert made is not None and made.versions == {NAME: VERSION} and made.size_bytes > 1000
-    assert [line.split()[0] for line in told] == ["making", "installing", "importing"]
+    assert [line.split()[0] for line in told] == ["creating", "installing", "importing"]
     assert install(wheels, f"{NAME}=={VERSION}", (NAME, "pydantic")) == []
     program = f"import {NAME}, pydantic; print({NAME}.version)"
     done = subprocess.run([made.python, "-c", program], capture_output=True, text=True, check=True)
@@ -62,7 +62,7 @@ def test_an_environment_has_what_was_asked_for_and_sees_what_runs_paceline(wheel
     named = Cluster(name="x", device="cpu", devices_per_node=2, python="/opt/python")
     assert environments.interpreter(make_spec(engine=NAME, cluster=named)) == "/opt/python"
     assert environments.remove(NAME) and not environments.remove(NAME)
-    assert "no_such_module cannot be imported; `paceline engines install" in str(
+    assert "no_such_module cannot be imported; run `paceline engines install" in str(
         environments.not_installed(spec, ("no_such_module", "json"))
     )
 

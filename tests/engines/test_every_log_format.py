@@ -109,7 +109,7 @@ def test_a_log_cut_off_anywhere_gives_the_steps_before_and_no_wrong_time(name: s
     says_so = False
     for end in range(1, len(content), 7):
         log = check_read(kind, content[:end], (1 << 20, 97))
-        says_so |= log.torn is not None
+        says_so |= log.incomplete_reason is not None
         if not len(log):
             continue
         steps = log.steps()
@@ -118,7 +118,7 @@ def test_a_log_cut_off_anywhere_gives_the_steps_before_and_no_wrong_time(name: s
                 by_number[number], rel=sample.digits, abs=0.006
             )
     assert says_so or name in NEVER_TORN
-    assert read(kind, content).torn is None
+    assert read(kind, content).incomplete_reason is None
 
 
 @LOG_FORMATS

@@ -111,16 +111,19 @@ def changed(**fields: Any) -> RunSpec:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        (spec_of(layout=Layout(micro_batch=4, zero_stage=3)), "on CPUs accelerate leaves FSDP out"),
+        (
+            spec_of(layout=Layout(micro_batch=4, zero_stage=3)),
+            "on CPUs, accelerate silently trains full replicas",
+        ),
         (changed(embedding_norm=True), "model.embedding_norm true is not supported"),
         (
             changed(norm="layernorm", kv_heads=2),
-            "model.positions rope is not supported: transformers' GPT-2",
+            "model.positions rope is not supported: fixed in transformers' GPT-2",
         ),
-        (spec_of(engine_settings={"attention": "flash"}), "flash is not among sdpa, eager"),
+        (spec_of(engine_settings={"attention": "flash"}), "flash must be one of sdpa, eager"),
         (
             changed(norm="layernorm", positions="learned", position_offset=2, final_norm=False),
-            "model.final_norm False: OPT has it with model.norm_position=pre only",
+            "model.final_norm False: OPT has it only with model.norm_position=pre",
         ),
     ],
 )

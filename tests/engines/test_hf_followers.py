@@ -7,7 +7,7 @@ import json
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.hf_trainer.log_format import LOG_FORMAT, OWN_TIME
+from paceline.engines.hf_trainer.log_format import LOG_FORMAT, STEP_TIME_REMARK
 from paceline.engines.log_reading.log_content import LogContent
 from tests.engines.promises import check_read, parsed
 
@@ -64,14 +64,14 @@ def test_trls_own_time_counts_where_no_bar_times_the_steps():
     text = "".join(f"{trl(n, step_time=12.5)}\n" for n in range(1, 6))
     log = check(text)
     assert log.steps()["step_time_s"].tolist() == [12.5] * 5
-    assert OWN_TIME in log.remarks
+    assert STEP_TIME_REMARK in log.remarks
 
 
 def test_a_bar_goes_before_trls_own_time():
     text = "".join(f"{trl(n, step_time=2.25)}\n{bar(n)}" for n in range(1, 6))
     log = check(text)
     assert log.steps()["step_time_s"][1:] == pytest.approx([2.5] * 4, abs=0.06)
-    assert OWN_TIME not in log.remarks
+    assert STEP_TIME_REMARK not in log.remarks
 
 
 def test_the_time_of_all_goes_before_that_of_the_passes():

@@ -55,7 +55,7 @@ def test_the_real_log_gives_one_figure_for_the_run(reference_data: Path):
     assert log.facts == {"micro_batch": 8}, "the last of three attempts"
     assert len(log) == 0
     assert "1 significant digit" in log.remarks[0], "train_steps_per_second is printed as 0.007"
-    assert "printed 16 times" in log.remarks[1]
+    assert "16 ranks print" in log.remarks[1]
     assert "272.9369 to 273.0149 s" in log.remarks[1]
 
 
@@ -69,7 +69,9 @@ def test_dictionaries_alone_are_counted(write: object):
     assert steps["loss"] == pytest.approx([2.9, 2.8, 2.7, 2.6, 2.5])
     assert steps["grad_norm"].tolist() == [1.25] * 5
     assert not steps.known("step_time_s")
-    assert log.remarks == ["5 lines with a loss carry no step number: counted one by one"]
+    assert log.remarks == [
+        "5 lines with a loss have no step number and are counted as one step each"
+    ]
 
 
 def test_dictionaries_alone_are_counted_by_the_stated_interval():
@@ -208,13 +210,13 @@ def test_every_rank_prints_the_summary_and_the_longest_counts():
     )
     log = check(text)
     assert log.figures == {"run_time_s": 273.02, "samples_per_s": 3.663, "steps_per_s": 0.457}
-    assert "printed 3 times" in log.remarks[-1]
+    assert "3 ranks print" in log.remarks[-1]
 
 
 def test_of_several_runs_in_one_log_the_last_counts():
     log = check(summary(100.0, 10.0) * 2 + summary(50.0, 20.0) * 2)
     assert log.figures["run_time_s"] == 50.0 and log.figures["samples_per_s"] == 20.0
-    assert "printed 2 times" in log.remarks[-1]
+    assert "2 ranks print" in log.remarks[-1]
 
 
 def test_an_attempt_that_begins_anew_forgets_the_one_before():
@@ -235,7 +237,7 @@ def test_tokens_per_second_of_one_process_are_left_out():
     fields = {"train_tokens_per_second": 1925.584, "num_input_tokens_seen": 19_660_800.0}
     log = check(summary(425.4295, 5.641, **fields))
     assert "tokens_per_s" not in log.figures
-    assert "one process only" in log.remarks[-1]
+    assert "only the tokens of one process" in log.remarks[-1]
 
 
 def test_tokens_per_second_on_one_device_need_no_proof():
@@ -364,7 +366,7 @@ def test_running_totals_in_the_trainers_own_file_give_times():
 def test_its_last_word_is_kept():
     text = "\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n"
     log = check(entry(0.1) + text + summary())
-    assert log.ended == text.strip()
+    assert log.end_line == text.strip()
 
 
 def test_a_brace_inside_a_bar_makes_it_none():

@@ -69,7 +69,7 @@ def test_evaluations_and_the_end_are_no_steps():
     end += '"elapsed_time": "0:50:00", "remaining_time": "0:00:00"}\n'
     log = check(line(10, "0:00:25") + line(20, "0:00:50") + evaluation + end)
     assert log.steps().index.tolist() == [10, 20]
-    assert log.ended is not None
+    assert log.end_line is not None
 
 
 def test_memory_is_kept():
@@ -85,7 +85,7 @@ def test_another_run_appended_to_the_file_begins_anew():
     times = log.steps()["step_time_s"]
     assert np.flatnonzero(np.isnan(times)).tolist() == [0, 20]
     assert times[1:20] == pytest.approx([0.5] * 19)
-    assert "start again" in log.remarks[0]
+    assert "start over" in log.remarks[0]
 
 
 def test_the_figures_of_a_whole_log(tmp_path):

@@ -72,7 +72,7 @@ def test_the_table_is_kept():
 
 def test_its_last_word_is_kept():
     end = "total average iteration time: 1234.560000 ms\n"
-    assert check(line(1) + end).ended == end.strip()
+    assert check(line(1) + end).end_line == end.strip()
 
 
 def test_the_figures_of_a_whole_log(tmp_path):

@@ -123,7 +123,7 @@ def test_profiling_and_evaluation_lines_are_no_steps():
 
 @pytest.mark.parametrize(
     ("settings", "counted", "share"),
-    [("Config param use_sft: True\n", 196_608, ", 50.0% of"), ("", 145_000, ", 36.9% of")],
+    [("Config param use_sft: True\n", 196_608, "(50.0% of"), ("", 145_000, "(36.9% of")],
 )
 def test_masked_targets_are_not_the_positions(
     tmp_path: Path, settings: str, counted: int, share: str
@@ -220,16 +220,16 @@ def test_planned_memory_goes_before_memory_in_use():
     )
     log = check(in_use + line(0))
     assert log.memory_bytes == {"allocated": pytest.approx(44.75 * GIB)}
-    assert "no peak is printed" in log.remarks[0]
+    assert "the log prints no peak" in log.remarks[0]
     planned = "Total memory size: 100.4 GB, Output size: 44.5 GB, Temp size: 55.9 GB\n"
     log = check(planned + in_use + line(0))
     assert log.memory_bytes == {"allocated": pytest.approx(100.4 * GIB)}
-    assert "none was measured" in log.remarks[0]
+    assert "not a measurement" in log.remarks[0]
 
 
 def test_a_number_at_the_very_end_is_not_used():
     log = check((line(0) + line(1))[:-3])
-    assert log.torn is None
+    assert log.incomplete_reason is None
     assert np.isnan(log.steps()["loss"]).tolist() == [False, True]
 
 

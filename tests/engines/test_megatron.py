@@ -53,9 +53,9 @@ def test_a_log_of_core_0_8(reference_data: Path):
         "framework_version": "core 0.11 or older",
     }
     assert log.remarks == [
-        "skipped steps (overflow), whose time the printed times include: 16",
+        "skipped steps (overflow), included in the printed times: 16",
     ]
-    assert log.ended is log.torn is log.out_of_memory is None
+    assert log.end_line is log.incomplete_reason is log.out_of_memory is None
 
 
 def test_the_core_0_8_log_is_found_and_read_alike_in_pieces(reference_data: Path):
@@ -75,7 +75,7 @@ def test_a_log_of_2021(reference_data: Path):
         "pp": 16,
         "total_steps": 1000,
     }
-    assert log.remarks == ["skipped steps (overflow), whose time the printed times include: 3"]
+    assert log.remarks == ["skipped steps (overflow), included in the printed times: 3"]
 
 
 def test_a_log_of_2021_without_consumed_samples(reference_data: Path):
@@ -238,7 +238,7 @@ def test_lines_that_are_cut_off_keep_what_they_say_in_full():
 
     assert column(log, "step_time_s") == [1.2505] * 5
     assert column(log, "loss") == [8.99542, 8.99542, None, 8.99542, 8.99542]
-    assert log.torn is None
+    assert log.incomplete_reason is None
 
 
 def test_a_number_that_is_cut_in_two_is_not_taken():
@@ -247,14 +247,14 @@ def test_a_number_that_is_cut_in_two_is_not_taken():
 
     assert column(log, "step_time_s") == [1.2505, 1.2505]
     assert column(log, "loss") == [8.99542, None]
-    assert log.torn == "it breaks off within iteration 2"
+    assert log.incomplete_reason == "the log ends within iteration 2"
 
 
 def test_a_record_without_a_time_is_no_step():
     log = read(LOG_FORMAT, record(1) + record(2)[:60] + b"\n" + record(3))
 
     assert log.steps().index.tolist() == [1, 3]
-    assert log.remarks == ["iteration lines that end before their step time, left out: 1"]
+    assert log.remarks == ["iteration lines without a step time, ignored: 1"]
 
 
 def test_skipped_steps_are_told_and_their_overflow_is_no_fault():
@@ -267,7 +267,7 @@ def test_skipped_steps_are_told_and_their_overflow_is_no_fault():
 
     assert column(log, "loss") == [8.99542, None, 8.99542]
     assert column(log, "grad_norm") == [6.042, None, 6.042]
-    assert log.remarks == ["skipped steps (overflow), whose time the printed times include: 3"]
+    assert log.remarks == ["skipped steps (overflow), included in the printed times: 3"]
 
 
 def test_a_nan_is_told_as_infinity():

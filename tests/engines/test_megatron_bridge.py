@@ -39,7 +39,7 @@ def test_a_log_of_llama3_8b_on_8_b200(real: bytes):
     assert set(column(log, "global_batch")) == {128}
     assert log.memory_bytes == {"allocated": 116.45 * GB, "reserved": 127.05 * GB}
     assert log.facts == {"total_steps": 50, "num_parameters": 8_030_500_000}
-    assert log.ended == "[after training is done] datetime: 2026-03-27 23:13:36"
+    assert log.end_line == "[after training is done] datetime: 2026-03-27 23:13:36"
     assert log.remarks == []
 
 
@@ -73,7 +73,7 @@ def test_one_lost_line_of_rank_0_does_not_shift_the_others(real: bytes):
     finite = np.isfinite(flops)
     np.testing.assert_allclose(flops[finite], all_flops[finite], rtol=2e-3)
     assert (flops[9:] == all_flops[9:]).all()
-    assert log.remarks == ["iteration lines without Step Time line: 1"]
+    assert log.remarks == ["iteration lines without a Step Time line: 1"]
 
 
 def test_one_lost_line_of_the_last_rank_does_not_shift_the_others(real: bytes):
@@ -84,7 +84,7 @@ def test_one_lost_line_of_the_last_rank_does_not_shift_the_others(real: bytes):
     flops = log.steps()["flops_per_s_per_device"]
     np.testing.assert_allclose(flops, np.delete(all_flops, 16), rtol=2e-3)
     assert (flops[20:] == all_flops[21:]).all()
-    assert log.remarks == ["Step Time lines without iteration line, left out: 1"]
+    assert log.remarks == ["Step Time lines without an iteration line, ignored: 1"]
 
 
 def test_the_old_spelling_and_a_prefix(reference_data: Path):
@@ -106,7 +106,7 @@ def test_a_log_of_step_times_alone_is_counted_from_1(reference_data: Path):
     assert column(log, "step_time_s") == [125.37, 6.13, 4.66, 10.69, 2.26, 3.54, 2.24, 2.22]
     assert column(log, "flops_per_s_per_device")[:2] == [20.9 * TERA, 426.6 * TERA]
     assert log.resolution_s == pytest.approx(0.01)
-    assert log.remarks == ["it has Step Time lines only, without numbers: steps are counted from 1"]
+    assert log.remarks == ["Step Time lines have no step numbers: steps are counted from 1"]
 
 
 def test_a_collection_with_records_of_other_programs(reference_data: Path):
@@ -117,9 +117,9 @@ def test_a_collection_with_records_of_other_programs(reference_data: Path):
 
     assert len(log) == 11
     assert log.remarks == [
-        "skipped steps (overflow), whose time the printed times include: 11",
-        "Step Time lines without iteration line, left out: 8",
-        "iteration lines without Step Time line: 9",
+        "skipped steps (overflow), included in the printed times: 11",
+        "Step Time lines without an iteration line, ignored: 8",
+        "iteration lines without a Step Time line: 9",
     ]
 
 
@@ -150,9 +150,7 @@ def test_a_utilization_of_0_is_no_measurement():
     log = read(LOG_FORMAT, line + records([1250.5]))
 
     assert column(log, "flops_per_s_per_device") == [None]
-    assert log.remarks == [
-        "it prints a GPU utilization of 0.0, which is not taken for a measurement"
-    ]
+    assert log.remarks == ["a printed GPU utilization of 0.0 is not a measurement and is ignored"]
 
 
 def test_many_lost_lines_on_both_sides_leave_the_others_with_their_own():

@@ -20,7 +20,7 @@ from paceline.runs.plan import Plan
 from tests.engines.batch_site import site, spec_of
 
 CHECKOUT = {"checkout": "/opt/Megatron-Bridge"}
-STAND_IN = Path(__file__).with_name("bridge_stand_in.py")
+FAKE_BRIDGE = Path(__file__).with_name("fake_bridge.py")
 OF_70B = """
  --model_family_name llama --model_recipe_name llama3_70b --task pretrain --num_gpus 64
  --gpus_per_node 8 --gpu h100 --compute_dtype bf16 --data mock --max_steps 50
@@ -96,15 +96,21 @@ def test_a_model_without_a_performance_recipe_is_one_of_the_library() -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        (bridge(checkout=None), "engine_settings.checkout must be the whole path"),
-        (bridge(checkout="code"), "engine_settings.checkout must be the whole path"),
-        (bridge(family="qwen"), "family and recipe are of one performance recipe"),
-        (bridge(library="yes"), "engine_settings.library yes is neither true nor false"),
-        (bridge(library=True, variant="v1"), "library is started by bootstrap.py, and has no"),
-        (bridge("llama31-8b", "dtype=fp8", library=True), "dtype fp8 is no library recipe's"),
-        (bridge(entry="train.py"), "entry train.py is neither bootstrap.py nor run_script.py"),
-        (bridge(precision="fp8_mx"), "dtype bf16 with precision fp8_mx is none of bf16, fp8_cs"),
-        (bridge("tiny-opt"), "tiny-opt is none of the models whose recipe is known (llama3_8b"),
+        (bridge(checkout=None), "engine_settings.checkout must be the absolute path"),
+        (bridge(checkout="code"), "engine_settings.checkout must be the absolute path"),
+        (bridge(family="qwen"), "family and recipe belong together"),
+        (bridge(library="yes"), "engine_settings.library yes must be true or false"),
+        (bridge(library=True, variant="v1"), "library needs bootstrap.py and has no"),
+        (
+            bridge("llama31-8b", "dtype=fp8", library=True),
+            "training.dtype fp8: library recipes train in bf16",
+        ),
+        (bridge(entry="train.py"), "entry train.py must be bootstrap.py or run_script.py"),
+        (
+            bridge(precision="fp8_mx"),
+            "training.dtype bf16 does not match engine_settings.precision fp8_mx",
+        ),
+        (bridge("tiny-opt"), "tiny-opt has no known performance recipe (llama3_8b"),
         (bridge(cluster=site(8, 8, "A100-SXM-80GB")), "device A100-SXM-80GB has no performance"),
     ],
 )
@@ -116,7 +122,7 @@ def run(folder: Path, **env: str) -> Any:
     """A run of two ranks on this machine, which stands in for one with two H100."""
     scripts = folder / "bridge" / "scripts" / "performance"
     scripts.mkdir(parents=True)
-    shutil.copy(STAND_IN, scripts / "bootstrap.py")
+    shutil.copy(FAKE_BRIDGE, scripts / "bootstrap.py")
     cluster = Cluster(name="here", device="H100-SXM", nodes=1, devices_per_node=2)
     layout = ("layout.tp=1", "steps=20", "layout.cp=1")
     spec = bridge("llama31-8b", *layout, cluster=cluster, checkout=str(folder / "bridge"))

@@ -49,7 +49,7 @@ def test_the_176b_log(reference_data: Path):
     assert set(column(log, "global_batch")) == {2048, None}
     assert log.facts == {"total_steps": 115_311, "seq_len": 2048}
     assert log.resolution_s == pytest.approx(0.01)
-    assert log.remarks == [] and log.torn is None
+    assert log.remarks == [] and log.incomplete_reason is None
 
 
 def test_its_lines_that_are_cut_after_the_time_keep_the_time(reference_data: Path):

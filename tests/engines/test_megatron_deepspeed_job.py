@@ -57,7 +57,7 @@ def test_a_growing_batch_can_be_spelled_as_forks_of_2026_do(tmp_path: Path):
     assert not {"--rampup-batch-size", "--global-batch-size"} & set(new)
     odd = study(tmp_path, "engine_settings.spelling=newer", variant="ramp-up")
     problems = engine("megatron_deepspeed").unsupported(odd)
-    assert problems == ["engine_settings.spelling newer is neither old nor new"]
+    assert problems == ["engine_settings.spelling newer must be old or new"]
 
 
 def test_deepspeed_is_told_what_the_training_told_it(tmp_path: Path):
@@ -134,11 +134,11 @@ def test_gates_and_rotary_positions_have_its_own_names(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (("model.activation=relu",), "model.activation relu has no argument without a gate"),
+        (("model.activation=relu",), "model.activation relu is not supported without a gate"),
         (("training.loss_scale.initial=5000",), "must be a power of two"),
         (("data.path=tokens.u16",), "must be the .bin file of an indexed data set"),
         (("engine_settings.checkout=null",), "engine_settings.checkout is not set"),
-        (("engine_settings.vocab_file=/v.json",), "are of one tokenizer: name both, or none"),
+        (("engine_settings.vocab_file=/v.json",), "belong together: set both, or neither"),
     ],
 )
 def test_what_contradicts_itself_is_refused(tmp_path: Path, changes: tuple[str, ...], says: str):

@@ -207,11 +207,11 @@ def test_our_program_starts_where_no_checkout_is_named():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (("model.activation=silu",), "has no argument: use gelu, or silu with a gate"),
-        (("engine_settings.spelling=odd",), "is neither old nor new"),
-        (("engine_settings.fusions=odd",), "fusions odd is neither true nor false"),
-        (("engine_settings.vocab_file=/v.json",), "are of one tokenizer: name both, or none"),
-        (("engine_settings.merge_file=/m.txt",), "are of one tokenizer: name both, or none"),
+        (("model.activation=silu",), "use gelu, or silu with a gate"),
+        (("engine_settings.spelling=odd",), "must be old or new"),
+        (("engine_settings.fusions=odd",), "fusions odd must be true or false"),
+        (("engine_settings.vocab_file=/v.json",), "belong together: set both, or neither"),
+        (("engine_settings.merge_file=/m.txt",), "belong together: set both, or neither"),
         (
             ("engine_settings.vocab_file=v.json", "engine_settings.merge_file=/m.txt"),
             "engine_settings.vocab_file v.json must be an absolute path",
@@ -233,7 +233,8 @@ def test_a_setting_of_null_is_none_at_all():
     assert "None" not in engine("megatron").job(spec, "x").program
     unfit = spec.model_copy(update={"layout": Layout(cp=2)})
     assert any(
-        "name a checkout of Megatron-LM" in what for what in engine("megatron").unsupported(unfit)
+        "set engine_settings.checkout to a checkout of Megatron-LM" in what
+        for what in engine("megatron").unsupported(unfit)
     )
 
 
@@ -259,7 +260,7 @@ def test_our_program_takes_every_argument_that_it_is_given(
     words = program[program.index("core_program.py") + 1 :]
     monkeypatch.syspath_prepend(str(resources.files("paceline.engines.megatron")))
     monkeypatch.setattr("sys.argv", ["core_program.py", *words])
-    arguments = importlib.import_module("core_arguments_program").parsed_arguments()
+    arguments = importlib.import_module("core_arguments_program").parse_arguments()
 
     tp = spec.layout.tp
     assert arguments.padded_vocab_size == spec.model.padded_vocab(tp)  # type: ignore[union-attr]

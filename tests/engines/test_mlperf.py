@@ -97,17 +97,24 @@ class TestPublicLogs:
             assert value <= float(row["max_minutes"]) + half_a_digit, key
 
     def test_the_other_two_lack_their_end_because_they_were_cancelled(self, logs):
-        torn = {key: log for key, log in logs.items() if log.torn is not None}
+        torn = {key: log for key, log in logs.items() if log.incomplete_reason is not None}
 
         assert {(*key[:3], key[4]) for key in torn} == ABORTED.keys()
         for key, log in torn.items():
             cancelled_at = ABORTED[*key[:3], key[4]]
-            assert log.torn == f"it has no run_stop line: CANCELLED AT {cancelled_at}"
-            assert log.ended is None and "run_time_s" not in log.figures
+            assert (
+                log.incomplete_reason
+                == f"the log has no run_stop line: CANCELLED AT {cancelled_at}"
+            )
+            assert log.end_line is None and "run_time_s" not in log.figures
 
     def test_complete_sets_have_the_extremes_and_means_of_their_rows(self, logs, rows):
         sets = {
-            key: [log for name, log in logs.items() if name[:4] == key and log.torn is None]
+            key: [
+                log
+                for name, log in logs.items()
+                if name[:4] == key and log.incomplete_reason is None
+            ]
             for key in rows
         }
         complete = {
@@ -155,7 +162,7 @@ class TestPublicLogs:
         for key, log in logs.items():
             index = log.steps().index
             assert (np.diff(index) > 0).all(), key
-            if log.torn is None:
+            if log.incomplete_reason is None:
                 assert index[-1] <= log.figures["timed_steps"], key
 
     def test_lambdas_llama_3_1_8b_says_what_the_eye_reads(self, logs):
@@ -227,7 +234,7 @@ class TestPublicLogs:
 
         assert log.facts["num_devices"] == 64
         assert log.remarks == [
-            "the witnesses of the devices disagree (8 hosts in the launch line, 1 x 8 by the "
+            "sources for the device count disagree (8 hosts in the launch line, 1 x 8 by the "
             "system description, 8 x 8 by the configuration's name): 8 x 8 is used"
         ]
 
@@ -241,7 +248,7 @@ def test_the_run_time_is_between_the_markers_and_initialisation_before():
         "timed_steps": 384,
         "samples_to_target": 3072,
     }
-    assert log.ended == "run_stop, status success" and log.torn is None
+    assert log.end_line == "run_stop, status success" and log.incomplete_reason is None
 
 
 def test_markers_of_every_rank_count_once():
@@ -265,7 +272,7 @@ def test_an_aborted_run_has_reached_no_target():
 
 def test_a_status_of_characters_that_cannot_be_shown_is_made_fit_to_be():
     log = check_read(LOG_FORMAT, BEGIN + line("run_stop", time_s=60, status="suc\xa0\x80\ud800s"))
-    assert log.ended == "run_stop, status suc ?s"
+    assert log.end_line == "run_stop, status suc ?s"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +286,7 @@ def test_a_status_of_characters_that_cannot_be_shown_is_made_fit_to_be():
 def test_a_missing_marker_is_told(text: bytes, missing: str):
     log = check_read(LOG_FORMAT, text)
 
-    assert log.torn == f"it has {missing} line"
+    assert log.incomplete_reason == f"the log has {missing} line"
     assert "run_time_s" not in log.figures
 
 
@@ -368,7 +375,7 @@ def test_only_the_first_of_several_runs_is_read():
 
     assert log.steps()["step_time_s"].tolist() == [0.25]
     assert log.figures["run_time_s"] == 600.25
-    assert log.remarks == ["another run begins later in the log: only the first one is read"]
+    assert log.remarks == ["the log has more than one run; only the first one is read"]
 
 
 def test_names_that_nobody_filled_in_are_not_facts():
@@ -392,7 +399,7 @@ def test_values_of_unexpected_types_are_no_facts():
 def test_broken_result_lines_are_counted():
     log = check_read(LOG_FORMAT, BEGIN + b':::MLLOG {"namespace": \n:::MLLOG\n' + END)
 
-    assert log.remarks == [":::MLLOG lines without a whole record, passed over: 1"]
+    assert log.remarks == [":::MLLOG lines without a complete record, ignored: 1"]
 
 
 def test_noise_behind_a_line_does_not_hide_it():

@@ -11,8 +11,8 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.engines import engine
-from paceline.engines.mlperf.configuration import contradictions, sourced
-from paceline.engines.mlperf.launch import exported
+from paceline.engines.mlperf.configuration import contradictions, source_config
+from paceline.engines.mlperf.launch import preset_variables
 from paceline.machines import slurm
 from tests.command import paceline
 from tests.engines.batch_site import CONFIG, MLPERF, SYSTEM, site, spec_of
@@ -38,7 +38,7 @@ def test_each_workload_exports_what_its_published_procedure_does(
     recipe: str, settings: dict[str, str], variables: dict[str, str]
 ) -> None:
     spec = spec_of("mlperf", recipe, site(nodes=1, devices=8), {**MLPERF, **settings})
-    assert exported(spec) == {**COMMON, **variables}
+    assert preset_variables(spec) == {**COMMON, **variables}
 
 
 def test_the_published_command_is_called_where_run_sub_lies() -> None:
@@ -63,7 +63,7 @@ def test_walltime_decides_unless_a_limit_is_asked_for() -> None:
 def test_the_config_is_sourced_in_a_clean_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEXP", "7")
     monkeypatch.setenv("STRAY", "1")
-    variables = sourced(SYSTEM / CONFIG, {"NEXP": "3"})
+    variables = source_config(SYSTEM / CONFIG, {"NEXP": "3"})
     assert variables["WALLTIME"] == "35", "5 + NEXP (5 + 5), by the NEXP that is exported"
     assert variables["DGXSYSTEM"] == "BED_2x2x8xtp1pp1cp1_8b"
     assert variables["STEPS_BETWEEN"] == "two words" and variables["CLEAR_CACHES"] == "0"
@@ -75,14 +75,14 @@ def test_the_config_is_sourced_in_a_clean_shell(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("export DGXNNODES=2", "sets no WALLTIME"),
+        ("export DGXNNODES=2", "does not set WALLTIME"),
         ("source $(dirname ${BASH_SOURCE[0]})/absent.sh", "absent.sh: No such file or directory"),
         ("exit 3", "cannot be sourced"),
         (
             "export DGXNNODES=2 WALLTIME=9; echo busy >&2; source ./absent.sh; MINIBS=1",
             "cannot be sourced: .*line 1: ./absent.sh: No such file or directory",
         ),
-        ("echo noise; export DGXNNODES=2 WALLTIME=", "sets no WALLTIME"),
+        ("echo noise; export DGXNNODES=2 WALLTIME=", "does not set WALLTIME"),
     ],
 )
 def test_a_config_that_lacks_something_is_refused(
@@ -91,7 +91,7 @@ def test_a_config_that_lacks_something_is_refused(
     config = tmp_path / "config_x.sh"
     config.write_text(text + "\n")
     with pytest.raises(UserError, match=complaint):
-        sourced(config, {})
+        source_config(config, {})
     (problem,) = engine("mlperf").unsupported(llama_8b(config=str(config)))
     assert re.search(complaint, problem)
 
@@ -101,31 +101,31 @@ def test_a_config_that_takes_over_what_is_the_runs_is_refused(tmp_path: Path, na
     config = tmp_path / "config_x.sh"
     config.write_text(f"export DGXNNODES=2 WALLTIME=9 {name}=${{{name}:-1}}\n")
     asked = {"LOGDIR": LOGDIR, "NEXP": "3", "SEED": "4"}
-    assert sourced(config, asked)[name] == asked[name]
+    assert source_config(config, asked)[name] == asked[name]
     for change in (f"export {name}=7", f"unset {name}"):
         config.write_text(f"export DGXNNODES=2 WALLTIME=9; {change}\n")
         with pytest.raises(UserError, match=f"sets {name}, which each run sets itself"):
-            sourced(config, asked)
+            source_config(config, asked)
 
 
 def test_what_a_config_prints_and_asks_does_no_harm(tmp_path: Path) -> None:
     config = tmp_path / "config_x.sh"
     text = "echo A=1; read -r B; export DGXNNODES=2 WALLTIME=9\ncat ./absent\nf() { :; }\n"
     config.write_text(text)
-    assert sourced(config, {}) == {"B": "", "DGXNNODES": "2", "WALLTIME": "9"}
+    assert source_config(config, {}) == {"B": "", "DGXNNODES": "2", "WALLTIME": "9"}
 
 
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("DGXNNODES", "18", "the config says DGXNNODES 18 and the recipe has --nodes 2"),
+        ("DGXNNODES", "18", "the config has DGXNNODES 18, but the recipe has --nodes 2"),
         ("TENSOR_MODEL_PARALLEL", "2", "layout.tp 1 (--set layout.tp=2)"),
         ("PIPELINE_MODEL_PARALLEL", "4", "layout.pp 1 (--set layout.pp=4)"),
         ("CP", "8", "layout.cp 1 (--set layout.cp=8)"),
         ("INTERLEAVED_PIPELINE", "5", "layout.vp 1 (--set layout.vp=5)"),
         ("MICRO_BATCH_SIZE", "4", "layout.micro_batch"),
         ("OVERWRITTEN_NUM_LAYERS", "8", "model.num_layers 32 (--set model.num_layers=8)"),
-        ("MINIBS", "9", "MINIBS 9 on 4 replicas, 36 a step, and the recipe has"),
+        ("MINIBS", "9", "MINIBS 9 on 4 replicas (36 per step), but the recipe has"),
         ("BATCHSIZE", "512", "training.global_batch 32 (--set training.global_batch=512)"),
     ],
 )
@@ -151,8 +151,8 @@ def test_what_it_needs_is_told_before_anything_starts() -> None:
     (problem,) = mlperf.unsupported(
         llama_8b().model_copy(update={"cluster": site(allocation="12")})
     )
-    assert "no step of allocation 12" in problem
-    assert "run.py is not there" in str(mlperf.missing(llama_8b(script="run.py")))
+    assert "cannot use allocation 12" in problem
+    assert "run.py does not exist" in str(mlperf.missing(llama_8b(script="run.py")))
 
 
 def test_the_config_is_sought_beside_the_script(tmp_path: Path) -> None:

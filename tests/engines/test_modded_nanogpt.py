@@ -77,7 +77,7 @@ def test_the_device_and_the_memory_are_kept():
     log = check(text)
     assert log.facts["device"] == "NVIDIA H100 80GB HBM3"
     assert log.memory_bytes == {"allocated": 31234 * MIB, "reserved": 45678 * MIB}
-    assert log.ended is not None
+    assert log.end_line is not None
 
 
 def test_the_programs_text_at_the_top_is_no_step():

@@ -64,7 +64,7 @@ def test_the_lines_before_the_first_step_are_kept():
         "gradient_accumulation": 1,
         "total_steps": 21_400,
     }
-    assert "the log's MFU is against a peak of 9.89e+14 FLOP/s" in log.remarks
+    assert "the log's MFU is relative to a peak of 9.89e+14 FLOP/s" in log.remarks
 
 
 def test_the_model_and_its_size_are_kept():
@@ -82,7 +82,7 @@ def test_the_model_and_its_size_are_kept():
 def test_its_last_words_are_kept():
     log = check(line(1) + "Peak memory usage: 75422.02MiB\nTotal training time: 77.00m\n")
     assert log.memory_bytes["allocated"] == pytest.approx(75422.02 * MIB)
-    assert log.ended == "Total training time: 77.00m"
+    assert log.end_line == "Total training time: 77.00m"
 
 
 def test_the_figures_of_a_whole_log(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.engines.log_reading.log_content import LogContent
-from paceline.engines.nanogpt import AGAINST, LOG_FORMAT
+from paceline.engines.nanogpt import LOG_FORMAT, MFU_REMARK
 from tests.engines.promises import check_read, parsed
 from tests.engines.recent_samples import NANOGPT_HEAD
 
@@ -27,7 +27,7 @@ def test_a_line_is_read_to_its_figures():
     assert steps["step_time_s"] == pytest.approx([0.25012])
     assert steps["loss"] == pytest.approx([4.1234]) and steps["mfu"] == pytest.approx([0.1234])
     assert log.resolution_s == pytest.approx(1e-5)
-    assert log.remarks == [AGAINST]
+    assert log.remarks == [MFU_REMARK]
 
 
 def test_an_mfu_that_is_not_known_yet_is_none():

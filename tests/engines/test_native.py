@@ -71,7 +71,7 @@ def test_a_rank_that_is_alone_is_the_whole_run():
         "seq_len": 32,
         "log_interval": 1,
     }
-    assert log.ended == "end of a rank, status ok" and log.remarks == []
+    assert log.end_line == "end of a rank, status ok" and log.remarks == []
 
 
 def test_one_rank_of_several_does_not_say_the_tokens_of_all():
@@ -79,14 +79,16 @@ def test_one_rank_of_several_does_not_say_the_tokens_of_all():
 
     assert log.facts["num_devices"] == 4
     assert not log.steps().known("tokens") and not log.steps().known("samples")
-    assert log.remarks == ["lines of 1 of 4 ranks: the loss is of these only"]
+    assert log.remarks == ["the log has lines of 1 of 4 ranks: the loss covers only these"]
 
 
 def test_lines_without_a_start_line_are_of_nobody_knows_how_many_ranks():
     log = read(step(5), step(6))
 
     assert log.steps().index.tolist() == [5, 6] and not log.steps().known("tokens")
-    assert log.remarks == ["lines of 1 of an unknown number of ranks: the loss is of these only"]
+    assert log.remarks == [
+        "the log has lines of 1 of an unknown number of ranks: the loss covers only these"
+    ]
 
 
 def test_all_ranks_one_after_another_are_merged():
@@ -180,8 +182,8 @@ def test_lines_of_a_newer_schema_are_read_as_far_as_they_are_known():
 
     assert log.steps().index.tolist() == [1, 2]
     assert log.remarks == [
-        "the lines are of schema 2 and this version knows schema 1: what is new in them is not "
-        "read; update Paceline"
+        "the lines have schema 2, and this version reads schema 1: newer fields are ignored; "
+        "update Paceline"
     ]
 
 
@@ -202,7 +204,7 @@ def test_an_event_line_that_is_not_valid_costs_only_itself_and_is_counted(line: 
     log = check_read(LOG_FORMAT, text(start(), step(1)) + line + b"\n" + text(step(2)))
 
     assert log.steps().index.tolist() == [1, 2]
-    assert log.remarks == ["event lines that are not valid and were passed over: 1"]
+    assert log.remarks == ["invalid event lines, ignored: 1"]
 
 
 def test_ranks_that_share_a_physical_line_are_both_read():
@@ -224,7 +226,7 @@ def test_skipped_steps_are_counted():
     log = read(start(), step(1, skipped=True), step(2, skipped=True), step(3, skipped=False))
 
     assert log.steps().index.tolist() == [1, 2, 3]
-    assert log.remarks == ["2 step lines tell of a skipped step (fp16 overflow)"]
+    assert log.remarks == ["skipped steps (fp16 overflow): 2"]
 
 
 def test_a_watched_step_has_no_time_and_the_memory_line_is_known():

@@ -71,7 +71,7 @@ def test_the_bar_alone_is_the_mean_of_the_run(tmp_path: Path, rate: str, seconds
     assert document.window is not None and document.window.rule == "as printed"
     assert document.step_time_s is not None
     assert document.step_time_s.median == pytest.approx(seconds)
-    assert [w for w in document.warnings if "mean of all steps so far" in w]
+    assert [w for w in document.warnings if "the bar's mean over all steps" in w]
 
 
 def test_a_bar_that_times_its_step_goes_before_its_rate():
@@ -103,7 +103,7 @@ def test_the_real_file_as_one_log_has_all_its_lines(reference_data: Path):
     steps = log.steps()
     assert steps.index[-1] == 1
     assert steps["samples_per_s"][-1] == pytest.approx(14.6)
-    assert "samples/sec is of batch_time" in " ".join(log.remarks), "64 / 4.4 = 14.5"
+    assert "samples/sec is based on batch_time" in " ".join(log.remarks), "64 / 4.4 = 14.5"
 
 
 def test_bars_share_a_physical_line_by_carriage_returns():
@@ -254,7 +254,7 @@ def test_the_ranks_that_register_go_before_the_configuration():
 
 def test_the_trainers_last_word_is_kept():
     log = check(bar(49, of=9) + "\n`Trainer.fit` stopped: `max_steps=50` reached.\n")
-    assert log.ended == "`Trainer.fit` stopped: `max_steps=50` reached."
+    assert log.end_line == "`Trainer.fit` stopped: `max_steps=50` reached."
     assert log.facts["total_steps"] == 50
 
 

@@ -42,7 +42,7 @@ def test_the_real_log_is_read_as_a_person_reads_it(reference_data: Path):
     assert steps["allocated_bytes"] == pytest.approx([115_792_977_920] * 5)
     assert log.facts == {"total_steps": 100}
     assert log.resolution_s == pytest.approx(0.001)
-    assert log.torn is None
+    assert log.incomplete_reason is None
 
 
 @pytest.mark.parametrize("width", [80, 100, 133])
@@ -177,4 +177,4 @@ def test_the_release_the_ranks_and_the_end():
     )
     log = check(text)
     assert log.facts == {"framework_version": "25.07", "num_devices": 16, "total_steps": 100}
-    assert log.ended and log.ended.endswith("reached.")
+    assert log.end_line and log.end_line.endswith("reached.")

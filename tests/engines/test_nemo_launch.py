@@ -136,13 +136,16 @@ def tiny() -> RunSpec:
     [
         (llama_70b(stage_path=""), "engine_settings.stage_path is missing"),
         (llama_70b(profile=True, nccl_trace=True), "exclude each other"),
-        (llama_70b(stage_path="/a:b"), "stage_path /a:b holds `:` or `,`"),
-        (llama_70b(profile=True, profile_ranks="$(id)"), "profile_ranks $(id) is no list of ranks"),
-        (llama_70b(profile=True, profile_stop_step="3;id"), "profile_stop_step 3;id is no whole"),
-        (llama_70b(profile="no"), "engine_settings.profile no is neither true nor false"),
-        (llama_70b(profile_cpu=True), "is for engine_settings.profile=true"),
-        (llama_70b(nccl_trace=True), "trains 10 steps (--set steps=10)"),
-        (tiny(), "launch.sh of the recipe trains Llama 3.1 of 8b, 70b, 405b and nothing else"),
+        (llama_70b(stage_path="/a:b"), "stage_path /a:b must not contain `:` or `,`"),
+        (llama_70b(profile=True, profile_ranks="$(id)"), "ranks $(id) must be a list of ranks"),
+        (llama_70b(profile=True, profile_stop_step="3;id"), "stop_step 3;id must be a whole"),
+        (llama_70b(profile="no"), "engine_settings.profile no must be true or false"),
+        (llama_70b(profile_cpu=True), "needs engine_settings.profile=true"),
+        (
+            llama_70b(nccl_trace=True),
+            "training.steps must be 10 with engine_settings.nccl_trace (--set steps=10)",
+        ),
+        (tiny(), "the recipe's launch.sh trains only Llama 3.1 with 8b, 70b, 405b"),
     ],
 )
 def test_what_it_cannot_do_is_told(spec: RunSpec, sentence: str) -> None:
@@ -183,14 +186,14 @@ def test_the_recipes_own_script_is_told_its_variables_alone() -> None:
     assert [problem.split(":")[0] for problem in problems] == [
         "layout.micro_batch 2 is not supported",
         "layout.recompute full is not supported",
-        "engine_settings.dataset is for Paceline's own launch.sh; leave script or dataset out",
+        "engine_settings.dataset needs Paceline's launch.sh; remove script or dataset",
     ]
 
 
 def test_the_published_run_is_refused_for_nothing_but_what_is_not_there(tmp_path: Path) -> None:
     spec = llama_70b(8, stage_path=str(tmp_path))
     assert engine("nemo").unsupported(spec) == []
-    assert "nvidia+nemo+24.09.sqsh is not there" in str(engine("nemo").missing(spec))
+    assert "nvidia+nemo+24.09.sqsh does not exist" in str(engine("nemo").missing(spec))
     (tmp_path / "nvidia+nemo+24.09.sqsh").touch()
     assert engine("nemo").missing(spec) is None
 

@@ -19,7 +19,7 @@ from paceline.machines import slurm
 from tests.command import paceline
 from tests.engines.batch_site import LLMB, site, spec_of
 
-STAND_IN = Path(__file__).with_name("llmb_stand_in.py")
+FAKE_LLMB = Path(__file__).with_name("fake_llmb.py")
 CONFIG = """\
 schema_version: 2
 llmb_repo: /lustre/llmb/llmb_repo
@@ -41,7 +41,7 @@ def installed(folder: Path, gpu: str = "h100", exported: str = "") -> Path:
     install.mkdir()
     (install / "cluster_config.yaml").write_text(CONFIG.format(gpu=gpu, exported=exported))
     program = install / "llmb-run"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE_LLMB} "$@"\n')
     program.chmod(0o755)
     return install
 
@@ -104,13 +104,13 @@ def test_precisions_nodes_and_switches_are_words_of_llmb_run() -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        (llmb(form="nemo2"), "engine_settings.form nemo2 is neither launch nor llmb"),
+        (llmb(form="nemo2"), "engine_settings.form nemo2 must be launch or llmb"),
         (llmb(llmb_install=""), "engine_settings.llmb_install is missing"),
-        (llmb(stage_path="/x"), "engine_settings.stage_path is not known to engine nemo"),
-        (llmb(profile="no"), "engine_settings.profile no is neither true nor false"),
-        (llmb("tiny-opt"), "tiny-opt is no Llama 3.1: name engine_settings.workload and size"),
+        (llmb(stage_path="/x"), "engine_settings.stage_path is not a setting of engine nemo"),
+        (llmb(profile="no"), "engine_settings.profile no must be true or false"),
+        (llmb("tiny-opt"), "tiny-opt is not a Llama 3.1: set engine_settings.workload and size"),
         (llmb(cluster=site(8, 8, "A100-SXM-80GB")), "device A100-SXM-80GB has no performance"),
-        (llmb(cluster=site(16, 4, "H100-SXM")), "llmb-run takes 8 h100 a node"),
+        (llmb(cluster=site(16, 4, "H100-SXM")), "llmb-run uses 8 h100 per node"),
         (llmb(cluster=Cluster(name="here", device="H100-SXM", nodes=8, devices_per_node=8)),
          "needs Slurm"),
     ],
@@ -129,12 +129,12 @@ def test_what_the_installation_says_otherwise_is_told(tmp_path: Path) -> None:
         "GBS=128",
     ]
     assert engine("nemo").missing(spec) is None
-    assert "does not list pretrain_qwen3; `llmb-install`" in str(
+    assert "does not list pretrain_qwen3; install it with" in str(
         engine("nemo").missing(llmb(llmb_install=install, workload="pretrain_qwen3"))
     )
-    assert "cluster_config.yaml is not there" in str(engine("nemo").missing(llmb()))
+    assert "cluster_config.yaml does not exist" in str(engine("nemo").missing(llmb()))
     Path(install, "llmb-run").unlink()
-    assert "llmb-run is neither in PATH nor in" in str(engine("nemo").missing(spec))
+    assert "llmb-run is not in PATH or" in str(engine("nemo").missing(spec))
 
 
 def test_the_run_is_shown_before_it_is_submitted(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_the_device_and_the_peak_of_the_mfu_are_kept():
     text = f"{LOGGER}Device: NVIDIA H100 80GB HBM3, Device peak FLOPS: 989500000000000\n"
     log = check(text + record(10))
     assert log.facts["device"] == "NVIDIA H100 80GB HBM3"
-    assert log.remarks == ["the log's MFU is against a peak of 9.895e+14 FLOP/s"]
+    assert log.remarks == ["the log's MFU is relative to a peak of 9.895e+14 FLOP/s"]
 
 
 def test_the_figures_of_a_whole_log(tmp_path):

@@ -145,7 +145,7 @@ def test_the_lines_before_the_first_step_are_kept():
         "seq_len": 8192,
         "total_steps": 1000,
     }
-    assert log.remarks == ["the log's MFU is against a peak of 9.890e+14 FLOP/s"]
+    assert log.remarks == ["the log's MFU is relative to a peak of 9.890e+14 FLOP/s"]
 
 
 def test_the_mesh_as_it_is_printed_now():
@@ -223,7 +223,7 @@ def test_float8_layers_are_a_number_format():
 
 
 def test_its_last_word_is_kept():
-    assert check(f"{line(1)}{LOGGER}Training completed\n").ended == f"{LOGGER}Training completed"
+    assert check(f"{line(1)}{LOGGER}Training completed\n").end_line == f"{LOGGER}Training completed"
 
 
 def test_a_restart_says_its_settings_again():
@@ -238,5 +238,5 @@ def test_a_restart_says_its_settings_again():
 def test_a_line_that_breaks_off_is_torn_and_its_last_number_unused():
     text = line(10) + line(20, "1,587")
     log = check(text[: text.rindex("1,587") + 3])
-    assert log.torn is not None
+    assert log.incomplete_reason is not None
     assert np.isnan(log.steps()["tokens_per_s_per_device"]).tolist() == [False, True]

@@ -163,17 +163,20 @@ def test_the_width_of_the_mlp_is_the_recipes(name: str):
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        (spec_of(layout=Layout(tp=2)), "torchtitan cuts the sequence wherever it cuts tensors"),
-        (spec_of(ranks=4, layout=Layout(pp=2)), "torchtitan's DDP goes with no other axis"),
-        (spec_of(layout=Layout(cp=2)), "cp > 1 on a CPU"),
-        (spec_of(layout=Layout(pp=2), training=training(global_batch=4)), "without it all is fp32"),
+        (spec_of(layout=Layout(tp=2)), "tensor parallelism includes sequence parallelism"),
+        (spec_of(ranks=4, layout=Layout(pp=2)), "torchtitan's DDP does not support other axes"),
+        (spec_of(layout=Layout(cp=2)), "torch has no context parallelism on a CPU"),
+        (
+            spec_of(layout=Layout(pp=2), training=training(global_batch=4)),
+            "torchtitan's mixed precision needs FSDP",
+        ),
         (
             spec_of(training=training(lr_schedule={"kind": "linear", "decay": 20})),
-            "would not stay at its lowest",
+            "does not stay at its minimum",
         ),
         (
             spec_of(training=training(lr_schedule={"warmup": 33, "unit": "samples"})),
-            "must be multiples of the batch 32",
+            "must be multiples of the global batch 32",
         ),
     ],
 )

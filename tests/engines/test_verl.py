@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.units import GIB
 from paceline.engines.log_reading.log_content import LogContent
-from paceline.engines.verl import LOG_FORMAT, OF_A_WHOLE_STEP
+from paceline.engines.verl import LOG_FORMAT, WHOLE_STEP_REMARK
 from tests.engines.promises import check_read, parsed
 
 
@@ -40,7 +40,7 @@ def test_a_line_is_read_to_its_figures():
 
 def test_what_a_step_is_is_said_and_the_mfu_of_a_phase_is_not_its_own():
     log = check(line(1))
-    assert log.remarks == [OF_A_WHOLE_STEP]
+    assert log.remarks == [WHOLE_STEP_REMARK]
     assert not log.steps().known("mfu")
 
 

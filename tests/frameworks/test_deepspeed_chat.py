@@ -109,4 +109,4 @@ def test_data_that_fills_no_step_ends_the_run_with_the_reason(
     report = run("opt-350m-sft-tiny", f"engine_settings.data={data}")
     assert report.result.status == "failed"
     reason = report.result.reason or ""
-    assert "1 samples in the part" in reason and "fewer than the 16 of one step" in reason
+    assert "has 1 samples" in reason and "one step needs 16" in reason

@@ -71,7 +71,7 @@ def test_a_model_has_the_parameters_of_its_recipe(program: ModuleType, name: str
 
 
 def test_another_number_of_parameters_is_refused(program: ModuleType):
-    with pytest.raises(SystemExit, match="has 30 parameters, and its recipe says 31"):
+    with pytest.raises(SystemExit, match="has 30 parameters, but the recipe has 31"):
         program.check_size(torch.nn.Linear(5, 5), 31)
 
 

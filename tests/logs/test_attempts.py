@@ -74,4 +74,4 @@ def test_short_runs_one_after_the_other_are_no_ranks(tmp_path: Path):
     log = parsed(tmp_path, run * 3)
 
     assert log.n_steps == 12
-    assert [warning for warning in log.warnings if "start again, 2 x" in warning]
+    assert [warning for warning in log.warnings if "start over 2 times" in warning]

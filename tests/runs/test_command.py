@@ -159,7 +159,7 @@ def test_an_interrupt_ends_its_processes_and_keeps_its_steps(start: Runner, tmp_
 
 def test_a_program_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
     plan = make_plan(Request("", device="cpu", command=("no-such-program", "x")))
-    with pytest.raises(UserError, match="no-such-program is not a program here"):
+    with pytest.raises(UserError, match="no-such-program was not found on this machine"):
         flow.run(plan, tmp_path / "runs", ["x"], print)
     assert not (tmp_path / "runs").exists()
 

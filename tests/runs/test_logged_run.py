@@ -29,7 +29,7 @@ from paceline.engines.nanogpt import LOG_FORMAT
 def read(blocks, log, lines=LOG_FORMAT):
     blocks = list(blocks)
     lines.read(blocks, log)
-    log.ended = "that is all" if b"that is all" in b"".join(blocks) else None
+    log.end_line = "that is all" if b"that is all" in b"".join(blocks) else None
 
 LOG_FORMAT = replace(LOG_FORMAT, read=read)
 PROGRAM = """{program}"""
@@ -189,7 +189,7 @@ def test_deepspeed_chat_counts_the_steps_of_its_warm_up():
 
 def test_what_only_an_engine_knows_is_refused_by_others(tmp_path: Path):
     request = Request("tiny-llama", device="cpu", overrides=("engine_settings.mode=x",))
-    with pytest.raises(UserError, match="mode is not known to engine native"):
+    with pytest.raises(UserError, match="mode is not a setting of engine native"):
         make_plan(request)
 
 

@@ -37,7 +37,7 @@ def test_planning_needs_nothing_beside_the_controller_and_starting_does(
     )
     assert '"dtype": "fp8"' in make_plan(fp8).job.files["trainer.json"]
     plan = make_plan(Request("tiny-llama", devices=2))
-    with pytest.raises(UserError, match="engine native: torch is not installed beside Paceline"):
+    with pytest.raises(UserError, match="engine native: torch is not installed; "):
         flow.run(plan, tmp_path, [], lambda progress: None)
     assert not list(tmp_path.iterdir())
 
@@ -88,8 +88,8 @@ def test_force_runs_what_the_bound_refuses():
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("dtype=fp16",), "fp16 on a CPU is emulated"),
-        (("dtype=fp8",), "training.dtype fp8 needs a GPU, because no CPU multiplies so"),
+        (("dtype=fp16",), "fp16 is emulated on a CPU"),
+        (("dtype=fp8",), "training.dtype fp8 needs a GPU: use bf16 or fp32 on a CPU"),
         (("dtype=nvfp4",), "training.dtype nvfp4 needs a GPU"),
         (
             ("dtype=mxfp8", "layout.tp=2", "model.ffn_size=800"),
@@ -127,7 +127,7 @@ def test_what_the_trainer_cannot_do_is_said_before_it_starts(
     "setting", ["layout.gradient_sync=last", "data.document_mask=true"], ids=["sync", "documents"]
 )
 def test_another_engine_is_not_given_what_the_native_trainer_alone_can_do(setting: str):
-    said = rf"{setting.partition('=')[0]} \w+ is not supported: only engine native has it"
+    said = rf"{setting.partition('=')[0]} \w+ is not supported: only engine native supports it"
     asked = ("engine=hf_trainer", setting)
     with pytest.raises(UserError, match=said):
         make_plan(Request("tiny-llama", overrides=asked, devices=2))
@@ -161,7 +161,7 @@ def test_settings_carry_what_the_trainer_needs():
         (("data.source=text",), "needs a file"),
         (("data.source=jsonl", "data.path=/no/such/file"), "is not a file"),
         (("data.source=webdataset", "data.path=/no/such/folder"), "is not a folder of shards"),
-        (("model.vocab_size=100",), "no room for text"),
+        (("model.vocab_size=100",), "is too small for text"),
         (("references=[nope]",), "'nope'"),
     ],
 )

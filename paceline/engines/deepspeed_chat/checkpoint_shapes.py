@@ -54,16 +54,16 @@ def opt_configuration(shape: Shape) -> dict[str, Any]:
     }
 
 
-def unlike_folder(shape: DecoderShape, folder: Path) -> list[str]:
+def folder_differences(shape: DecoderShape, folder: Path) -> list[str]:
     """Return how a model folder differs from the planned shape; empty if unreadable."""
     try:
-        stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    planned = opt_configuration(shape)
+    expected = opt_configuration(shape)
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim", "vocab_size")
     return [
-        f"engine_settings.model: {name} of {folder} is {stated[name]}, the recipe's {planned[name]}"
+        f"engine_settings.model: {folder} has {name} {config[name]}, the recipe {expected[name]}"
         for name in sizes
-        if name in stated and stated[name] != planned[name]
+        if name in config and config[name] != expected[name]
     ]

@@ -22,8 +22,8 @@ from paceline.files.home import home_path
 
 REQUIREMENTS = ("deepspeed==0.19.8", "transformers==5.23.0")
 IMPORTS = ("deepspeed", "transformers")
-OWN_PROGRAM = "sft_program.py"
-OWN_MODEL = "model"
+PACELINE_PROGRAM = "sft_program.py"
+MODEL_FOLDER = "model"
 PUBLISHED_DATA = "Dahoas/full-hh-rlhf"
 """Training data of the published runs."""
 EPOCHS = 100
@@ -31,10 +31,9 @@ LORA_MODULES = "decoder.layers."
 LORA_LR = 5e-4
 LOSS_SCALE_POWER, LOSS_SCALE_WINDOW, HYSTERESIS = 16, 100, 2
 EVALUATION_BATCH = 4
-PRINTED_EVERY = 1
-"""Steps between lines of DeepSpeed's timer, which waits for the device at every step anyway.
-"""
-PROGRAMS = (OWN_PROGRAM, "sft_data_program.py", "sft_model_program.py")
+STEPS_PER_PRINT = 1
+"""Steps between lines of DeepSpeed's timer, which synchronizes the device at every step anyway."""
+PROGRAMS = (PACELINE_PROGRAM, "sft_data_program.py", "sft_model_program.py")
 HOSTFILE, ENVIRONMENT_FILE = "hostfile", ".deepspeed_env"
 
 
@@ -45,15 +44,15 @@ def missing(spec: RunSpec) -> str | None:
 
 def job(spec: RunSpec, name: str) -> Job:
     """Return the Job: the program once per device, or DeepSpeed's launcher once per node."""
-    alone = not _by_deepspeed(spec)
+    per_device = not _uses_deepspeed_launcher(spec)
     return launch(
         spec,
         name,
         command(spec),
         python=interpreter(spec),
         env=_environment(spec),
-        files={**_files(spec), **({} if alone else launcher_files(spec))},
-        per="device" if alone else "node",
+        files={**_files(spec), **({} if per_device else launcher_files(spec))},
+        per="device" if per_device else "node",
     )
 
 
@@ -64,7 +63,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
 
 def command(spec: RunSpec) -> list[str]:
     """Return the command for each process, with its placeholders."""
-    if _by_deepspeed(spec):
+    if _uses_deepspeed_launcher(spec):
         return [
             *("{python}", "-u", "-m", "deepspeed.launcher.launch"),
             f"--world_info={world_info(spec)}",
@@ -79,8 +78,12 @@ def command(spec: RunSpec) -> list[str]:
 
 def hosts(spec: RunSpec) -> list[str]:
     """Return hosts in rank order; numbered names if a scheduler has yet to choose them."""
-    named = spec.cluster.hosts
-    return [*named] if named else [f"node-{number}" for number in range(spec.cluster.nodes)]
+    cluster_hosts = spec.cluster.hosts
+    return (
+        [*cluster_hosts]
+        if cluster_hosts
+        else [f"node-{number}" for number in range(spec.cluster.nodes)]
+    )
 
 
 def world_info(spec: RunSpec) -> str:
@@ -101,7 +104,7 @@ def launcher_files(spec: RunSpec) -> dict[str, str]:
     }
 
 
-def _by_deepspeed(spec: RunSpec) -> bool:
+def _uses_deepspeed_launcher(spec: RunSpec) -> bool:
     return spec.engine_settings.get("launcher") == "deepspeed"
 
 
@@ -111,25 +114,25 @@ def _environment(spec: RunSpec) -> dict[str, str]:
 
 def _files(spec: RunSpec) -> dict[str, str]:
     """Return Paceline's program, and the model's configuration unless another model is set."""
-    if not own_program(spec):
+    if not uses_paceline_program(spec):
         return {}
     files: dict[str, str] = {}
     for name in PROGRAMS:
         files |= program_file(__package__ or "", name)
-    if model_name(spec) == OWN_MODEL and spec.model.kind == "decoder":
+    if model_name(spec) == MODEL_FOLDER and spec.model.kind == "decoder":
         configuration = json.dumps(opt_configuration(spec.model), indent=2) + "\n"
-        files[f"{OWN_MODEL}/config.json"] = configuration
+        files[f"{MODEL_FOLDER}/config.json"] = configuration
     return files
 
 
-def own_program(spec: RunSpec) -> bool:
+def uses_paceline_program(spec: RunSpec) -> bool:
     """Return whether Paceline's program is used, not that of a checkout."""
     return spec.engine_settings.get("program") is None
 
 
 def program(spec: RunSpec) -> str:
     """Return the Python file to start."""
-    return str(spec.engine_settings.get("program") or OWN_PROGRAM)
+    return str(spec.engine_settings.get("program") or PACELINE_PROGRAM)
 
 
 def model_name(spec: RunSpec) -> str:
@@ -137,10 +140,12 @@ def model_name(spec: RunSpec) -> str:
 
     The shape's configuration is used with Paceline's program, the published name with a checkout's.
     """
-    named = spec.engine_settings.get("model")
-    if named is not None:
-        return _absolute("engine_settings.model", str(named))
-    return OWN_MODEL if own_program(spec) else published_name(spec.model) or OWN_MODEL
+    model = spec.engine_settings.get("model")
+    if model is not None:
+        return _absolute("engine_settings.model", str(model))
+    return (
+        MODEL_FOLDER if uses_paceline_program(spec) else published_name(spec.model) or MODEL_FOLDER
+    )
 
 
 def data_names(spec: RunSpec) -> list[str]:
@@ -148,13 +153,13 @@ def data_names(spec: RunSpec) -> list[str]:
 
     A checkout's program gets the published data set instead of synthetic data.
     """
-    named = spec.engine_settings.get("data")
-    if named is not None:
-        names = str(named).split(",")
+    data = spec.engine_settings.get("data")
+    if data is not None:
+        names = str(data).split(",")
         return [_absolute("engine_settings.data", name.strip()) for name in names]
     if spec.data.source == "jsonl" and spec.data.path:
         return [_absolute("data.path", spec.data.path)]
-    return [spec.data.source if own_program(spec) else PUBLISHED_DATA]
+    return [spec.data.source if uses_paceline_program(spec) else PUBLISHED_DATA]
 
 
 def arguments(spec: RunSpec) -> list[str]:
@@ -163,7 +168,7 @@ def arguments(spec: RunSpec) -> list[str]:
     settings = spec.engine_settings
     split = spec.data.split or (1, 0, 0)
     accumulation = layout.num_microbatches(spec.world_size, training.global_batch)
-    named: list[tuple[str, object]] = [
+    options: list[tuple[str, object]] = [
         ("data_path", data_names(spec)),
         ("data_split", ",".join(f"{size:g}" for size in split)),
         ("data_output_path", settings.get("data_output_path") or "data_files"),
@@ -173,7 +178,7 @@ def arguments(spec: RunSpec) -> list[str]:
         ("max_seq_len", training.seq_len),
         ("learning_rate", training.lr),
         ("weight_decay", training.weight_decay),
-        ("disable_dropout", _drops_nothing(spec)),
+        ("disable_dropout", _has_no_dropout(spec)),
         ("gradient_accumulation_steps", accumulation),
         ("lr_scheduler_type", scheduler(spec)),
         ("seed", training.seed),
@@ -185,9 +190,9 @@ def arguments(spec: RunSpec) -> list[str]:
         ("num_warmup_steps", training.lr_schedule.warmup),
         ("num_train_epochs", settings.get("epochs") or EPOCHS),
         ("max_steps", training.steps),
-        *(_own(spec) if own_program(spec) else _foreign(spec)),
+        *(_paceline_arguments(spec) if uses_paceline_program(spec) else _checkout_arguments(spec)),
     ]
-    return [word for name, value in named for word in _words(name, value)]
+    return [word for name, value in options for word in _words(name, value)]
 
 
 def scheduler(spec: RunSpec) -> str:
@@ -209,18 +214,18 @@ def _adapters(spec: RunSpec) -> Iterator[tuple[str, object]]:
         yield "lora_learning_rate", lr
 
 
-def _foreign(spec: RunSpec) -> Iterator[tuple[str, object]]:
+def _checkout_arguments(spec: RunSpec) -> Iterator[tuple[str, object]]:
     """Yield the dtype for a checkout's program: default fp16, in older versions the only one."""
     if spec.training.dtype != "fp16":
         yield "dtype", spec.training.dtype
 
 
-def _own(spec: RunSpec) -> Iterator[tuple[str, object]]:
+def _paceline_arguments(spec: RunSpec) -> Iterator[tuple[str, object]]:
     """Yield arguments that only Paceline's program accepts, if not at their defaults."""
     training, scale = spec.training, spec.training.loss_scale
     yield "dtype", training.dtype
     yield "attention", spec.engine_settings.get("attention") or "eager"
-    yield "steps_per_print", spec.engine_settings.get("steps_per_print") or PRINTED_EVERY
+    yield "steps_per_print", spec.engine_settings.get("steps_per_print") or STEPS_PER_PRINT
     yield "gradient_clipping", training.grad_clip
     if training.lr_schedule.kind != "constant":
         end = training.lr_schedule.warmup + training.steps
@@ -231,7 +236,7 @@ def _own(spec: RunSpec) -> Iterator[tuple[str, object]]:
         yield "hysteresis", scale.hysteresis
 
 
-def _drops_nothing(spec: RunSpec) -> bool:
+def _has_no_dropout(spec: RunSpec) -> bool:
     model = spec.model
     return model.kind == "decoder" and not (model.dropout or model.dropped_probabilities)
 

@@ -22,11 +22,11 @@ from paceline.engines.log_reading.log_content import (
     numbers,
     whole_numbers,
 )
-from paceline.engines.log_reading.records import NUMBER, watched
+from paceline.engines.log_reading.records import NUMBER, watch_end
 
 __all__ = ["LOG_FORMAT"]
 
-MOST_RESULTS = 1000
+MAX_RESULTS = 1000
 
 _MEMORY = rb"(?:, MemAllocated=" + NUMBER + rb"GB, MaxMemAllocated=" + NUMBER + rb"GB)?"
 _TIMER = re.compile(
@@ -66,7 +66,7 @@ _SKIPPED = re.compile(rb"step=(\d{1,18}), skipped=(\d{1,18})")
 _TIME = re.compile(rb"Execution time: " + NUMBER + rb" seconds for (\d{1,18}) steps")
 _THROUGHPUT = re.compile(rb"Throughput: " + NUMBER + rb" samples/sec")
 _FIGURE = re.compile(rb"(?:Throughput: |SamplesPerSec=|Samples/sec: |E2E latency=)[0-9.]{1,24}")
-_TORN = re.compile(
+_INCOMPLETE = re.compile(
     rb"RunningAvgSamplesPerSec=(?![^\n]{0,200}MaxMemAllocated=[0-9.]{1,24}GB)"
     rb"|\|E2E latency=(?![^\n]{0,400}AvgSamplesPerSec=)|, TFLOPs: (?![^\n]{0,300} Length: )"
     rb"|Throughput: [^\n]{0,40}(?<!samples/sec)\Z"
@@ -76,12 +76,12 @@ _TORN = re.compile(
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Read steps by their printed number; lines without a number are counted from the first."""
     settings, timer, rlhf, perf = DeepSpeedSettings(), _Timer(), _Rlhf(), _Perf()
-    results, begun = _Results(), False
-    for block in watched(blocks, log, b"exits successfully", _TORN):
-        if not begun:
+    results, has_steps = _Results(), False
+    for block in watch_end(blocks, log, b"exits successfully", _INCOMPLETE):
+        if not has_steps:
             first = _FIGURE.search(block)
             settings.read(block[: first.start()] if first else block)
-            begun = first is not None
+            has_steps = first is not None
         timer.read(block)
         rlhf.read(block)
         perf.read(block)
@@ -99,13 +99,11 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         log.figures["running_samples_per_s"] = average
         if not len(log):
             log.figures.setdefault("samples_per_s", average)
-            log.remark(
-                "it prints only a running average of its throughput: no single step is known"
-            )
+            log.remark("the log prints only a running average of the throughput, no single steps")
     if series is rlhf and len(timer.log):
         log.remark(
-            "DeepSpeed's own timer lines were passed over: in reinforcement learning they time the "
-            "actor's update alone"
+            "DeepSpeed's timer lines are ignored: in reinforcement learning they cover only the "
+            "actor's update"
         )
 
 
@@ -149,12 +147,12 @@ class _Timer:
         if any(current):
             steps = whole_numbers(index)
             self.log.add_steps(
-                steps if cumulative else self._numbered(steps),
+                steps if cumulative else self._continuous_steps(steps),
                 samples_per_s=numbers(current),
                 allocated_bytes=peaks,
             )
 
-    def _numbered(self, steps: IntColumn) -> IntColumn:
+    def _continuous_steps(self, steps: IntColumn) -> IntColumn:
         """Return step numbers across epochs: old timers restart in each epoch."""
         before = np.append(self._last, steps[:-1])
         offsets = self._offset + np.cumsum(np.where(steps < before, before, 0))
@@ -162,7 +160,7 @@ class _Timer:
         return steps + offsets
 
 
-class _Timed:
+class _TimedLines:
     """Lines that time one step each without a number; the loss line comes first."""
 
     def __init__(self, first: int) -> None:
@@ -170,7 +168,7 @@ class _Timed:
         self._next = first
         self._loss = b""
 
-    def timed(self, matches: list[tuple[bytes, ...]]) -> list[tuple[bytes, ...]]:
+    def records(self, matches: list[tuple[bytes, ...]]) -> list[tuple[bytes, ...]]:
         """Return timed records, each with the loss printed since the previous one."""
         records: list[tuple[bytes, ...]] = []
         loss = self._loss
@@ -189,7 +187,7 @@ class _Timed:
         return np.arange(self._next - count, self._next, dtype=np.int64)
 
 
-class _Rlhf(_Timed):
+class _Rlhf(_TimedLines):
     """Hybrid engine's line, from 0: a whole step, from one generation to the next."""
 
     def __init__(self) -> None:
@@ -200,7 +198,7 @@ class _Rlhf(_Timed):
         matches = (
             _RLHF.findall(block) if b"|E2E latency=" in block or b"|act_loss: " in block else []
         )
-        records = self.timed(matches)
+        records = self.records(matches)
         if not records:
             return
         loss, latency, current, average = zip(*records, strict=True)
@@ -216,7 +214,7 @@ class _Rlhf(_Timed):
         )
 
 
-class _Perf(_Timed):
+class _Perf(_TimedLines):
     """Performance line of upstream, numbered from 1.
 
     Its batch is per device but is then divided by the number of all devices, so TFLOPs and
@@ -225,15 +223,15 @@ class _Perf(_Timed):
 
     def __init__(self) -> None:
         super().__init__(first=1)
-        self._seen: tuple[bytes, bytes, bytes] | None = None
+        self._first_line: tuple[bytes, bytes, bytes] | None = None
 
     def read(self, block: bytes) -> None:
         matches = _PERF.findall(block) if b", TFLOPs: " in block or b", loss = " in block else []
-        records = self.timed(matches)
+        records = self.records(matches)
         if not records:
             return
         loss, latency, tflops, samples, batch, kind, length = zip(*records, strict=True)
-        self._seen = self._seen or (kind[0], batch[0], length[0])
+        self._first_line = self._first_line or (kind[0], batch[0], length[0])
         self.log.resolution_s = decimal_step(latency[0])
         self.log.add_steps(
             self.indices(len(records)),
@@ -248,9 +246,9 @@ class _Perf(_Timed):
 
         Other steps do not print the batch of one device.
         """
-        if self._seen is None:
+        if self._first_line is None:
             return
-        kind, batch, length = self._seen
+        kind, batch, length = self._first_line
         if length:
             settings.facts.setdefault("seq_len", int(length))
         if kind == b"Sequence":
@@ -265,9 +263,9 @@ class _Results:
         self._times: list[tuple[bytes, bytes]] = []
 
     def read(self, block: bytes) -> None:
-        if b" samples/sec" in block and len(self._rates) < MOST_RESULTS:
+        if b" samples/sec" in block and len(self._rates) < MAX_RESULTS:
             self._rates += _THROUGHPUT.findall(block)
-        if b"Execution time: " in block and len(self._times) < MOST_RESULTS:
+        if b"Execution time: " in block and len(self._times) < MAX_RESULTS:
             self._times += _TIME.findall(block)
 
     def keep(self, log: LogContent) -> None:
@@ -282,7 +280,7 @@ class _Results:
         others = len(set(self._rates)) - 1
         if others > 0:
             log.remark(
-                f"{len(self._rates)} throughput lines with {others + 1} different values: the "
+                f"{len(self._rates)} throughput lines have {others + 1} different values; the "
                 "first one is used"
             )
 
@@ -295,7 +293,7 @@ LOG_FORMAT = LogFormat(
     ),
     read=read,
     example="`Throughput: 987.654 samples/sec`, `CurrSamplesPerSec=`",
-    numbered="`global_step`",
+    numbering="`global_step`",
     end_marker="exits successfully",
     precedence=8,
     convention="megatron-deepspeed+recompute",

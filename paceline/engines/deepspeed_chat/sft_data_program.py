@@ -22,12 +22,12 @@ from typing import Any, Protocol
 import torch
 
 ANSWER_KEYS = ("chosen", "response", "completion", "text")
-DIFFERENT_TEXTS = 1000
-LEAST_STEPS = 4
+NUM_DISTINCT_TEXTS = 1000
+MIN_STEPS = 4
 """Minimum number of steps per epoch of generated samples."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
 DATA_FILES = ("*.jsonl", "*.jsonl.gz", "*.parquet")
-LEAST_LETTERS = 80
+MIN_CHARACTERS = 80
 
 
 class Tokenizer(Protocol):
@@ -75,17 +75,17 @@ def load_tokenizer(model: str) -> Tokenizer:
         return ByteTokenizer()
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    bare = folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES[1:])
-    if bare:
-        loaded = PreTrainedTokenizerFast(tokenizer_file=str(folder / TOKENIZER_FILES[0]))
-        vocabulary = loaded.get_vocab()
+    is_bare = folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES[1:])
+    if is_bare:
+        hf_tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / TOKENIZER_FILES[0]))
+        vocabulary = hf_tokenizer.get_vocab()
         ends = [t for t in ("</s>", "<|endoftext|>", "<eos>") if t in vocabulary]
-        loaded.eos_token = ends[0] if ends else None
+        hf_tokenizer.eos_token = ends[0] if ends else None
     else:
-        loaded = AutoTokenizer.from_pretrained(model)
-    if loaded.eos_token_id is None:
-        sys.exit(f"error: {model}: its tokenizer names no token that ends a text")
-    return FolderTokenizer(loaded)
+        hf_tokenizer = AutoTokenizer.from_pretrained(model)
+    if hf_tokenizer.eos_token_id is None:
+        sys.exit(f"error: {model}: its tokenizer has no end-of-text token")
+    return FolderTokenizer(hf_tokenizer)
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Batches:
     seed: int
     rank: int
     world_size: int
-    _known: dict[int, torch.Tensor] = field(default_factory=dict)
+    _cached_ids: dict[int, torch.Tensor] = field(default_factory=dict)
     _orders: dict[int, list[list[int]]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -127,10 +127,10 @@ class Batches:
         return self._orders[epoch]
 
     def _ids(self, place: int) -> torch.Tensor:
-        if place not in self._known:
+        if place not in self._cached_ids:
             ids = self.tokenizer.ids(self.texts[place] + self.tokenizer.eos_text)
-            self._known[place] = torch.tensor(ids[: self.length], dtype=torch.int32)
-        return self._known[place]
+            self._cached_ids[place] = torch.tensor(ids[: self.length], dtype=torch.int32)
+        return self._cached_ids[place]
 
     def _batch(self, places: list[int]) -> dict[str, torch.Tensor]:
         """Return ids (micro_batch, length); labels include padding, as in DeepSpeed-Chat."""
@@ -151,11 +151,11 @@ def training_batches(
     """
     sizes = [float(size) for size in args.data_split.split(",")]
     share = sizes[0] / sum(sizes)
-    in_a_step = world_size * args.per_device_train_batch_size
-    made = math.ceil(LEAST_STEPS * in_a_step / share)
+    samples_per_step = world_size * args.per_device_train_batch_size
+    num_generated = math.ceil(MIN_STEPS * samples_per_step / share)
     texts: list[str] = []
     for source in args.data_path:
-        texts += _first_part(list(samples(source, args.seed, made)), share, args.seed)
+        texts += _first_part(list(samples(source, args.seed, num_generated)), share, args.seed)
     batches = Batches(
         texts=texts,
         tokenizer=tokenizer,
@@ -167,9 +167,8 @@ def training_batches(
     )
     if len(batches) == 0:
         sys.exit(
-            f"error: --data_path {' '.join(args.data_path)}: {len(texts)} samples in the part of "
-            f"--data_split {args.data_split} that is trained on, fewer than the "
-            f"{in_a_step} of one step"
+            f"error: --data_path {' '.join(args.data_path)}: the training part of --data_split "
+            f"{args.data_split} has {len(texts)} samples, but one step needs {samples_per_step}"
         )
     steps = args.num_warmup_steps + args.max_steps
     batches.prepare(steps * args.gradient_accumulation_steps)
@@ -182,21 +181,21 @@ def _first_part(texts: list[str], share: float, seed: int) -> list[str]:
     return texts[: round(len(texts) * share)]
 
 
-def samples(source: str, seed: int, made: int) -> Iterator[str]:
+def samples(source: str, seed: int, num_generated: int) -> Iterator[str]:
     """Yield prompt plus answer: `made` generated texts, or those of files or a hub data set."""
     if source == "synthetic":
-        yield from itertools.islice(itertools.cycle(_synthetic(seed)), made)
+        yield from itertools.islice(itertools.cycle(_synthetic(seed)), num_generated)
     elif source == "stdlib":
         yield from _paragraphs(Path(sysconfig.get_paths()["stdlib"]))
     else:
-        yield from _joined(_records(source), source)
+        yield from _training_texts(_records(source), source)
 
 
 def _synthetic(seed: int) -> Iterator[str]:
     """Yield distinct texts of random words, all with the same word count."""
     draw = random.Random(seed)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(997)]
-    for _ in range(DIFFERENT_TEXTS):
+    for _ in range(NUM_DISTINCT_TEXTS):
         question, answer = draw.choices(words, k=24), draw.choices(words, k=72)
         yield f"\n\nHuman: {' '.join(question)}?\n\nAssistant: {' '.join(answer)}."
 
@@ -205,11 +204,11 @@ def _paragraphs(folder: Path) -> Iterator[str]:
     """Yield paragraphs of the interpreter's own sources, in the same order on all ranks."""
     for path in sorted(folder.glob("*.py")):
         for paragraph in path.read_text("utf-8", "replace").split("\n\n"):
-            if len(paragraph) >= LEAST_LETTERS:
+            if len(paragraph) >= MIN_CHARACTERS:
                 yield paragraph
 
 
-def _joined(records: Iterable[dict[str, Any]], source: str) -> Iterator[str]:
+def _training_texts(records: Iterable[dict[str, Any]], source: str) -> Iterator[str]:
     """Yield `prompt` plus the chosen answer, or the full text of records without a prompt."""
     for number, record in enumerate(records, 1):
         key = next((key for key in ANSWER_KEYS if isinstance(record.get(key), str)), None)
@@ -231,7 +230,7 @@ def _records(source: str) -> Iterator[dict[str, Any]]:
     files = sorted(file for pattern in DATA_FILES for file in path.rglob(pattern))
     training = [file for file in files if "test" not in file.name and "valid" not in file.name]
     if not training:
-        sys.exit(f"error: {source}: no {', '.join(DATA_FILES)} for training in it")
+        sys.exit(f"error: {source}: contains no {', '.join(DATA_FILES)} for training")
     for file in training:
         yield from _file_records(file)
 

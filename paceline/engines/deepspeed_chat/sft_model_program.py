@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 WEIGHTS = ("*.safetensors", "*.bin")
 ADAPTERS = ("lora_down", "lora_up")
-UNDECAYED = ("bias", "norm.weight")
+NO_WEIGHT_DECAY = ("bias", "norm.weight")
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class LoraLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (..., in) to (..., out)."""
         low = nn.functional.linear(x, self.lora_down)
-        added = nn.functional.linear(low, self.lora_up) * self.scaling
-        return nn.functional.linear(x, self.weight, self.bias) + added
+        update = nn.functional.linear(low, self.lora_up) * self.scaling
+        return nn.functional.linear(x, self.weight, self.bias) + update
 
 
 def make_model(options: ModelOptions, device: torch.device, zero_stage: int) -> nn.Module:
@@ -103,7 +103,7 @@ def add_adapters(model: nn.Module, modules: str, rank: int) -> None:
     layers = [(name, layer) for name, layer in model.named_modules() if modules in name]
     linears = [(name, layer) for name, layer in layers if isinstance(layer, nn.Linear)]
     if not linears:
-        raise SystemExit(f"error: --lora_module_name {modules}: no linear layer is called so")
+        raise SystemExit(f"error: --lora_module_name {modules}: no linear layer has this name")
     for name, linear in linears:
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, LoraLinear(linear, rank))
@@ -111,21 +111,21 @@ def add_adapters(model: nn.Module, modules: str, rank: int) -> None:
 
 def parameter_groups(model: nn.Module, weight_decay: float, lora_lr: float) -> list[dict[str, Any]]:
     """Return parameter groups: weight decay, adapters at `lora_lr`, no weight decay."""
-    decayed: list[nn.Parameter] = []
+    with_decay: list[nn.Parameter] = []
     adapters: list[nn.Parameter] = []
-    undecayed: list[nn.Parameter] = []
+    without_decay: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if name.endswith(ADAPTERS):
             adapters.append(parameter)
-        elif name.lower().endswith(UNDECAYED):
-            undecayed.append(parameter)
+        elif name.lower().endswith(NO_WEIGHT_DECAY):
+            without_decay.append(parameter)
         else:
-            decayed.append(parameter)
+            with_decay.append(parameter)
     groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": weight_decay},
+        {"params": with_decay, "weight_decay": weight_decay},
         {"params": adapters, "weight_decay": weight_decay, "lr": lora_lr},
-        {"params": undecayed, "weight_decay": 0.0},
+        {"params": without_decay, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]

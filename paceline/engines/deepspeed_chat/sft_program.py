@@ -63,15 +63,15 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--only_optimize_lora", action="store_true")
     add("--dtype", choices=tuple(DTYPES), default="fp16")
     add("--print_loss", action="store_true")
-    own = parser.add_argument_group("not in DeepSpeed-Chat")
-    own.add_argument("--attention", choices=("eager", "sdpa"), default="eager")
-    own.add_argument("--initial_scale_power", type=int, default=16)
-    own.add_argument("--loss_scale_window", type=int, default=100)
-    own.add_argument("--hysteresis", type=int, default=2)
-    own.add_argument("--gradient_clipping", type=float, default=1.0)
-    own.add_argument("--lr_decay_steps", type=int, default=None)
-    own.add_argument("--steps_per_print", type=int, default=10)
-    own.add_argument("--no_weights", action="store_true", help="do not load weights")
+    extra = parser.add_argument_group("not in DeepSpeed-Chat")
+    extra.add_argument("--attention", choices=("eager", "sdpa"), default="eager")
+    extra.add_argument("--initial_scale_power", type=int, default=16)
+    extra.add_argument("--loss_scale_window", type=int, default=100)
+    extra.add_argument("--hysteresis", type=int, default=2)
+    extra.add_argument("--gradient_clipping", type=float, default=1.0)
+    extra.add_argument("--lr_decay_steps", type=int, default=None)
+    extra.add_argument("--steps_per_print", type=int, default=10)
+    extra.add_argument("--no_weights", action="store_true", help="do not load weights")
     return deepspeed.add_config_arguments(parser).parse_args(argv)
 
 
@@ -110,10 +110,10 @@ def deepspeed_settings(args: argparse.Namespace, world_size: int) -> dict[str, A
 def main() -> None:
     """Train, print the results, and exit without DeepSpeed's shutdown."""
     args = parse_arguments(sys.argv[1:])
-    tell_everything()
-    device = join()
+    enable_info_logging()
+    device = init_process_group()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    tell_place(rank, world_size)
+    print_placement(rank, world_size)
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(args.seed)
     settings = deepspeed_settings(args, world_size)
@@ -122,7 +122,7 @@ def main() -> None:
     engine = make_engine(args, settings, device, num_batches=len(batches))
     seconds = train(args, engine, batches, device)
     if rank == 0:
-        tell_figures(args, seconds, world_size)
+        print_results(args, seconds, world_size)
     dist.barrier()
     logger.info(f"Process {os.getpid()} exits successfully.")
     sys.stdout.flush()
@@ -131,13 +131,13 @@ def main() -> None:
     os._exit(0)
 
 
-def tell_everything() -> None:
+def enable_info_logging() -> None:
     """Enable DeepSpeed's timer and step lines: version 0.19 prints warnings only."""
     for part in (logger, *logger.handlers):
         part.setLevel(logging.INFO)
 
 
-def join() -> torch.device:
+def init_process_group() -> torch.device:
     """Initialize the process group and return this rank's device."""
     accelerator = get_accelerator()
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -151,7 +151,7 @@ def join() -> torch.device:
     return torch.device(accelerator.device_name(local_rank))
 
 
-def tell_place(rank: int, world_size: int) -> None:
+def print_placement(rank: int, world_size: int) -> None:
     """Print hosts and command in the form of the published runs' launcher and scripts."""
     names: list[Any] = [None] * world_size
     dist.all_gather_object(names, socket.gethostname())
@@ -209,7 +209,7 @@ def make_optimizer(
 
         if CUDA_HOME is not None:
             return FusedAdam(groups, lr=lr, betas=BETAS)
-        logger.warning("no CUDA toolkit to build FusedAdam with: torch's fused AdamW instead")
+        logger.warning("no CUDA toolkit to build FusedAdam: using torch's fused AdamW instead")
     return torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=device.type in ("cpu", "cuda"))
 
 
@@ -219,7 +219,7 @@ def train(args: argparse.Namespace, engine: Any, batches: Any, device: torch.dev
     steps = args.num_warmup_steps + args.max_steps
     accumulation = args.gradient_accumulation_steps
     engine.train()
-    begin, done, epoch = time.monotonic(), 0, 0
+    begin, num_micro_batches, epoch = time.monotonic(), 0, 0
     losses: list[torch.Tensor] = []
     if rank == 0:
         print("***** Running training *****")
@@ -230,18 +230,20 @@ def train(args: argparse.Namespace, engine: Any, batches: Any, device: torch.dev
                 f"Total Micro Batches {len(batches)}"
             )
         for batch in batches.epoch(epoch):
-            if done == args.num_warmup_steps * accumulation:
+            if num_micro_batches == args.num_warmup_steps * accumulation:
                 get_accelerator().synchronize()
                 begin = time.monotonic()
             inputs = {name: tensor.to(device) for name, tensor in batch.items()}
             loss = engine(**inputs, use_cache=False).loss
             losses = [*losses[:1], loss.detach()]
             if args.print_loss:
-                print(f"Epoch: {epoch}, Step: {done}, Rank: {rank}, loss = {loss.item()}")
+                print(
+                    f"Epoch: {epoch}, Step: {num_micro_batches}, Rank: {rank}, loss = {loss.item()}"
+                )
             engine.backward(loss)
             engine.step()
-            done += 1
-            if done == steps * accumulation:
+            num_micro_batches += 1
+            if num_micro_batches == steps * accumulation:
                 get_accelerator().synchronize()
                 seconds = time.monotonic() - begin
                 if rank == 0:
@@ -251,7 +253,7 @@ def train(args: argparse.Namespace, engine: Any, batches: Any, device: torch.dev
         epoch += 1
 
 
-def tell_figures(args: argparse.Namespace, seconds: float, world_size: int) -> None:
+def print_results(args: argparse.Namespace, seconds: float, world_size: int) -> None:
     """Print the two result lines of Lambda's benchmark: all steps after warmup, all devices."""
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size
     print("=" * 70)

@@ -9,17 +9,17 @@ from pathlib import Path
 
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape, LoraSpec
-from paceline.engines.deepspeed_chat.checkpoint_shapes import published_name, unlike_folder
+from paceline.engines.deepspeed_chat.checkpoint_shapes import folder_differences, published_name
 from paceline.engines.deepspeed_chat.launch import (
     LOSS_SCALE_POWER,
     LOSS_SCALE_WINDOW,
     arguments,
-    own_program,
+    uses_paceline_program,
 )
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.support import (
     DEEPSEEK,
-    FOREIGN,
+    NO_CHECKPOINTS,
     OPT_SHAPE,
     SHAPE_OPTIONS,
     WITHOUT_RAMP_UP,
@@ -42,17 +42,17 @@ SETTINGS = (
     "attention",
     "steps_per_print",
 )
-ONLY_OURS = ("attention", "steps_per_print")
-OF_DEEPSPEED = ("--deepspeed",)
+PACELINE_PROGRAM_SETTINGS = ("attention", "steps_per_print")
+DEEPSPEED_OPTIONS = ("--deepspeed",)
 """Arguments that `deepspeed.add_config_arguments` adds to those of a program."""
 LAUNCHERS = ("paceline", "deepspeed")
 ATTENTIONS = ("eager", "sdpa")
 LORA_TARGETS = {"q", "k", "v", "o", "up", "down"}
 
 _OPT = "it fine-tunes decoders with OPT's shape"
-_DATA_PARALLEL = no("DeepSpeed-Chat is data-parallel alone, with ZeRO 0 to 3")
-OWN: Support = {
-    **FOREIGN,
+_DATA_PARALLEL = no("DeepSpeed-Chat is data-parallel only, with ZeRO 0 to 3")
+PACELINE_PROGRAM: Support = {
+    **NO_CHECKPOINTS,
     **WITHOUT_RAMP_UP,
     **SHAPE_OPTIONS,
     **DEEPSEEK,
@@ -64,14 +64,14 @@ OWN: Support = {
     "model.tied_embeddings": only(True, reason=_OPT),
     "model.embedding_norm": no(_OPT),
     "lora.alpha": only(1.0, reason="DeepSpeed-Chat scales adapters by 1 / rank"),
-    "lora.dropout": no("its adapters drop nothing"),
+    "lora.dropout": no("its adapters have no dropout"),
     "training.dtype": only("fp16", "bf16", "fp32"),
-    "training.compile": no("it compiles nothing"),
+    "training.compile": no("DeepSpeed-Chat does not use torch.compile"),
     "training.betas": only(
-        (0.9, 0.95), reason="DeepSpeed-Chat's Adam has 0.9 and 0.95", remedy="leave it out"
+        (0.9, 0.95), reason="DeepSpeed-Chat's Adam uses 0.9 and 0.95", remedy="leave it out"
     ),
-    "training.eps": only(1e-8, reason="DeepSpeed-Chat's Adam has no other"),
-    "training.lr_schedule.min_lr": no("its rate falls to 0"),
+    "training.eps": only(1e-8, reason="DeepSpeed-Chat's Adam has a fixed epsilon"),
+    "training.lr_schedule.min_lr": no("its learning rate decays to 0"),
     "training.lr_schedule.unit": only("steps", reason="it counts steps"),
     "training.initial_weights": no(
         "its format is the native trainer's", "engine_settings.model loads weights"
@@ -82,24 +82,24 @@ OWN: Support = {
     "layout.vp": _DATA_PARALLEL,
     "layout.ep": _DATA_PARALLEL,
     "layout.dp_shard": no("its ZeRO shards the states over all ranks"),
-    "layout.recompute": only("none", "full", reason="it recomputes whole layers or nothing"),
+    "layout.recompute": only("none", "full", reason="it recomputes full layers or none"),
     "data.source": only("synthetic", "stdlib", "jsonl", reason="its samples are records of text"),
-    "data.packing": only("padded", reason="a sample is one record, cut or filled up"),
+    "data.packing": only("padded", reason="a sample is one record, truncated or padded"),
     "data.loss_on": only("all", reason="its loss is over all positions, padding included"),
     "data.loss_mask": no("its loss is over all positions, padding included"),
-    "data.split_part": only(0, reason="this is the first of the trainings of a split"),
+    "data.split_part": only(0, reason="fine-tuning uses the first part of a split"),
 }
 CHECKOUT: Support = {
-    **OWN,
+    **PACELINE_PROGRAM,
     "training.dtype": only("fp16", "bf16"),
-    "training.grad_clip": only(1.0, reason="DeepSpeed-Chat clips at 1"),
+    "training.grad_clip": only(1.0, reason="DeepSpeed-Chat clips gradients at 1"),
 }
-SUPPORT = {"own program": OWN, "a checkout's": CHECKOUT}
+SUPPORT = {"own program": PACELINE_PROGRAM, "a checkout's": CHECKOUT}
 
 
 def unsupported(spec: RunSpec) -> list[str]:
     """Return what DeepSpeed-Chat cannot do of `spec`, one sentence each."""
-    support = OWN if own_program(spec) else CHECKOUT
+    support = PACELINE_PROGRAM if uses_paceline_program(spec) else CHECKOUT
     if spec.engine_settings.get("data") is not None:
         support = {field: limit for field, limit in support.items() if field != "data.source"}
     problems = refusals(spec, support)
@@ -111,7 +111,7 @@ def unsupported(spec: RunSpec) -> list[str]:
         *_setting_problems(spec, spec.model),
         *_training_problems(spec, spec.model),
         *(_adapter_problems(spec, spec.lora) if spec.lora else ()),
-        *(() if own_program(spec) else _checkout_problems(spec)),
+        *(() if uses_paceline_program(spec) else _checkout_problems(spec)),
     ]
 
 
@@ -119,58 +119,58 @@ def _setting_problems(spec: RunSpec, model: DecoderShape) -> Iterator[str]:
     settings = spec.engine_settings
     for name, allowed in (("launcher", LAUNCHERS), ("attention", ATTENTIONS)):
         if settings.get(name) not in (None, *allowed):
-            yield f"engine_settings.{name} {settings[name]} is not among {', '.join(allowed)}"
+            yield f"engine_settings.{name} {settings[name]} must be one of {', '.join(allowed)}"
     for name in ("epochs", "steps_per_print"):
         value = settings.get(name)
         if value is not None and (isinstance(value, bool | float | str) or value < 1):
-            yield f"engine_settings.{name} {value} is no whole number from 1 on"
+            yield f"engine_settings.{name} {value} must be a whole number of at least 1"
     if settings.get("offload") not in (None, False, True, "cpu"):
-        yield f"engine_settings.offload {settings['offload']} is not among true, false, cpu"
+        yield f"engine_settings.offload {settings['offload']} must be one of true, false, cpu"
     if settings.get("offload") and spec.layout.zero_stage == 0:
         yield "engine_settings.offload needs layout.zero_stage 1 or more, which shards the states"
     folder = home_path("engine_settings.model", str(settings.get("model") or ""))
     if settings.get("model"):
-        yield from unlike_folder(model, folder)
+        yield from folder_differences(model, folder)
 
 
 def _training_problems(spec: RunSpec, model: DecoderShape) -> Iterator[str]:
     training = spec.training
     if model.final_norm != (model.norm_position == "pre"):
-        yield f"model.final_norm {model.final_norm}: OPT has it with model.norm_position=pre only"
+        yield f"model.final_norm {model.final_norm}: OPT has it only with model.norm_position=pre"
     if training.dtype == "fp16" and spec.cluster.device == "cpu":
-        yield "training.dtype fp16 on a CPU: DeepSpeed computes there in bf16 or fp32"
+        yield "training.dtype fp16: on a CPU, DeepSpeed supports bf16 and fp32 only"
     if training.dtype == "fp16" and math.log2(training.loss_scale.initial) % 1:
-        yield "training.loss_scale.initial: DeepSpeed's first scale is a power of two"
+        yield "training.loss_scale.initial must be a power of two for DeepSpeed"
     if training.seq_len > model.max_positions:
-        yield f"training.seq_len {training.seq_len} is beyond {model.max_positions} positions"
+        yield f"training.seq_len {training.seq_len} exceeds the {model.max_positions} positions"
 
 
 def _adapter_problems(spec: RunSpec, lora: LoraSpec) -> Iterator[str]:
     if set(lora.targets) != LORA_TARGETS:
-        yield f"lora.targets: its adapters are on all of {', '.join(sorted(LORA_TARGETS))}"
-    if spec.layout.recompute == "full" and not lora.train_rest and not own_program(spec):
-        yield "lora.train_rest false: DeepSpeed-Chat refuses it together with recomputation"
+        yield f"lora.targets must be all of {', '.join(sorted(LORA_TARGETS))} in DeepSpeed-Chat"
+    if spec.layout.recompute == "full" and not lora.train_rest and not uses_paceline_program(spec):
+        yield "lora.train_rest false: DeepSpeed-Chat does not support it with layout.recompute=full"
 
 
 def _checkout_problems(spec: RunSpec) -> Iterator[str]:
     """Yield the settings that a checkout's program fixes."""
     training, settings = spec.training, spec.engine_settings
     if not Path(str(settings["program"])).is_absolute():
-        yield f"engine_settings.program {settings['program']} is no absolute path of a main.py"
+        yield f"engine_settings.program {settings['program']} must be an absolute path of a main.py"
     yield from _unknown_arguments(spec, Path(str(settings["program"])))
-    for name in ONLY_OURS:
+    for name in PACELINE_PROGRAM_SETTINGS:
         if settings.get(name) is not None:
-            yield f"engine_settings.{name} is an argument of Paceline's own program alone"
+            yield f"engine_settings.{name} works with Paceline's program only"
     if settings.get("model") is None and published_name(spec.model) is None:
-        yield "no published OPT has this shape: engine_settings.model names a folder that has it"
+        yield "no published OPT has this shape: set engine_settings.model to a folder with one"
     if spec.cluster.device == "cpu":
-        yield "device cpu: DeepSpeed-Chat's own program needs a GPU; leave engine_settings.program"
+        yield "device cpu: DeepSpeed-Chat's own program needs a GPU; remove engine_settings.program"
     scale = training.loss_scale
-    usual = (2.0**LOSS_SCALE_POWER, LOSS_SCALE_WINDOW)
-    if training.dtype == "fp16" and (scale.initial, scale.window) != usual:
+    default = (2.0**LOSS_SCALE_POWER, LOSS_SCALE_WINDOW)
+    if training.dtype == "fp16" and (scale.initial, scale.window) != default:
         yield (
-            f"training.loss_scale: DeepSpeed-Chat begins at {usual[0]:g} with a window of "
-            f"{usual[1]} and takes no other"
+            f"training.loss_scale: DeepSpeed-Chat always starts at {default[0]:g} with a window of "
+            f"{default[1]}"
         )
 
 
@@ -181,11 +181,11 @@ def _unknown_arguments(spec: RunSpec, program: Path) -> Iterator[str]:
     except (OSError, ValueError):
         return
     options = (word for word in arguments(spec) if word.startswith("--"))
-    unknown = [name for name in options if name not in (*OF_DEEPSPEED, *_options(text))]
+    unknown = [name for name in options if name not in (*DEEPSPEED_OPTIONS, *_options(text))]
     if unknown:
         yield (
-            f"engine_settings.program {program} takes no {', '.join(unknown)}: the recipes are of "
-            "LambdaLabsML/DeepSpeedExamples (`paceline stage`)"
+            f"engine_settings.program {program} does not accept {', '.join(unknown)}: use the "
+            "program of LambdaLabsML/DeepSpeedExamples (`paceline stage`)"
         )
 
 

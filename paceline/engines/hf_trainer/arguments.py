@@ -26,9 +26,9 @@ from paceline.engines.launch.programs import (
 )
 from paceline.engines.support import (
     DEEPSEEK,
-    FOREIGN,
+    NO_CHECKPOINTS,
     SHAPE_OPTIONS,
-    WINDOWS,
+    TOKEN_WINDOWS,
     WITHOUT_RAMP_UP,
     Support,
     no,
@@ -51,16 +51,16 @@ PROGRAM_FILE = "trainer_program.py"
 SETTINGS_FILE = "hf_trainer.json"
 
 
-_DATA_PARALLEL = no("the Trainer trains data-parallel")
+_DATA_PARALLEL = no("the Trainer is data-parallel only")
 ANY_SHAPE: Support = {
-    **FOREIGN,
+    **NO_CHECKPOINTS,
     **WITHOUT_RAMP_UP,
     **SHAPE_OPTIONS,
     **DEEPSEEK,
-    **WINDOWS,
-    "model.kind": only("decoder", reason="it trains decoders"),
-    "lora.train_rest": no("peft trains its adapters alone"),
-    "lora.lr": no("the adapters train at training.lr"),
+    **TOKEN_WINDOWS,
+    "model.kind": only("decoder", reason="it trains decoder models"),
+    "lora.train_rest": no("peft trains only its adapters"),
+    "lora.lr": no("the adapters use training.lr"),
     "training.dtype": only("fp32", "bf16", "fp16"),
     "layout.tp": _DATA_PARALLEL,
     "layout.pp": _DATA_PARALLEL,
@@ -69,7 +69,7 @@ ANY_SHAPE: Support = {
     "layout.ep": _DATA_PARALLEL,
     "layout.zero_stage": only(0, 2, 3, reason="the Trainer has DDP (0) and FSDP (2, 3)"),
     "layout.dp_shard": no("the Trainer's FSDP shards over all processes"),
-    "layout.recompute": only("none", "full", reason="the Trainer recomputes whole blocks or none"),
+    "layout.recompute": only("none", "full", reason="the Trainer recomputes full blocks or none"),
 }
 SUPPORT = {TITLES[name]: {**ANY_SHAPE, **limits} for name, limits in FAMILIES.items()}
 
@@ -80,10 +80,10 @@ def unsupported(spec: RunSpec) -> list[str]:
     if model.kind != "decoder":
         return refusals(spec, ANY_SHAPE)
     problems = unknown_settings(spec, tuple(ENGINE_SETTINGS))
-    attention = _own(spec)["attention"]
+    attention = _engine_settings(spec)["attention"]
     if attention not in ATTENTIONS:
         allowed = ", ".join(ATTENTIONS)
-        problems.append(f"engine_settings.attention {attention} is not among {allowed}")
+        problems.append(f"engine_settings.attention {attention} must be one of {allowed}")
     problems += [*refusals(spec, SUPPORT[TITLES[family(model)]]), *small_vocabulary(spec)]
     return [*problems, *family_problems(model, spec.lora), *_device_problems(spec)]
 
@@ -93,13 +93,13 @@ def _device_problems(spec: RunSpec) -> Iterator[str]:
     on_cpu, sharded = spec.cluster.device == "cpu", spec.layout.zero_stage >= 2
     if sharded and (spec.world_size == 1 or on_cpu):
         why = (
-            "one process has nobody to shard with"
+            "one process cannot shard"
             if spec.world_size == 1
-            else "on CPUs accelerate leaves FSDP out without a word and trains whole copies"
+            else "on CPUs, accelerate silently trains full replicas instead of using FSDP"
         )
-        yield f"layout.zero_stage {spec.layout.zero_stage}: {why}, so use layout.zero_stage=0"
+        yield f"layout.zero_stage {spec.layout.zero_stage}: {why}; use layout.zero_stage=0"
     if spec.training.dtype == "fp16" and on_cpu:
-        yield "training.dtype fp16 on a CPU: the Trainer scales its loss on a GPU only; use bf16"
+        yield "training.dtype fp16: the Trainer supports loss scaling on GPUs only; use bf16"
 
 
 def missing(spec: RunSpec) -> str | None:
@@ -124,7 +124,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
     training = spec.training
     return {
         "model": configuration(spec.model),
-        "attention": _own(spec)["attention"],
+        "attention": _engine_settings(spec)["attention"],
         "lora": adapters(spec.model, spec.lora) if spec.lora else None,
         "expected_parameters": spec.num_parameters,
         "arguments": arguments(spec),
@@ -154,8 +154,8 @@ def arguments(spec: RunSpec) -> dict[str, Any]:
         "adam_epsilon": training.eps,
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.grad_clip,
-        "optim": _own(spec)["optimizer"],
-        "dataloader_num_workers": _own(spec)["workers"],
+        "optim": _engine_settings(spec)["optimizer"],
+        "dataloader_num_workers": _engine_settings(spec)["workers"],
         "bf16": training.dtype == "bf16",
         "fp16": training.dtype == "fp16",
         "seed": training.seed,
@@ -170,7 +170,7 @@ def arguments(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def _own(spec: RunSpec) -> dict[str, Any]:
+def _engine_settings(spec: RunSpec) -> dict[str, Any]:
     """Return the engine's own settings with defaults."""
     return {**ENGINE_SETTINGS, **spec.engine_settings}
 

@@ -38,10 +38,10 @@ LAYERS: dict[Family, dict[LoraTarget, str]] = {
 """Layers for adapters; GPT-2 has one layer for queries, keys and values together."""
 
 
-_LLAMA, _GPT2 = "transformers' Llama has no other", "transformers' GPT-2 has no other"
+_LLAMA, _GPT2 = "fixed in transformers' Llama", "fixed in transformers' GPT-2"
 _COMMON: Support = {
     "model.num_experts": no("transformers' dense families have no experts"),
-    "model.embedding_norm": no("no family has it"),
+    "model.embedding_norm": no("transformers' Llama, OPT and GPT-2 have none"),
 }
 FAMILIES: Mapping[Family, Support] = {
     "llama": {
@@ -79,7 +79,7 @@ def family(shape: DecoderShape) -> Family:
 def family_problems(shape: DecoderShape, lora: LoraSpec | None) -> Iterator[str]:
     """Yield problems that the support table cannot express: OPT's final norm, adapter layers."""
     if family(shape) == "opt" and shape.final_norm != (shape.norm_position == "pre"):
-        yield f"model.final_norm {shape.final_norm}: OPT has it with model.norm_position=pre only"
+        yield f"model.final_norm {shape.final_norm}: OPT has it only with model.norm_position=pre"
     for target in lora.targets if lora else ():
         if target not in LAYERS[family(shape)]:
             yield f"lora.targets {target}: transformers' {TITLES[family(shape)]} has no such layer"

@@ -27,7 +27,7 @@ from paceline.engines.log_reading.records import (
     field,
     last_match,
     significant_step,
-    watched,
+    watch_end,
 )
 
 __all__ = ["LOG_FORMAT"]
@@ -46,7 +46,7 @@ _EVENT = re.compile(
 )
 _RESUMED = re.compile(rb"Continuing training from global step (\d{1,12})(?!\d)")
 _RECORD = re.compile(rb"\{([^{}]{2,8000}+)\}")
-_TORN = re.compile(rb"\{['\"](?:loss|train_runtime)['\"]: [^{}]{0,8000}\Z")
+_INCOMPLETE = re.compile(rb"\{['\"](?:loss|train_runtime)['\"]: [^{}]{0,8000}\Z")
 _LOSS = re.compile(rb"'loss': '?(-?(?:[Nn]a[Nn]|[Ii]nf)|[-+0-9.eE]{1,24})[^\n]*")
 _FIELDS = {
     "loss": _LOSS,
@@ -60,10 +60,10 @@ _FIELDS = {
 The Trainer itself, TRL and axolotl use these names for the total of tokens since the run's start.
 """
 
-_OWN_TIME = (field(rb"'iteration_time_s': '?"), field(rb"'step_time': '?"))
+_STEP_TIME = (field(rb"'iteration_time_s': '?"), field(rb"'step_time': '?"))
 _MEMORY = re.compile(rb"['\"]memory/max_allocated \(GiB\)['\"]: ['\"]?([0-9.]{1,16})")
-OWN_TIME = (
-    "step times are TRL's own `step_time`: generation and both passes, not the optimizer's update"
+STEP_TIME_REMARK = (
+    "step times are TRL's `step_time`: generation, forward and backward pass, without the optimizer"
 )
 
 
@@ -74,7 +74,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     the bar's moving average is used, as printed. Rates of the whole run cover all devices.
     """
     run = _Run(log)
-    for text in _whole_records(watched(blocks, log, ENDS, _TORN)):
+    for text in _whole_records(watch_end(blocks, log, ENDS, _INCOMPLETE)):
         for part in pieces(text):
             if part.startswith(RUNNING):
                 run.begin()
@@ -84,13 +84,13 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 def _whole_records(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the blocks, split so that dictionaries stay whole, even across lines."""
-    held = b""
+    pending = b""
     for block in blocks:
-        text = held + block
+        text = pending + block
         at = text.rfind(b"{", -LONGEST_RECORD)
-        held = text[at:] if at >= 0 and text.find(b"}", at) < 0 else b""
-        yield text[: len(text) - len(held)]
-    yield held
+        pending = text[at:] if at >= 0 and text.find(b"}", at) < 0 else b""
+        yield text[: len(text) - len(pending)]
+    yield pending
 
 
 Entry = tuple[float, float, float, float, float, float, float]
@@ -113,7 +113,7 @@ class _Run:
     def __init__(self, log: LogContent) -> None:
         self._log = log
         self._summaries = TrainSummaries()
-        self._of_the_run_before: dict[str, Fact] = {}
+        self._previous_facts: dict[str, Fact] = {}
         self._rows = _Rows()
         self._uncounted = 0
         self._has_run_time = self._timed_by_bar = False
@@ -126,15 +126,15 @@ class _Run:
         self._rows.add_to(self._log, all_of_it=True)
         self._summaries.begin()
         if self._is_over:
-            self._of_the_run_before = {}
+            self._previous_facts = {}
             self._log.figures.pop("timed_steps", None)
         self._begin()
 
     def read(self, text: bytes) -> None:
         """Read a piece of one run's log."""
         read_settings(text, self._log)
-        if resumed := last_match(_RESUMED, text):
-            self._resumed_at = int(resumed[1])
+        if resume := last_match(_RESUMED, text):
+            self._resumed_at = int(resume[1])
         for memory in _MEMORY.findall(text):
             self._log.peak("allocated", float(numbers([memory])[0]) * GIB)
         events = _events(text)
@@ -142,9 +142,9 @@ class _Run:
             return
         records = _plain([event[0] for event in events])
         entries = _entries([record for record in records if b"'loss': " in record])
-        for record, (_, count, total, *shown) in zip(records, events, strict=True):
+        for record, (_, count, total, *rate) in zip(records, events, strict=True):
             if not record:
-                self._bar(int(count), int(total), *shown)
+                self._bar(int(count), int(total), *rate)
             elif b"'loss': " in record:
                 self._entry(next(entries))
             elif b"'train_runtime': " in record:
@@ -157,7 +157,7 @@ class _Run:
         log = self._log
         self._settle(0)
         self._rows.add_to(log, all_of_it=True)
-        log.facts = {**self._of_the_run_before, **log.facts}
+        log.facts = {**self._previous_facts, **log.facts}
         if self._bar_total is not None:
             log.facts.setdefault("total_steps", self._bar_total)
         complete_settings(log)
@@ -167,10 +167,11 @@ class _Run:
         if self._timed_by_bar:
             log.resolution_s = log.resolution_s or self._bar_resolution_s
             log.facts.pop("log_interval", None)
-            log.remark("step times are the progress bar's moving average, which hides their spread")
+            log.remark("step times are the progress bar's moving average, which hides variation")
         if self._uncounted > 1:
             log.remark(
-                f"{self._uncounted:,} lines with a loss carry no step number: counted one by one"
+                f"{self._uncounted:,} lines with a loss have no step number and are counted as one "
+                "step each"
             )
 
     def _begin(self) -> None:
@@ -188,7 +189,7 @@ class _Run:
         """Mark the run as finished: later settings may belong to another run."""
         if not self._is_over:
             self._is_over = True
-            self._of_the_run_before, self._log.facts = self._log.facts, {}
+            self._previous_facts, self._log.facts = self._log.facts, {}
 
     def _keep_steps_done(self) -> None:
         """Store the steps in the run time and their rate, since the printed rate has few digits."""
@@ -206,7 +207,7 @@ class _Run:
         if entry[4] == entry[4]:
             self._has_run_time = True
         if 0 <= entry[3] < LARGEST_STEP:
-            self._put(entry, int(entry[3]), True)
+            self._add_entry(entry, int(entry[3]), True)
         else:
             self._pending = entry
 
@@ -216,7 +217,7 @@ class _Run:
             return
         if count < self._count:
             self._place = None
-        drawn, self._count = self._count, count
+        last_count, self._count = self._count, count
         # After the run's summary, the bar is drawn once more with the last completed step.
         self._ended_at = count if self._is_over else None
         if self._pending is not None:
@@ -225,9 +226,9 @@ class _Run:
             return
         # The first steps of a run take longer than the others, and a redrawn bar has no new
         # information.
-        if self._place is not None and count != drawn:
+        if self._place is not None and count != last_count:
             time_s, self._bar_resolution_s = _bar_time(rate, unit)
-            self._rows.put(count, time_s, math.nan, math.nan, math.nan)
+            self._rows.add(count, time_s, math.nan, math.nan, math.nan)
             self._timed_by_bar |= time_s == time_s
 
     def _is_of_the_run(self, total: int) -> bool:
@@ -247,18 +248,18 @@ class _Run:
             return
         last = self._place[0] if self._place else 0
         if count >= max(last, 1):
-            self._put(entry, count, True)
+            self._add_entry(entry, count, True)
         else:
             self._uncounted += 1
-            self._put(entry, last + self._usual_distance(), False)
+            self._add_entry(entry, last + self._log_interval(), False)
 
-    def _usual_distance(self) -> int:
+    def _log_interval(self) -> int:
         if self._distance is not None:
             return self._distance
-        stated = self._log.facts.get("log_interval")
-        return stated if isinstance(stated, int) and 0 < stated < 1 << 31 else 1
+        interval = self._log.facts.get("log_interval")
+        return interval if isinstance(interval, int) and 0 < interval < 1 << 31 else 1
 
-    def _put(self, entry: Entry, index: int, certain: bool) -> None:
+    def _add_entry(self, entry: Entry, index: int, certain: bool) -> None:
         loss, grad_norm, all_tokens, _, run_time_s, own_time_s, unit_s = entry
         before = self._place
         if before is None and certain and index == 1:
@@ -277,11 +278,11 @@ class _Run:
                 self._resolution_s = unit_s / steps
         if time_s != time_s and self._bar_total is None and math.inf > own_time_s > 0:
             time_s = own_time_s
-            self._log.remark(OWN_TIME)
+            self._log.remark(STEP_TIME_REMARK)
         if certain or self._rows.can_take(index):
-            self._rows.put(index, time_s, loss, grad_norm, tokens)
+            self._rows.add(index, time_s, loss, grad_norm, tokens)
         else:
-            self._rows.note(loss)
+            self._rows.set_loss(loss)
 
 
 class _Rows:
@@ -295,7 +296,7 @@ class _Rows:
         """Return whether `index` comes after every step so far."""
         return not self._index or index > self._index[-1]
 
-    def put(
+    def add(
         self, index: int, step_time_s: float, loss: float, grad_norm: float, tokens: float
     ) -> None:
         """Add a step, or more values of the last step."""
@@ -313,7 +314,7 @@ class _Rows:
             self._index.append(index)
             self._values.append(values)
 
-    def note(self, loss: float) -> None:
+    def set_loss(self, loss: float) -> None:
         """Store a NaN loss whose step is unknown."""
         if math.isinf(loss) and self._values:
             time_s, _, grad_norm, tokens = self._values[-1]
@@ -351,8 +352,8 @@ def _bar_time(rate: bytes, unit: bytes) -> tuple[float, float]:
 
 def _plain(records: list[bytes]) -> list[bytes]:
     """Return each dictionary on a single line with single quotes."""
-    joined = b"\0".join(records)
-    if b'"' not in joined and b"\n" not in joined and b"\r" not in joined:
+    all_records = b"\0".join(records)
+    if b'"' not in all_records and b"\n" not in all_records and b"\r" not in all_records:
         return records
     return [
         record.replace(b'"', b"'").replace(b"\n", b" ").replace(b"\r", b" ") for record in records
@@ -361,7 +362,7 @@ def _plain(records: list[bytes]) -> list[bytes]:
 
 def _entries(records: list[bytes]) -> Iterator[Entry]:
     entries = Records(records)
-    columns = entries.columns(_FIELDS) | entries.either({"step_time_s": _OWN_TIME})
+    columns = entries.columns(_FIELDS) | entries.either({"step_time_s": _STEP_TIME})
     nothing: FloatColumn = np.broadcast_to(np.nan, len(records))
     values = [columns.get(name, nothing).tolist() for name in (*_FIELDS, "step_time_s")]
     times = values[-2]
@@ -384,7 +385,7 @@ LOG_FORMAT = LogFormat(
     ),
     read=read,
     example="`{'loss': ..., 'epoch': ...}`, `{'train_runtime': ...}`, and its progress bar",
-    numbered="the progress bar's",
+    numbering="the progress bar's",
     end_marker="Training completed, or train_runtime",
     whole_run=True,
 )

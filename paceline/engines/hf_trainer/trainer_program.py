@@ -38,14 +38,14 @@ GIB = 2**30
 def main(path: str) -> None:
     """Train with the settings in file `path`."""
     if os.environ.get("WORLD_SIZE") == "1":
-        stay_alone()
+        run_as_single_process()
     settings = json.loads(Path(path).read_text(encoding="utf-8"))
     torch.set_float32_matmul_precision(settings["matmul_precision"])
     if os.environ.get("RANK", "0") == "0":
         logging.set_verbosity_info()
     logging.disable_progress_bar()
     arguments = TrainingArguments(**settings["arguments"])
-    model = adapted(build(settings), settings["lora"])
+    model = add_adapters(build(settings), settings["lora"])
     check_size(model, settings["expected_parameters"])
     if settings["compile_blocks"]:
         for block in blocks_of(model):
@@ -64,7 +64,7 @@ def main(path: str) -> None:
         rates=rate_factors(settings["learning_rate"]),
     )
     if arguments.fsdp and not trainer.is_fsdp_enabled:
-        raise SystemExit("fsdp: accelerate does not shard here and would train copies instead")
+        raise SystemExit("fsdp: accelerate does not shard here and would train replicas instead")
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(StepEntries())
     trainer.train()
@@ -76,7 +76,7 @@ def main(path: str) -> None:
     os._exit(0)
 
 
-def stay_alone() -> None:
+def run_as_single_process() -> None:
     """Keep a single process from wrapping its model for several, or using every visible GPU."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
@@ -94,9 +94,9 @@ class PlannedTrainer(Trainer):
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
         """Create the schedule from the settings instead of one of transformers'."""
-        chosen = optimizer or self.optimizer
-        assert isinstance(chosen, torch.optim.Optimizer), "the Trainer makes its optimizer first"
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(chosen, self._rates)
+        target = optimizer or self.optimizer
+        assert isinstance(target, torch.optim.Optimizer), "the Trainer makes its optimizer first"
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(target, self._rates)
         return self.lr_scheduler
 
 
@@ -133,7 +133,7 @@ def build(settings: Mapping[str, Any]) -> PreTrainedModel:
     ).float()
 
 
-def adapted(model: PreTrainedModel, lora: Mapping[str, Any] | None) -> nn.Module:
+def add_adapters(model: PreTrainedModel, lora: Mapping[str, Any] | None) -> nn.Module:
     """Return the model, with peft's adapters if the settings have any."""
     if lora is None:
         return model
@@ -146,7 +146,7 @@ def check_size(model: nn.Module, expected: int) -> None:
     """Raise SystemExit if the model's number of parameters differs from its recipe."""
     count = sum(parameter.numel() for parameter in model.parameters())
     if count != expected:
-        raise SystemExit(f"model: has {count:,} parameters, and its recipe says {expected:,}")
+        raise SystemExit(f"model: has {count:,} parameters, but the recipe has {expected:,}")
 
 
 def blocks_of(model: nn.Module) -> nn.ModuleList:
@@ -168,16 +168,16 @@ def rate_factors(plan: Mapping[str, Any]) -> Callable[[int], float]:
     f(x) = 1 - x for linear and (1 + cos(pi x)) / 2 for cosine. n is the step, counted from 0, and m
     is the minimum.
     """
-    kind, warmup, decay, lowest = plan["kind"], plan["warmup"], plan["decay"], plan["lowest"]
+    kind, warmup, decay, minimum = plan["kind"], plan["warmup"], plan["decay"], plan["lowest"]
 
     def factor(step: int) -> float:
         if step < warmup:
             return min(1.0, (step + 1) / warmup)
         if kind == "constant":
             return 1.0
-        done = min(1.0, (step - warmup) / max(1.0, decay - warmup))
-        left = 1 - done if kind == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return lowest + (1 - lowest) * left
+        progress = min(1.0, (step - warmup) / max(1.0, decay - warmup))
+        remaining = 1 - progress if kind == "linear" else (1 + math.cos(math.pi * progress)) / 2
+        return minimum + (1 - minimum) * remaining
 
     return factor
 

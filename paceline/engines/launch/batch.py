@@ -11,13 +11,13 @@ def needs_queue(spec: RunSpec) -> list[str]:
     """Return in a sentence why a batch script cannot be submitted for `spec`."""
     number = spec.cluster.allocation
     if not spec.cluster.capabilities.batch_scripts:
-        return [f"engine {spec.engine} submits a batch script: it needs Slurm (--launcher slurm)"]
+        return [f"engine {spec.engine} submits a batch script and needs Slurm (--launcher slurm)"]
     if number is not None:
-        return [f"engine {spec.engine} submits a batch script, no step of allocation {number}"]
+        return [f"engine {spec.engine} submits a batch script and cannot use allocation {number}"]
     return []
 
 
-def asked_limit_s(spec: RunSpec) -> float | None:
+def requested_limit_s(spec: RunSpec) -> float | None:
     """Return the requested time limit in seconds.
 
     Returns None for the default of recipes, so that the script's own limit applies.
@@ -25,7 +25,7 @@ def asked_limit_s(spec: RunSpec) -> float | None:
     return None if spec.time_limit_s == DEFAULT_TIME_LIMIT_S else spec.time_limit_s
 
 
-def site_words(cluster: Cluster, *, gpus: bool) -> tuple[str, ...]:
+def site_options(cluster: Cluster, *, gpus: bool) -> tuple[str, ...]:
     """Return the site's sbatch options, account and partition first, without nodes and time.
 
     `gpus` requests the GPUs of a node if `cluster.slurm.gres` is not set. Without `gpus`, the

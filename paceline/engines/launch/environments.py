@@ -28,8 +28,8 @@ from paceline.files.home import home_path
 VARIABLE = "PACELINE_ENGINES"
 MANIFEST = "paceline.json"
 """Manifest file, written last: an environment without it is incomplete."""
-SHARED = "paceline-shared.pth"
-OWN_PIP = importlib.util.find_spec("pip") is not None
+SHARED_PACKAGES_FILE = "paceline-shared.pth"
+HAS_PIP = importlib.util.find_spec("pip") is not None
 """True if this interpreter has pip; copying pip into each environment takes seconds."""
 INSTALL_LIMIT_S = 3600.0
 CHECK_LIMIT_S = 300.0
@@ -61,8 +61,8 @@ class Environment:
 
 def environments_root() -> Path:
     """Return the folder of all environments: $PACELINE_ENGINES, else in the user's data folder."""
-    if named := os.environ.get(VARIABLE):
-        return home_path(VARIABLE, named).absolute()
+    if folder := os.environ.get(VARIABLE):
+        return home_path(VARIABLE, folder).absolute()
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return home_path("XDG_DATA_HOME", data) / "paceline" / "engines"
 
@@ -110,8 +110,8 @@ def not_installed(spec: RunSpec, imports: Sequence[str]) -> str | None:
     if not absent:
         return None
     return (
-        f"{', '.join(absent)} cannot be imported; `paceline engines install {spec.engine}` makes "
-        "an environment that has it, and `python` of a cluster file names another interpreter"
+        f"{', '.join(absent)} cannot be imported; run `paceline engines install {spec.engine}`, or "
+        "set `python` in a cluster file to an interpreter that has it"
     )
 
 
@@ -121,21 +121,21 @@ def absent_modules(python: Path, imports: Sequence[str]) -> list[str]:
         "import importlib.util as u, sys\n"
         "print('\\n'.join(n for n in sys.argv[1:] if u.find_spec(n.split('.')[0]) is None))"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [str(python), "-c", program, *imports],
         capture_output=True,
         text=True,
         timeout=CHECK_LIMIT_S,
         stdin=subprocess.DEVNULL,
     )
-    return done.stdout.split() if done.returncode == 0 else list(imports)
+    return result.stdout.split() if result.returncode == 0 else list(imports)
 
 
 def install(
     name: str,
     requirements: Sequence[str],
     imports: Sequence[str],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     extra_arguments: Sequence[str] = (),
     isolated: bool = False,
@@ -148,43 +148,43 @@ def install(
     folder, before = environments_root() / name, installed(name)
     if before and (before.requirements, before.isolated) == (tuple(requirements), isolated):
         return before
-    with _locked(folder):
+    with _lock(folder):
         now = installed(name)
         if now and now != before and now.requirements == tuple(requirements):
             return now  # created by another process in the meantime
         try:
-            return _made(folder, requirements, imports, tell, extra_arguments, isolated)
+            return _create(folder, requirements, imports, report, extra_arguments, isolated)
         except BaseException:  # an interrupt must not leave a partial environment
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
 
-def _made(
+def _create(
     folder: Path,
     requirements: Sequence[str],
     imports: Sequence[str],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     extra_arguments: Sequence[str],
     isolated: bool,
 ) -> Environment:
     _clear(folder)
-    tell(f"making {folder}")
+    report(f"creating {folder}")
     try:
-        venv.create(folder, with_pip=not OWN_PIP, symlinks=True)
+        venv.create(folder, with_pip=not HAS_PIP, symlinks=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise SystemFaultError(str(folder), f"cannot be made: {error}") from error
+        raise SystemFaultError(str(folder), f"cannot be created: {error}") from error
     if not isolated:
         _share_packages(folder)
-    tell(f"installing {' '.join(requirements)}")
-    _call([*_pip(folder), "install", *extra_arguments, *requirements], folder, INSTALL_LIMIT_S)
-    tell(f"importing {', '.join(imports)}")
-    _call([str(_python(folder)), "-c", _IMPORT, *imports], folder, CHECK_LIMIT_S)
+    report(f"installing {' '.join(requirements)}")
+    _run([*_pip(folder), "install", *extra_arguments, *requirements], folder, INSTALL_LIMIT_S)
+    report(f"importing {', '.join(imports)}")
+    _run([str(_python(folder)), "-c", _IMPORT, *imports], folder, CHECK_LIMIT_S)
     names = [requirement.partition("==")[0].partition("[")[0] for requirement in requirements]
-    versions = json.loads(_call([str(_python(folder)), "-c", _FREEZE, *names], folder, 60.0))
-    made = Environment(folder, versions, _size_bytes(folder), tuple(requirements), isolated)
-    document = {name: value for name, value in asdict(made).items() if name != "folder"}
+    versions = json.loads(_run([str(_python(folder)), "-c", _FREEZE, *names], folder, 60.0))
+    environment = Environment(folder, versions, _size_bytes(folder), tuple(requirements), isolated)
+    document = {name: value for name, value in asdict(environment).items() if name != "folder"}
     write_text(folder / MANIFEST, json.dumps(document, indent=2) + "\n")
-    return made
+    return environment
 
 
 def remove(name: str) -> bool:
@@ -195,7 +195,7 @@ def remove(name: str) -> bool:
     folder = environments_root() / name
     if not folder.exists():
         return False
-    with _locked(folder):
+    with _lock(folder):
         _clear(folder)
     return True
 
@@ -210,13 +210,13 @@ def _clear(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Generator[None]:
+def _lock(folder: Path) -> Generator[None]:
     """Let one process at a time create or remove an environment; others wait."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = (folder.parent / f".{folder.name}.lock").open("w")
     except OSError as error:
-        raise SystemFaultError(str(folder), f"cannot be made: {error.strerror}") from error
+        raise SystemFaultError(str(folder), f"cannot be created: {error.strerror}") from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -224,26 +224,26 @@ def _locked(folder: Path) -> Generator[None]:
 
 def _pip(folder: Path) -> list[str]:
     """Return the pip command for an environment: this interpreter's pip, else its own."""
-    own = [sys.executable, "-m", "pip", "--python", str(_python(folder))]
+    outer_pip = [sys.executable, "-m", "pip", "--python", str(_python(folder))]
     return [
-        *(own if OWN_PIP else [str(_python(folder)), "-m", "pip"]),
+        *(outer_pip if HAS_PIP else [str(_python(folder)), "-m", "pip"]),
         "--disable-pip-version-check",
     ]
 
 
 def _share_packages(folder: Path) -> None:
     """Add this interpreter's packages to the environment, after its own."""
-    here = sysconfig.get_paths()["purelib"]
+    shared_packages = sysconfig.get_paths()["purelib"]
     major, minor = sys.version_info[:2]
     packages = folder / "lib" / f"python{major}.{minor}" / "site-packages"
-    write_text(packages / SHARED, f"{here}\n")
+    write_text(packages / SHARED_PACKAGES_FILE, f"{shared_packages}\n")
 
 
-def _call(command: list[str], folder: Path, limit_s: float) -> str:
+def _run(command: list[str], folder: Path, limit_s: float) -> str:
     """Return a command's output; raise SystemFaultError with the end of its error output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -253,14 +253,14 @@ def _call(command: list[str], folder: Path, limit_s: float) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SystemFaultError(str(folder), f"`{' '.join(command)[:200]}`: {error}") from error
-    if done.returncode:
-        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    if result.returncode:
+        lines = [line for line in (result.stderr or result.stdout).splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR")] or lines[-3:]
         raise SystemFaultError(
             str(folder),
             f"`{' '.join(command)[:200]}` failed: {' | '.join(errors)[:500]}",
         )
-    return done.stdout
+    return result.stdout
 
 
 def _python(folder: Path) -> Path:

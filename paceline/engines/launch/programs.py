@@ -37,12 +37,12 @@ def launch(
     """
     starter = (resources.files(__package__ or "") / STARTER_FILE).read_text(encoding="utf-8")
     cluster = spec.cluster
-    how = "node" if per == "node" else "rank"
+    mode = "node" if per == "node" else "rank"
     sizes = (str(cluster.nodes), str(cluster.devices_per_node), str(int(writes_steps)))
     return Job(
         name=name,
         python=python,
-        program=(STARTER_FILE, how, *sizes, *argv),
+        program=(STARTER_FILE, mode, *sizes, *argv),
         env=_environment(spec, env or {}, folder),
         files={**(files or {}), STARTER_FILE: starter},
         nodes=cluster.nodes,
@@ -60,13 +60,13 @@ def program_file(package: str, name: str) -> dict[str, str]:
     return {name: (resources.files(package) / name).read_text(encoding="utf-8")}
 
 
-def unknown_settings(spec: RunSpec, known: Sequence[str]) -> list[str]:
+def unknown_settings(spec: RunSpec, names: Sequence[str]) -> list[str]:
     """Return a sentence for each engine setting that the run's engine does not know."""
-    allowed = ", ".join(known) or "none"
+    allowed = ", ".join(names) or "none"
     return [
-        f"engine_settings.{name} is not known to engine {spec.engine}: it takes {allowed}"
+        f"engine_settings.{name} is not a setting of engine {spec.engine}; allowed: {allowed}"
         for name in spec.engine_settings
-        if name not in known
+        if name not in names
     ]
 
 

@@ -17,10 +17,10 @@ import re
 import sys
 from collections.abc import Mapping
 
-OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
 """Variables of this launch that would mislead the program's own launcher."""
 WORKING_FOLDER = "PACELINE_WORKING_FOLDER"
-LAUNCHERS_OWN = "TORCHELASTIC_"
+LAUNCHER_PREFIX = "TORCHELASTIC_"
 SECRET_ARGUMENT = "PACELINE_SECRET_"
 """Prefix of variables whose values replace {their names} in PROGRAM, and nothing else."""
 NOT_EXECUTABLE, NO_PROGRAM = 126, 127
@@ -31,15 +31,19 @@ PLACEHOLDER = re.compile(r"\{(\w+)\}")
 def main(arguments: list[str]) -> int:
     """Replace this process by the program; return only if it cannot start."""
     per, nodes, devices, steps, *program = arguments
-    own = dict(os.environ)
-    rank = int(own.get("RANK", "0"))
+    os_environment = dict(os.environ)
+    rank = int(os_environment.get("RANK", "0"))
     folder = os.getcwd()  # noqa: PTH109
-    secrets = {name: own.pop(name) for name in list(own) if name.startswith(SECRET_ARGUMENT)}
-    values = placeholders(own, per == "node", int(nodes), int(devices), folder)
-    environment = variables(own, per == "node", values, folder, steps == "1")
+    secrets = {
+        name: os_environment.pop(name)
+        for name in list(os_environment)
+        if name.startswith(SECRET_ARGUMENT)
+    }
+    values = placeholders(os_environment, per == "node", int(nodes), int(devices), folder)
+    environment = variables(os_environment, per == "node", values, folder, steps == "1")
     redirect(rank)
-    argv = [secrets.get(word[1:-1], filled(word, values)) for word in program]
-    working_folder = own.get(WORKING_FOLDER)
+    argv = [secrets.get(word[1:-1], fill_placeholders(word, values)) for word in program]
+    working_folder = os_environment.get(WORKING_FOLDER)
     try:
         if working_folder:
             os.chdir(working_folder)
@@ -50,19 +54,19 @@ def main(arguments: list[str]) -> int:
 
 
 def placeholders(
-    own: Mapping[str, str], per_node: bool, nodes: int, devices: int, folder: str
+    os_environment: Mapping[str, str], per_node: bool, nodes: int, devices: int, folder: str
 ) -> dict[str, str]:
     """Return the value of each placeholder in this process."""
-    node = own.get("GROUP_RANK", own.get("RANK", "0"))
-    port = int(own.get("MASTER_PORT", "29500"))
+    node = os_environment.get("GROUP_RANK", os_environment.get("RANK", "0"))
+    port = int(os_environment.get("MASTER_PORT", "29500"))
     return {
-        "rank": own.get("RANK", "0"),
-        "local_rank": "0" if per_node else own.get("LOCAL_RANK", "0"),
+        "rank": os_environment.get("RANK", "0"),
+        "local_rank": "0" if per_node else os_environment.get("LOCAL_RANK", "0"),
         "world_size": str(nodes * devices),
         "nodes": str(nodes),
         "node_rank": node,
         "devices_per_node": str(devices),
-        "master_addr": own.get("MASTER_ADDR", "127.0.0.1"),
+        "master_addr": os_environment.get("MASTER_ADDR", "127.0.0.1"),
         # The launch's own port may be in use by the parent of this process.
         "master_port": str(port + 1 if per_node else port),
         "output": folder,
@@ -71,17 +75,21 @@ def placeholders(
 
 
 def variables(
-    own: Mapping[str, str], per_node: bool, values: Mapping[str, str], folder: str, steps: bool
+    os_environment: Mapping[str, str],
+    per_node: bool,
+    values: Mapping[str, str],
+    folder: str,
+    steps: bool,
 ) -> dict[str, str]:
     """Return the program's environment: for one rank, or for a node that starts its own ranks."""
-    given = dict(own)
+    environment = dict(os_environment)
     if per_node:
-        given = {
+        environment = {
             name: value
-            for name, value in own.items()
-            if name not in OF_A_RANK and not name.startswith(LAUNCHERS_OWN)
+            for name, value in os_environment.items()
+            if name not in RANK_VARIABLES and not name.startswith(LAUNCHER_PREFIX)
         }
-        given |= {
+        environment |= {
             "NNODES": values["nodes"],
             "NODE_RANK": values["node_rank"],
             "NPROC_PER_NODE": values["devices_per_node"],
@@ -89,11 +97,11 @@ def variables(
             "MASTER_PORT": values["master_port"],
         }
     for name in (WORKING_FOLDER, "PACELINE_STEPS"):  # for this launch only, not for its children
-        given.pop(name, None)
-    given["PACELINE_OUTPUT"] = folder
+        environment.pop(name, None)
+    environment["PACELINE_OUTPUT"] = folder
     if steps:
-        given["PACELINE_STEPS"] = os.path.join(folder, "steps")  # noqa: PTH118
-    return given
+        environment["PACELINE_STEPS"] = os.path.join(folder, "steps")  # noqa: PTH118
+    return environment
 
 
 def redirect(rank: int) -> None:
@@ -103,7 +111,7 @@ def redirect(rank: int) -> None:
         os.dup2(log, stream)
 
 
-def filled(word: str, values: Mapping[str, str]) -> str:
+def fill_placeholders(word: str, values: Mapping[str, str]) -> str:
     """Return `word` with its placeholders replaced; other braces stay."""
     return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), word)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 END_OF_DOCUMENT = 256
-MOST_TEXT_TOKENS = 2**27
+MAX_TEXT_TOKENS = 2**27
 
 
 class TokenWindows(torch.utils.data.Dataset[Tensor]):
@@ -36,8 +36,8 @@ class TokenWindows(torch.utils.data.Dataset[Tensor]):
             self._tokens = corpus(data, samples * length, seed)
             if self._tokens.numel() < length:
                 raise ValueError(
-                    f"data: {data['path'] or data['source']} holds {self._tokens.numel()} tokens, "
-                    f"and a sample takes {length}"
+                    f"data: {data['path'] or data['source']} has {self._tokens.numel()} tokens, "
+                    f"but one sample needs {length}"
                 )
 
     def __len__(self) -> int:
@@ -62,14 +62,14 @@ def corpus(data: Mapping[str, Any], limit: int, seed: int) -> Tensor:
         dtype = getattr(torch, data["token_dtype"])
         size = Path(data["path"]).stat().st_size // dtype.itemsize
         return torch.from_file(data["path"], shared=False, size=min(size, limit), dtype=dtype)
-    limit = min(limit, MOST_TEXT_TOKENS)
+    limit = min(limit, MAX_TEXT_TOKENS)
     pieces: list[Tensor] = []
-    taken = 0
+    num_tokens = 0
     for text in documents(data, limit, seed):
         ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.int16)
         pieces.append(torch.cat([ids, torch.tensor([END_OF_DOCUMENT], dtype=torch.int16)]))
-        taken += len(text) + 1
-        if taken >= limit:
+        num_tokens += len(text) + 1
+        if num_tokens >= limit:
             break
     return torch.cat(pieces)[:limit] if pieces else torch.empty(0, dtype=torch.int16)
 

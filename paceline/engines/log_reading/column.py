@@ -19,48 +19,48 @@ Rows = npt.NDArray[np.bool_] | npt.NDArray[np.int32]
 Change = tuple[Rows, str]
 """Rows to keep, in order, and a remark about the change."""
 
-NEAR = 3
+MAX_RANK_DISTANCE = 3
 """Maximum distance, in step lines, between ranks that print into one log."""
 
-MOSTLY = 0.8
+NEARLY_ALL = 0.8
 """Share of lines above which they count as nearly all."""
 
-ROWS_LOOKED_AT = 100_000
+MAX_ROWS_CHECKED = 100_000
 
 
-def swapped(index: IntColumn, times: FloatColumn) -> Change | None:
+def unswap_neighbours(index: IntColumn, times: FloatColumn) -> Change | None:
     """Return the rows with neighbours in order if two writers have swapped them."""
-    at = np.flatnonzero(_swapped(index))
+    at = np.flatnonzero(_swapped_neighbours(index))
     if not len(at):
         return None
     rows = np.arange(len(index), dtype=np.int32)
     rows[at], rows[at + 1] = at + 1, at
-    lines = pluralize(len(at), "step line", "stand")
-    return rows, f"{lines} before the line of the step before: swapped"
+    lines = pluralize(len(at), "step line", "were")
+    return rows, f"{lines} printed before the previous step's line; the order is restored"
 
 
-def repeated(index: IntColumn, times: FloatColumn) -> Change | None:
+def drop_repeats(index: IntColumn, times: FloatColumn) -> Change | None:
     """Return the rows without those that the next row repeats, as a redrawn progress bar does."""
     before, after = times[:-1], times[1:]
-    again = (index[:-1] == index[1:]) & ((before == after) | (np.isnan(before) & np.isnan(after)))
-    if not again.any():
+    repeats = (index[:-1] == index[1:]) & ((before == after) | (np.isnan(before) & np.isnan(after)))
+    if not repeats.any():
         return None
-    kept = np.append(~again, True)
-    lines = pluralize(int(again.sum()), "step line", "repeat")
-    return kept, f"{lines} the one before: left out"
+    rows = np.append(~repeats, True)
+    lines = pluralize(int(repeats.sum()), "step line", "repeat")
+    return rows, f"{lines} the previous one (ignored)"
 
 
-def interleaved(index: IntColumn, times: FloatColumn) -> Change | None:
+def keep_last_per_step(index: IntColumn, times: FloatColumn) -> Change | None:
     """Return the last row of each step if several ranks print every step into one log."""
-    if not _from_several_ranks(index[:ROWS_LOOKED_AT]):
+    if not _from_several_ranks(index[:MAX_ROWS_CHECKED]):
         return None
-    kept = _final(index)
-    dropped = len(kept) - int(kept.sum())
-    lines = pluralize(dropped, "line", "are")
-    return kept, f"several ranks print each step: {lines} followed by a later one"
+    rows = _final(index)
+    num_dropped = len(rows) - int(rows.sum())
+    lines = pluralize(num_dropped, "line", "are")
+    return rows, f"several ranks print each step: the last line counts, {lines} ignored"
 
 
-REPAIRS = (swapped, repeated, interleaved)
+REPAIRS = (unswap_neighbours, drop_repeats, keep_last_per_step)
 """Repairs for writers' mistakes, in the order of their application."""
 
 
@@ -73,12 +73,12 @@ def grows(index: IntColumn) -> bool:
     return bool((index[1:] > index[:-1]).all())
 
 
-def _swapped(index: IntColumn) -> npt.NDArray[np.bool_]:
+def _swapped_neighbours(index: IntColumn) -> npt.NDArray[np.bool_]:
     """Return a mask of neighbours whose exchange would put them and the rows around in order."""
-    swapped = index[:-1] > index[1:]
-    swapped[1:] &= index[:-2] < index[2:]
-    swapped[:-1] &= index[:-2] < index[2:]
-    return swapped
+    unswap_neighbours = index[:-1] > index[1:]
+    unswap_neighbours[1:] &= index[:-2] < index[2:]
+    unswap_neighbours[:-1] &= index[:-2] < index[2:]
+    return unswap_neighbours
 
 
 def _from_several_ranks(index: IntColumn) -> bool:
@@ -87,14 +87,14 @@ def _from_several_ranks(index: IntColumn) -> bool:
     ahead, back = distances[distances > 0], -distances[distances <= 0]
     if not len(ahead) or not len(back):
         return False
-    if _begin_alike(index):
+    if _start_alike(index):
         return False
-    near = back <= NEAR * float(np.median(ahead))
+    near = back <= MAX_RANK_DISTANCE * float(np.median(ahead))
     _, counts = np.unique(index, return_counts=True)
-    return float(near.mean()) >= MOSTLY and float((counts > 1).mean()) >= MOSTLY
+    return float(near.mean()) >= NEARLY_ALL and float((counts > 1).mean()) >= NEARLY_ALL
 
 
-def _begin_alike(index: IntColumn) -> bool:
+def _start_alike(index: IntColumn) -> bool:
     """Return whether all increasing sequences start with the same number, as short runs do."""
     begins = np.append(True, index[1:] <= index[:-1])
     return bool((index[begins] == index[0]).all())
@@ -166,10 +166,10 @@ class GrowingColumn:
         """Allocate space for `length` rows."""
         if length <= len(self._values):
             return
-        room = max(FIRST_ROWS, len(self._values))
-        while room < length:
-            room *= GROWTH
-        larger = _memory(room, self._values.dtype)
+        capacity = max(FIRST_ROWS, len(self._values))
+        while capacity < length:
+            capacity *= GROWTH
+        larger = _memory(capacity, self._values.dtype)
         larger[: self._length] = self.read()
         self._values = larger
 
@@ -190,7 +190,7 @@ def _fit_32_bit(values: FloatColumn | IntColumn) -> bool:
 
 
 def _all_equal(values: FloatColumn | IntColumn, constant: npt.NDArray[Any]) -> bool:
-    narrowed = values.astype(constant.dtype)
+    narrow = values.astype(constant.dtype)
     if np.isnan(constant):
-        return bool(np.isnan(narrowed).all())
-    return bool((narrowed == constant).all())
+        return bool(np.isnan(narrow).all())
+    return bool((narrow == constant).all())

@@ -7,7 +7,7 @@ import re
 from paceline.engines.log_reading.log_content import Fact, LogContent
 from paceline.engines.log_reading.records import product
 
-MOST_HOSTS = 100_000
+MAX_HOSTS = 100_000
 BATCH_FACTORS = ("micro_batch", "num_devices", "gradient_accumulation")
 
 _ARGUMENT_MARKS = (b"--per_device_train_batch_size", b"--max_", b"model_name_or_path")
@@ -104,13 +104,13 @@ class DeepSpeedSettings:
             value = float(text)
         except ValueError:
             return
-        least = 0 if fact == "zero_stage" else 1
-        if value.is_integer() and least <= value < 1e12:
+        minimum = 0 if fact == "zero_stage" else 1
+        if value.is_integer() and minimum <= value < 1e12:
             self.facts.setdefault(fact, int(value))
 
     def _read_hosts(self, block: bytes) -> None:
         for host, slots in _HOST.findall(block):
-            if len(self._hosts) < MOST_HOSTS:
+            if len(self._hosts) < MAX_HOSTS:
                 self._hosts[host] = int(slots)
 
 

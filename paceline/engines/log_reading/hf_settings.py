@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from paceline.engines.log_reading.log_content import LogContent, numbers
-from paceline.engines.log_reading.records import Records, field, keep_whole_numbers
+from paceline.engines.log_reading.records import Records, field, store_whole_numbers
 
 RUNNING = b"***** Running training *****"
 _NUMBERING = re.compile(
@@ -68,7 +68,7 @@ def read_settings(text: bytes, log: LogContent) -> None:
     """Store the settings in `text` as facts; the last of several attempts in one log wins."""
     if not any(mark in text for mark in _MARKS):
         return
-    keep_whole_numbers(log, _FACTS, _SETTING.findall(text))
+    store_whole_numbers(log, _FACTS, _SETTING.findall(text))
     for dtype in _DTYPE.findall(text):
         log.facts["dtype"] = dtype.decode()
     for steps in _FINISHED.findall(text):
@@ -80,18 +80,18 @@ def complete_settings(log: LogContent) -> None:
     total, part = log.facts.get("global_batch"), log.facts.get("micro_batch")
     accumulation = log.facts.get("gradient_accumulation")
     if isinstance(total, int) and isinstance(part, int) and isinstance(accumulation, int):
-        devices, rest = divmod(total, part * accumulation)
-        if devices and not rest:
+        devices, remainder = divmod(total, part * accumulation)
+        if devices and not remainder:
             log.facts.setdefault("num_devices", devices)
 
 
-SAME_RUN = 0.05
+SAME_RUN_TOLERANCE = 0.05
 """Maximum relative difference between the times of one run's ranks; else there are several runs."""
 
 TOKENS_TOLERANCE = 0.01
 """Maximum relative difference at which tokens / seconds agrees with the printed tokens/s."""
 
-FEWEST_DIGITS = 3
+MIN_DIGITS = 3
 """Minimum number of significant digits of a printed rate that gives a step time."""
 
 _FIELDS = {
@@ -161,20 +161,22 @@ class TrainSummaries:
             _keep_tokens(log, values)
         if self._count > 1:
             log.remark(
-                f"the run's figures are printed {self._count:,} times, by its ranks, for "
-                f"{self._shortest_s:.7g} to {self._longest.run_time_s:.7g} s: the longest counts"
+                f"{self._count:,} ranks print the run's figures, with run times of "
+                f"{self._shortest_s:.7g} to {self._longest.run_time_s:.7g} s; the longest is used"
             )
 
     def _is_of_the_run(self, summary: TrainSummary, longest: TrainSummary) -> bool:
-        return abs(summary.run_time_s - longest.run_time_s) <= SAME_RUN * longest.run_time_s
+        return (
+            abs(summary.run_time_s - longest.run_time_s) <= SAME_RUN_TOLERANCE * longest.run_time_s
+        )
 
     def _keep_steps(self, log: LogContent, value: float, text: bytes) -> None:
         digits = len(text.partition(b"e")[0].replace(b".", b"").lstrip(b"0"))
-        if digits >= FEWEST_DIGITS:
+        if digits >= MIN_DIGITS:
             log.figures["steps_per_s"] = value
         else:
             log.remark(
-                f"train_steps_per_second {value:g} is left out: it has {digits} significant digit"
+                f"train_steps_per_second {value:g} is ignored: it has {digits} significant digit"
                 f"{'' if digits == 1 else 's'}"
             )
 
@@ -194,6 +196,6 @@ def _keep_tokens(log: LogContent, values: dict[str, float]) -> None:
         log.figures["tokens_per_s"] = value
     else:
         log.remark(
-            f"train_tokens_per_second {value:g} is left out: it may count the tokens of one "
-            "process only"
+            f"train_tokens_per_second {value:g} is ignored: it may count only the tokens of one "
+            "process"
         )

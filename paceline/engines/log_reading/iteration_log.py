@@ -61,7 +61,7 @@ _WANTED = re.compile(b"|".join([*(name for name, _, _ in COLUMNS), *map(re.escap
 _ATTEMPT = re.compile(rb"(?=using world size: \d|-{8,60} arguments -{8,60})")
 """Text at the start of a program, before its settings."""
 
-MOST_ITERATIONS = 1e9
+MAX_ITERATIONS = 1e9
 NO_STEPS: IntColumn = np.zeros(0, np.int64)
 
 
@@ -84,11 +84,11 @@ class IterationLog:
         self._fields = Fields(_WANTED)
         self._settings = MegatronSettings(log)
         self._targets: dict[bytes, tuple[str, float] | None] = {}
-        self._timed_by: set[bytes] = set()
+        self._time_fields: set[bytes] = set()
         self._num_skipped = self._num_nan = self._num_untimed = 0
         self._powers_w = [0.0, 0]
         self._shortest, self._longest = math.inf, 0.0
-        self._begun = 0
+        self._attempt_start = 0
 
     def batches(self, blocks: Iterable[bytes]) -> Iterator[Batch]:
         """Yield the records of `blocks` piece by piece; without records, the index is empty."""
@@ -99,31 +99,31 @@ class IterationLog:
             rows = self._fields.rows(text)
             yield self._batch(text, rows) if rows else Batch(text, NO_STEPS, {})
         if rows and not rows.ends_whole and not text.endswith((b"\n", b"\r")):
-            self._log.torn = f"it breaks off within iteration {int(rows.numbers[-1]):,}"
+            self._log.incomplete_reason = f"the log ends within iteration {int(rows.numbers[-1]):,}"
         self._settings.finish()
         self._finish()
 
     def _begin_attempt(self, text: bytes) -> None:
         """Separate the settings of this attempt from those of earlier steps, if it has any."""
-        if len(self._log) > self._begun and _ATTEMPT.match(text):
+        if len(self._log) > self._attempt_start and _ATTEMPT.match(text):
             self._settings.finish()
             self._keep_length()
             self._log.begin_attempt()
             self._settings = MegatronSettings(self._log)
             self._shortest, self._longest = math.inf, 0.0
-            self._begun = len(self._log)
+            self._attempt_start = len(self._log)
 
     def _batch(self, text: bytes, rows: Rows) -> Batch:
         self._note_totals(text, rows)
         index, columns = whole_numbers(rows.numbers), self._columns(rows)
         self._count_power(rows)
         self._mark_overflows(rows, columns)
-        unsaid = np.full(len(index), np.nan)
-        timed = ~np.isnan(columns.get("step_time_s", unsaid))
-        timed |= ~np.isnan(columns.get("samples_per_s", unsaid))
-        if not timed.all():
-            self._num_untimed += len(index) - int(timed.sum())
-            index, columns = index[timed], {name: c[timed] for name, c in columns.items()}
+        unknown = np.full(len(index), np.nan)
+        has_time = ~np.isnan(columns.get("step_time_s", unknown))
+        has_time |= ~np.isnan(columns.get("samples_per_s", unknown))
+        if not has_time.all():
+            self._num_untimed += len(index) - int(has_time.sum())
+            index, columns = index[has_time], {name: c[has_time] for name, c in columns.items()}
         return Batch(text, index, columns)
 
     def _columns(self, rows: Rows) -> dict[str, FloatColumn]:
@@ -138,8 +138,8 @@ class IterationLog:
             if column in columns:
                 values = np.where(np.isnan(columns[column]), values, columns[column])
             columns[column] = values
-            if column == "step_time_s" and name not in self._timed_by:
-                self._timed_by.add(name)
+            if column == "step_time_s" and name not in self._time_fields:
+                self._time_fields.add(name)
                 step_s = decimal_step(next(filter(None, texts))) / divisor
                 self._log.resolution_s = max(self._log.resolution_s, step_s)
         return columns
@@ -203,9 +203,9 @@ class IterationLog:
             log.figures["power_w_per_device"] = watts / lines
         self._keep_length()
         for count, sentence in (
-            (self._num_skipped, "skipped steps (overflow), whose time the printed times include"),
+            (self._num_skipped, "skipped steps (overflow), included in the printed times"),
             (self._num_nan, "skipped steps with a NaN loss"),
-            (self._num_untimed, "iteration lines that end before their step time, left out"),
+            (self._num_untimed, "iteration lines without a step time, ignored"),
         ):
             if count:
                 log.remark(f"{sentence}: {count:,}")
@@ -226,4 +226,4 @@ def _parts(texts: Iterable[bytes]) -> Iterator[bytes]:
 def _counts(texts: Sequence[bytes]) -> FloatColumn:
     """Return numbers of iterations; 0 if missing or implausible."""
     values = numbers(texts)
-    return np.where((values > 0) & (values < MOST_ITERATIONS), values, 0.0)
+    return np.where((values > 0) & (values < MAX_ITERATIONS), values, 0.0)

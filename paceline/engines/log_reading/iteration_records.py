@@ -20,9 +20,9 @@ RECORD = re.compile(rb"iteration {1,24}+(\d{1,18})/ {0,24}+(\d{1,18}) {0,4}+\|")
 RECORD_BYTES = 1 << 14
 """Maximum length of a record in bytes."""
 
-MOST_FIELDS = 64
+MAX_FIELDS = 64
 
-MOST_FUTILE = 200_000
+MAX_FUTILE = 200_000
 """Number of consecutive records without end or continuation after which the search stops."""
 
 _NAME = rb"[A-Za-z][^|:\r\n]{1,60}+"
@@ -62,40 +62,40 @@ class Rows:
 
 def whole_records(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield `blocks` without colors and NULs, split only before a line with a record."""
-    held = b""
+    pending = b""
     for block in blocks:
         if b"\x1b" in block:
             block = _ANSI.sub(b"", block)
         if b"\0" in block:
             block = block.translate(None, b"\0")
-        text = held + block
+        text = pending + block
         end = _line_of_last_record(text)
-        held = text[end:]
+        pending = text[end:]
         if end:
             yield text[:end]
-    if held:
-        yield held
+    if pending:
+        yield pending
 
 
 def _line_of_last_record(text: bytes) -> int:
     """Return where the last record's line starts; the text's length if that is too far back."""
-    begun = _last_begun(text, max(0, len(text) - RECORD_BYTES))
-    if begun < 0:
+    start = _last_start(text, max(0, len(text) - RECORD_BYTES))
+    if start < 0:
         return len(text)
-    return max(text.rfind(b"\n", 0, begun), text.rfind(b"\r", 0, begun)) + 1
+    return max(text.rfind(b"\n", 0, start), text.rfind(b"\r", 0, start)) + 1
 
 
 def last_record(text: bytes) -> int:
     """Return where the last record in `text` starts, or -1."""
-    begun = _last_begun(text, max(0, len(text) - RECORD_BYTES))
-    return begun if begun >= 0 else _last_begun(text, 0)
+    start = _last_start(text, max(0, len(text) - RECORD_BYTES))
+    return start if start >= 0 else _last_start(text, 0)
 
 
-def _last_begun(text: bytes, start: int) -> int:
-    begun = -1
+def _last_start(text: bytes, start: int) -> int:
+    last = -1
     for match in RECORD.finditer(text, start):
-        begun = match.start()
-    return begun
+        last = match.start()
+    return last
 
 
 class Fields:
@@ -118,9 +118,9 @@ class Fields:
             return None
         columns = list(zip(*rows, strict=True))
         all_whole = bool(self._names) and all(columns[-2])
-        if not any(columns[-1]) and (all_whole or self._num_futile >= MOST_FUTILE):
+        if not any(columns[-1]) and (all_whole or self._num_futile >= MAX_FUTILE):
             numbers, *values, _ = columns
-            return self._named(numbers, dict(zip(self._captured, values, strict=True)))
+            return self._as_rows(numbers, dict(zip(self._captured, values, strict=True)))
         return self._one_by_one(text)
 
     def _one_by_one(self, text: bytes) -> Rows:
@@ -137,9 +137,9 @@ class Fields:
             numbers.append(number)
         for column in columns.values():
             column += [b""] * (len(numbers) - len(column))
-        return self._named(tuple(numbers), {name: tuple(c) for name, c in columns.items()})
+        return self._as_rows(tuple(numbers), {name: tuple(c) for name, c in columns.items()})
 
-    def _named(self, numbers: Row, columns: dict[bytes, Row]) -> Rows:
+    def _as_rows(self, numbers: Row, columns: dict[bytes, Row]) -> Rows:
         ends_whole = not self._names or bool(columns[self._names[-1]][-1])
         numeric = {name: c for name, c in columns.items() if name in self._numeric and any(c)}
         return Rows(numbers, numeric, ends_whole)
@@ -149,14 +149,14 @@ class Fields:
         row = self._match(lines)
         if not row[-1] and row[-2] and self._names:
             return row
-        if self._num_futile < MOST_FUTILE:
-            joined = self._wrapping.joined(lines, is_last)
-            self._num_futile = self._num_futile + 1 if joined is None else 0
-            if joined is not None:
-                lines, row = joined, self._match(joined)
+        if self._num_futile < MAX_FUTILE:
+            record = self._wrapping.join(lines, is_last)
+            self._num_futile = self._num_futile + 1 if record is None else 0
+            if record is not None:
+                lines, row = record, self._match(record)
         if row[-1] and self._learn(_FIELD.findall(row[-1])):
             row = self._match(lines)
-        return self._completed(row) if row[-1] else row
+        return self._fill_missing(row) if row[-1] else row
 
     def _match(self, lines: bytes) -> Row:
         match = self._expression.match(lines)
@@ -166,7 +166,7 @@ class Fields:
     def _learn(self, fields: list[tuple[bytes, bytes]]) -> bool:
         """Insert each new name before the next known one, or last; surplus names are dropped."""
         names = dict.fromkeys(name for name, _ in fields if name not in self._names)
-        new = list(names)[: MOST_FIELDS - len(self._names)]
+        new = list(names)[: MAX_FIELDS - len(self._names)]
         place = len(self._names)
         for name, value in reversed(fields):
             if name in self._names:
@@ -195,7 +195,7 @@ class Fields:
         self._expression = re.compile(record + b"".join(parts) + _REST)
         self._wrapping = Wrapping(RECORD, self._names)
 
-    def _completed(self, row: Row) -> Row:
+    def _fill_missing(self, row: Row) -> Row:
         """Return the row with the values of fields in an unusual order."""
         fields = dict(reversed(_FIELD.findall(row[-1])))
         values = list(row)

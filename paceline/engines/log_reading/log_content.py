@@ -14,6 +14,7 @@ import numpy as np
 from paceline.core.axes import AXIS
 from paceline.core.layout import AXIS_FIELDS
 from paceline.core.steps import FLOATS, FloatColumn, IntColumn, Steps
+from paceline.core.units import pluralize
 from paceline.engines.log_reading.column import REPAIRS, GrowingColumn, Rows, grows, restarts
 
 EXACT = {"step_time_s", "tokens"}
@@ -28,10 +29,10 @@ EXACT_INTEGERS = 2.0**53
 SHORTEST_STEP_S = 1e-9
 """Shortest plausible step time in seconds; anything shorter is a printed zero or damage."""
 
-MOST_ATTEMPTS = 1000
-MOST_REMARKS = 20
-MOST_CHARACTERS = 200
-MOST_DIGITS = 40
+MAX_ATTEMPTS = 1000
+MAX_REMARKS = 20
+MAX_CHARACTERS = 200
+MAX_DIGITS = 40
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _DECIMAL = re.compile(rb"[+-]?(?=\.?\d)\d*+\.?(\d*+)(?:[eE]([+-]?\d{1,4}))?")
@@ -54,13 +55,13 @@ class LogContent:
     """Resolution of the printed step times, in seconds."""
     remarks: list[str] = field(default_factory=list[str])
     """Sentences for the reader about skipped, joined or repaired lines."""
-    ended: str | None = None
+    end_line: str | None = None
     """Line in which the program reports its end, or None."""
-    torn: str | None = None
+    incomplete_reason: str | None = None
     """Reason why the log is incomplete, or None."""
     out_of_memory: str | None = None
     """Line that reports running out of memory, or None."""
-    _num_odd: int = 0
+    _num_invalid: int = 0
     """Number of invalid step times."""
     _in_order: bool = False
     _earlier_facts: list[dict[str, Fact]] = field(default_factory=list[dict[str, Fact]])
@@ -80,19 +81,19 @@ class LogContent:
         count as absent.
         """
         before = len(self._index)
-        unsaid = np.broadcast_to(np.nan, len(index))
+        missing = np.broadcast_to(np.nan, len(index))
         self._index.extend(index)
         self._attempt.extend(np.broadcast_to(np.int64(len(self._earlier_facts)), len(index)))
         for name, values in columns.items():
             assert len(values) == len(index), name
             if name not in self._columns:
-                self._columns[name] = _unsaid_column(name, before)
+                self._columns[name] = _empty_column(name, before)
             if name == "step_time_s":
-                self._num_odd += int(((values < SHORTEST_STEP_S) | np.isinf(values)).sum())
+                self._num_invalid += int(((values < SHORTEST_STEP_S) | np.isinf(values)).sum())
                 values = np.where(values >= SHORTEST_STEP_S, values, np.nan)
             self._columns[name].extend(values)
         for name in self._columns.keys() - columns.keys():
-            self._columns[name].extend(unsaid)
+            self._columns[name].extend(missing)
 
     def column(self, name: str) -> FloatColumn:
         """Return the values of all steps so far, in the order of addition; NaN if absent."""
@@ -101,7 +102,7 @@ class LogContent:
 
     def set_column(self, name: str, values: Iterable[FloatColumn]) -> None:
         """Replace the values of the steps so far by `values`, one per step, supplied in pieces."""
-        column = _unsaid_column(name, 0)
+        column = _empty_column(name, 0)
         for piece in values:
             column.extend(piece)
         assert len(column) == len(self), name
@@ -109,7 +110,7 @@ class LogContent:
 
     def begin_attempt(self) -> None:
         """Start an attempt: later settings apply to later steps only."""
-        if len(self) and len(self._earlier_facts) < MOST_ATTEMPTS:
+        if len(self) and len(self._earlier_facts) < MAX_ATTEMPTS:
             self._earlier_facts.append(self.facts)
             self.facts = {}
 
@@ -131,12 +132,12 @@ class LogContent:
         self._columns = {
             name: column for name, column in other._columns.items() if name not in without
         }
-        self._num_odd = other._num_odd
+        self._num_invalid = other._num_invalid
         self.resolution_s = other.resolution_s or self.resolution_s
 
     def remark(self, sentence: str) -> None:
         """Store a sentence for the reader once, up to a maximum number of sentences."""
-        if sentence not in self.remarks and len(self.remarks) < MOST_REMARKS:
+        if sentence not in self.remarks and len(self.remarks) < MAX_REMARKS:
             self.remarks.append(sentence)
 
     def peak(self, kind: str, value_bytes: float) -> None:
@@ -149,17 +150,17 @@ class LogContent:
         self.facts = {**other.facts, **self.facts}
         for kind, value_bytes in other.memory_bytes.items():
             self.peak(kind, value_bytes)
-        self.ended = self.ended or other.ended
+        self.end_line = self.end_line or other.end_line
 
     def steps(self) -> Steps:
         """Return all steps as columns in training order; restarts follow one another.
 
         Nothing may be appended afterwards.
         """
-        self._put_in_order()
+        self._restore_order()
         n = len(self)
-        if self._num_odd:
-            self.remark(f"step times that are zero, negative or no number: {self._num_odd:,}")
+        if self._num_invalid:
+            self.remark(f"invalid step times (zero, negative or NaN): {self._num_invalid:,}")
         return Steps(
             self._index.read(),
             np.broadcast_to(np.int64(1), n),
@@ -167,7 +168,7 @@ class LogContent:
             {name: column.read() for name, column in self._columns.items()},
         )
 
-    def _put_in_order(self) -> None:
+    def _restore_order(self) -> None:
         if self._in_order or grows(self._index.read()):
             return
         self._in_order = True
@@ -176,10 +177,10 @@ class LogContent:
                 rows, why = change
                 self._keep(rows)
                 self.remark(why)
-        if again := restarts(self._index.read()):
+        if num_restarts := restarts(self._index.read()):
             self.remark(
-                f"the step numbers start again, {again:,} x (a restart, or several runs in one "
-                "log): figures come from one stretch in which they go on"
+                f"the step numbers start over {pluralize(num_restarts, 'time')} (restarts, or "
+                "several runs in one log); the figures are those of one continuous stretch"
             )
 
     def _keep(self, rows: Rows) -> None:
@@ -201,7 +202,7 @@ class LogFormat:
     """Reader of blocks of whole lines; it must neither raise nor slow down on any bytes."""
     example: str
     """Example of a step line in Markdown."""
-    numbered: str
+    numbering: str
     """Numbering of the steps, such as `from 1`."""
     precedence: int = 5
     """Priority if one log has lines of several formats; the lowest wins."""
@@ -216,31 +217,31 @@ class LogFormat:
 
 
 FACT_NAMES = {
-    "global_batch": "samples a step over all devices",
-    "micro_batch": "samples a device and micro-batch",
-    "gradient_accumulation": "micro-batches a device and step",
-    "seq_len": "token positions a sample",
+    "global_batch": "samples per step over all devices",
+    "micro_batch": "samples per device and micro-batch",
+    "gradient_accumulation": "micro-batches per device and step",
+    "seq_len": "token positions per sample",
     "num_devices": "ranks",
     **{axis: AXIS[axis].size_name for axis in AXIS_FIELDS},
     "zero_stage": "ZeRO stage",
-    "num_parameters": "parameters of the whole model",
-    "total_steps": "steps that the run is to do",
-    "log_interval": "steps that one step line averages",
+    "num_parameters": "parameters of the full model",
+    "total_steps": "planned steps of the run",
+    "log_interval": "steps averaged by one step line",
     "num_layers": "transformer blocks",
     "hidden_size": "width of the model",
     "num_heads": "attention heads",
     "num_kv_heads": "key and value heads",
     "ffn_size": "width of the feed-forward layer",
     "vocab_size": "rows of the embedding",
-    "dtype": "number format of the matrix products",
-    "device": "the accelerator's name as the log writes it",
-    "model": "the model's name as the log writes it",
+    "dtype": "data type of the GEMMs",
+    "device": "accelerator name as printed",
+    "model": "model name as printed",
     "framework_version": "version of the framework",
     "lora_rank": "rank of the adapters",
-    "loss_on": "`text` where masks leave targets out of the loss, and so out of the token counts",
-    "profiled": "which profiler was attached",
-    "submitter": "who submitted the run as a result, as the log writes it",
-    "platform": "the system's name as the log writes it",
+    "loss_on": "`text` if masks exclude targets from the loss and from the token counts",
+    "profiled": "attached profiler",
+    "submitter": "submitter of the result as printed",
+    "platform": "system name as printed",
 }
 """Settings that a log format may report, with their meanings."""
 
@@ -248,17 +249,17 @@ LAYOUT_FACTS = (*AXIS_FIELDS, "zero_stage", "micro_batch")
 """Settings that make up a layout."""
 
 FIGURE_NAMES = {
-    "samples_per_s": "samples a second over all devices, mean of the whole run",
-    "steps_per_s": "steps a second, mean of the whole run",
-    "tokens_per_s": "tokens a second over all devices, mean of the whole run",
-    "flops_per_s_per_device": "FLOP/s of one device, mean of the whole run",
-    "run_time_s": "seconds of the timed run",
-    "init_time_s": "seconds from the start of the program to the start of the timed run",
-    "timed_steps": "steps that the timed run did",
-    "samples_to_target": "samples seen when the quality target was reached",
-    "running_samples_per_s": "the log's own running average at its end, over all devices",
-    "startup_s": "seconds of the first step or of what the log calls start-up",
-    "power_w_per_device": "watts of one device, mean over the step lines",
+    "samples_per_s": "samples per second over all devices, mean of the whole run",
+    "steps_per_s": "steps per second, mean of the whole run",
+    "tokens_per_s": "tokens per second over all devices, mean of the whole run",
+    "flops_per_s_per_device": "FLOP/s per device, mean of the whole run",
+    "run_time_s": "duration of the timed run in seconds",
+    "init_time_s": "seconds from program start to the start of the timed run",
+    "timed_steps": "steps in the timed run",
+    "samples_to_target": "samples until the quality target was reached",
+    "running_samples_per_s": "last printed running average of samples per second over all devices",
+    "startup_s": "seconds of the first step, or of the start-up phase as printed",
+    "power_w_per_device": "power per device in watts, mean over the step lines",
 }
 """Figures that a log format may report once for the whole run, with their meanings."""
 
@@ -285,7 +286,7 @@ def whole_numbers(texts: Sequence[bytes]) -> IntColumn:
         return np.fromiter(map(int, texts), dtype=np.int64, count=len(texts))
     except (OverflowError, ValueError):
         largest = np.iinfo(np.int64).max
-        return np.array([min(int(text[:MOST_DIGITS]), largest) for text in texts], dtype=np.int64)
+        return np.array([min(int(text[:MAX_DIGITS]), largest) for text in texts], dtype=np.int64)
 
 
 def decimal_step(text: bytes) -> float:
@@ -301,9 +302,9 @@ def decimal_step(text: bytes) -> float:
 
 def excerpt(text: bytes) -> str:
     """Return the start of a log line for display, without colors and control codes."""
-    line = _COLOUR.sub("", text[: 4 * MOST_CHARACTERS].decode("utf-8", "replace"))
-    shown = "".join(c if c.isprintable() else " " for c in line)
-    return " ".join(shown.split())[:MOST_CHARACTERS].rstrip()
+    line = _COLOUR.sub("", text[: 4 * MAX_CHARACTERS].decode("utf-8", "replace"))
+    printable = "".join(c if c.isprintable() else " " for c in line)
+    return " ".join(printable.split())[:MAX_CHARACTERS].rstrip()
 
 
 def _number(text: bytes) -> float:
@@ -316,9 +317,9 @@ def _number(text: bytes) -> float:
     return value if np.isfinite(value) else float("inf")
 
 
-def _unsaid_column(name: str, length: int) -> GrowingColumn:
+def _empty_column(name: str, length: int) -> GrowingColumn:
     if name not in FLOATS:
-        raise KeyError(f"{name} is no column of Step")
+        raise KeyError(f"{name} is not a column of Step")
     column = GrowingColumn(np.float64 if name in EXACT else np.float32)
     column.extend(np.broadcast_to(np.nan, length))
     return column

@@ -92,8 +92,8 @@ _ENDED = re.compile(
 )
 
 
-MOST_DIGITS = 15
-MOST_RANKS = 1000
+MAX_DIGITS = 15
+MAX_RANKS = 1000
 HALF_STEP = 0.00501
 """Half of the last digit of the printed billions, plus a margin for rounding."""
 
@@ -137,8 +137,8 @@ class MegatronSettings:
             facts.setdefault(name, value)
         if "num_heads" in facts and b"group_query_attention" in flags:
             groups = flags.get(b"num_query_groups", b"")
-            grouped = flags[b"group_query_attention"] == b"True" and _is_count(groups)
-            facts["num_kv_heads"] = int(groups) if grouped else facts["num_heads"]
+            is_grouped = flags[b"group_query_attention"] == b"True" and _is_count(groups)
+            facts["num_kv_heads"] = int(groups) if is_grouped else facts["num_heads"]
         if flags.get(b"fp8", b"None") not in (b"None", b"False"):
             facts["dtype"] = "fp8"
         elif flags.get(b"params_dtype") in DTYPES:
@@ -173,7 +173,7 @@ class MegatronSettings:
 
     def _read_parameters(self, text: bytes) -> None:
         for tensor, pipeline, number in _PARAMETERS.findall(text):
-            if len(self._parameters) < MOST_RANKS:
+            if len(self._parameters) < MAX_RANKS:
                 self._parameters[int(tensor), int(pipeline)] = int(number)
         for name, number in _BILLIONS.findall(text):
             self._billions[name] = float(numbers([number])[0])
@@ -200,15 +200,15 @@ class MegatronSettings:
 
     def _read_end(self, text: bytes) -> None:
         """Read how the run ended; later iterations mean that it was restarted."""
-        log, begun = self._log, last_record(text)
-        if begun >= 0:
-            text = text[begun:]
-            log.out_of_memory = log.ended = None
-        if b"] datetime" in text and (ended := _ENDED.findall(text)):
-            log.ended = excerpt(ended[-1])
+        log, last_start = self._log, last_record(text)
+        if last_start >= 0:
+            text = text[last_start:]
+            log.out_of_memory = log.end_line = None
+        if b"] datetime" in text and (end_lines := _ENDED.findall(text)):
+            log.end_line = excerpt(end_lines[-1])
         if log.out_of_memory is None:
             log.out_of_memory = out_of_memory_line(text)
 
 
 def _is_count(text: bytes) -> bool:
-    return text.isdigit() and len(text) <= MOST_DIGITS
+    return text.isdigit() and len(text) <= MAX_DIGITS

@@ -19,7 +19,7 @@ from paceline.engines.log_reading.log_content import LogContent, numbers, whole_
 from paceline.engines.log_reading.mllog import TOKEN, MlRecord, number
 
 ROWS_PER_BLOCK = 4096
-MOST_ENDS = 10_000
+MAX_ENDS = 10_000
 LARGEST_STEP = 1 << 62
 LOSSES = ("train_loss", "reduced_train_loss")
 
@@ -67,7 +67,7 @@ class StepLines:
     """Collector of one run's rows; single steps take precedence over means."""
 
     def __init__(self) -> None:
-        self.begun = False
+        self.has_speed = False
         """True once any speed has been reported."""
         self.blocks = _Blocks()
         self._single = LogContent()
@@ -120,9 +120,9 @@ class StepLines:
         self._flush()
         self.blocks.end(None)
         self.blocks.flush()
-        chosen = self._single if len(self._single) else self.blocks.log
-        interval = 1 if chosen is self._single else self.blocks.usual_length
-        log.take_steps(chosen)
+        series = self._single if len(self._single) else self.blocks.log
+        interval = 1 if series is self._single else self.blocks.usual_length
+        log.take_steps(series)
         if interval:
             log.facts["log_interval"] = interval
 
@@ -133,7 +133,7 @@ class StepLines:
         return samples // batch if batch else self._counted
 
     def _begin_single(self, step: bytes, time: bytes, loss: bytes) -> None:
-        self.begun = True
+        self.has_speed = True
         self._rows.append((step, time, loss))
         if len(self._rows) >= ROWS_PER_BLOCK:
             self._flush()
@@ -146,14 +146,14 @@ class StepLines:
     def _add_single(
         self, steps: Sequence[bytes], times: Sequence[bytes], losses: Sequence[bytes]
     ) -> None:
-        self.begun = True
+        self.has_speed = True
         self._single.add_steps(
             whole_numbers(steps), step_time_s=numbers(times), loss=numbers(losses)
         )
 
     def _take(self, place: Place, time: float, rate: float, loss: float) -> None:
         if time == time or rate == rate:
-            self.begun = True
+            self.has_speed = True
             self.blocks.begin(place, time, rate)
         elif loss == loss:
             self.blocks.add_loss(place, loss)
@@ -194,7 +194,7 @@ class _Blocks:
         self._mean = None
         step = self.step_of(evaluation) if evaluation else self._own_step(place)
         self._end = self._end + 1 if step is None else step
-        if len(self._ends) < MOST_ENDS:
+        if len(self._ends) < MAX_ENDS:
             self._ends.append(min(self._end, LARGEST_STEP))
         self._add(self._end, step_time_s, rate, nan)
 

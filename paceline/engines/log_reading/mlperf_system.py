@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from paceline.engines.log_reading.log_content import LogContent
 
-MOST_TRIES = 8
+MAX_TRIES = 8
 LONGEST_LINE = 1 << 14
 
 _LAUNCH, _SYSTEM = b":::DLPAL ", b":::SYSJSON "
@@ -46,26 +46,26 @@ class System:
 
     def __init__(self) -> None:
         self._hosts: int | None = None
-        self._launched: tuple[int, ...] | None = None
-        self._described: dict[str, Any] | None = None
+        self._configuration: tuple[int, ...] | None = None
+        self._description: dict[str, Any] | None = None
 
     def read(self, block: bytes) -> None:
         """Read the first line of each kind; shells first echo both lines in quotes."""
-        if self._launched is None and _LAUNCH in block:
+        if self._configuration is None and _LAUNCH in block:
             for line in _lines_behind(block, _LAUNCH):
                 if self._hosts is None and (launch := _HOSTS.match(line)):
                     self._hosts = int(launch[1]) or None
                 if match := _CONFIGURATION.search(line):
-                    self._launched = tuple(int(group) for group in match.groups())
+                    self._configuration = tuple(int(group) for group in match.groups())
                     break
-        if self._described is None and _SYSTEM in block:
-            described = (_object(line) for line in _lines_behind(block, _SYSTEM))
-            self._described = next((system for system in described if system), None)
+        if self._description is None and _SYSTEM in block:
+            descriptions = (_object(line) for line in _lines_behind(block, _SYSTEM))
+            self._description = next((system for system in descriptions if system), None)
 
     def keep(self, log: LogContent) -> None:
         """Store known values in the log's facts, and a contradiction in its remarks."""
-        if self._launched and 0 not in self._launched:
-            log.facts.update(zip(("tp", "pp", "cp"), self._launched[2:], strict=True))
+        if self._configuration and 0 not in self._configuration:
+            log.facts.update(zip(("tp", "pp", "cp"), self._configuration[2:], strict=True))
         platform = log.facts.get("platform")
         if devices := self.devices(str(platform) if platform else None):
             log.facts["num_devices"] = devices.num_devices
@@ -77,7 +77,7 @@ class System:
     @property
     def accelerator(self) -> str | None:
         """Accelerator name in the log's system description, or None."""
-        name = (self._described or {}).get("accelerator_model_name")
+        name = (self._description or {}).get("accelerator_model_name")
         return name[:100] if isinstance(name, str) and name else None
 
     def devices(
@@ -90,26 +90,30 @@ class System:
         log's description and the configuration's name, since each may report too few. Devices per
         node come from that description, else from the configuration's name, which starts the ranks.
         """
-        written, detected = counts_of(submitted), counts_of(self._described)
-        launched = self._launched[:2] if self._launched and 0 not in self._launched else None
-        counts = [pair for pair in (written, launched, detected) if pair]
+        submitted_counts, described_counts = counts_of(submitted), counts_of(self._description)
+        configured_counts = (
+            self._configuration[:2]
+            if self._configuration and 0 not in self._configuration
+            else None
+        )
+        counts = [pair for pair in (submitted_counts, configured_counts, described_counts) if pair]
         if not counts:
             return None
         larger = max(nodes for nodes, _ in counts)
-        nodes = self._hosts or (written[0] if written else larger)
-        told = {
+        nodes = self._hosts or (submitted_counts[0] if submitted_counts else larger)
+        sources = {
             "hosts in the launch line": str(self._hosts or ""),
-            "by the submitted description": _pair(written),
-            "by the system description": _pair(detected),
-            "by the configuration's name": _pair(launched),
+            "by the submitted description": _pair(submitted_counts),
+            "by the system description": _pair(described_counts),
+            "by the configuration's name": _pair(configured_counts),
             "by the platform's name": _nodes_of(platform),
         }
         per_node = counts[0][1]
         agreeing = {"", str(nodes), f"{nodes} x {per_node}", str(nodes * per_node), str(per_node)}
-        if set(told.values()) <= agreeing:
+        if set(sources.values()) <= agreeing:
             return DeviceCount(nodes, per_node)
-        words = ", ".join(f"{count} {source}" for source, count in told.items() if count)
-        doubt = f"the witnesses of the devices disagree ({words}): {nodes} x {per_node} is used"
+        words = ", ".join(f"{count} {source}" for source, count in sources.items() if count)
+        doubt = f"sources for the device count disagree ({words}): {nodes} x {per_node} is used"
         return DeviceCount(nodes, per_node, doubt)
 
 
@@ -139,14 +143,14 @@ def _counts(value: object) -> bool:
 
 def _lines_behind(block: bytes, token: bytes) -> list[str]:
     """Return the text after the first few tokens, each to the end of its line."""
-    parts = block.split(token, MOST_TRIES)[1:]
+    parts = block.split(token, MAX_TRIES)[1:]
     lines = (part[:LONGEST_LINE].splitlines() for part in parts)
     return [line[0].decode("utf-8", "replace") if line else "" for line in lines]
 
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        decoded = json.JSONDecoder().raw_decode(text)[0]
+        value = json.JSONDecoder().raw_decode(text)[0]
     except (ValueError, RecursionError):
         return None
-    return cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None

@@ -32,10 +32,10 @@ COLUMNS = (
 """Columns to read; per-rank busy and waiting times are omitted, as they would double the memory."""
 
 PEAKS = ("allocated", "reserved", "resident", "device_used")
-MOST_FAILURES = 4
+MAX_FAILURES = 4
 """Number of broken objects in a line after which the rest of it is skipped."""
 
-LONGEST_LEARNT = 4096
+MAX_LEARNED_BYTES = 4096
 
 STEP_LINE = re.compile(rb'\{"(?:event": "step", "step": \d|step": \d{1,18}, "step_time_s": )')
 
@@ -53,7 +53,7 @@ class Faults:
     """Counts of lines that are not complete objects."""
 
     unread: int = 0
-    torn: bool = False
+    is_incomplete: bool = False
     """True if the last line is incomplete."""
 
 
@@ -62,7 +62,7 @@ def lines_of(block: bytes) -> list[bytes]:
     return _LINE.findall(block)
 
 
-def decoded(lines: list[bytes], faults: Faults, ends_whole: bool) -> list[Event]:
+def decode_events(lines: list[bytes], faults: Faults, ends_whole: bool) -> list[Event]:
     """Decode the lines' objects, all at once or else one by one; NaN becomes infinity.
 
     `ends_whole` states whether the last line has a line end.
@@ -79,9 +79,9 @@ def decoded(lines: list[bytes], faults: Faults, ends_whole: bool) -> list[Event]
 def columns_of(events: list[Event]) -> Columns:
     """Return columns of step events, whose step numbers must be counts."""
     columns = {name: _column([event.get(name) for event in events]) for name in COLUMNS}
-    tracked = [event.get("tracked") is True for event in events]
-    if any(tracked):  # Memory profiling distorts the time.
-        columns["step_time_s"][tracked] = nan
+    is_tracked = [event.get("tracked") is True for event in events]
+    if any(is_tracked):  # Memory profiling distorts the time.
+        columns["step_time_s"][is_tracked] = nan
     columns |= {f"{kind}_bytes": _column([_peak(each, kind) for each in events]) for kind in PEAKS}
     return np.array([event["step"] for event in events], dtype=np.int64), columns
 
@@ -117,9 +117,9 @@ class LineLayout:
     of_one_rank: bool
 
     @classmethod
-    def learnt(cls, line: bytes) -> LineLayout | None:
+    def learn(cls, line: bytes) -> LineLayout | None:
         """Return the layout of `line`; None if not a valid step line, too long or skipped."""
-        if len(line) > LONGEST_LEARNT:
+        if len(line) > MAX_LEARNED_BYTES:
             return None
         try:
             event = as_object(_DECODER.decode(line.decode("ascii")))
@@ -173,16 +173,16 @@ def _one_by_one(lines: list[bytes], faults: Faults, ends_whole: bool) -> Iterato
     """Yield the objects of each line; several ranks may have written to a line at once."""
     for number, line in enumerate(lines, 1):
         text, at, failures = line.decode("utf-8", "replace"), 0, 0
-        while failures < MOST_FAILURES and (begun := _OBJECT.search(text, at)):
+        while failures < MAX_FAILURES and (start := _OBJECT.search(text, at)):
             try:
-                event, at = _DECODER.raw_decode(text, begun.start())
+                event, at = _DECODER.raw_decode(text, start.start())
                 yield event
             except (ValueError, RecursionError):
-                at, failures = begun.end(), failures + 1
+                at, failures = start.end(), failures + 1
         if failures and (ends_whole or number < len(lines)):
             faults.unread += 1
         elif failures:
-            faults.torn = True
+            faults.is_incomplete = True
 
 
 def _numbers(texts: Sequence[bytes]) -> FloatColumn:

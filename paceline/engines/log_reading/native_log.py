@@ -16,7 +16,6 @@ import numpy as np
 
 from paceline.core.ranks import merge_ranks
 from paceline.core.steps import Steps
-from paceline.core.units import pluralize
 from paceline.engines.log_reading.log_content import LAYOUT_FACTS, LogContent
 from paceline.engines.log_reading.native_lines import (
     Columns,
@@ -25,17 +24,17 @@ from paceline.engines.log_reading.native_lines import (
     LineLayout,
     as_object,
     columns_of,
-    decoded,
+    decode_events,
     is_count,
     lines_of,
     of_one_rank,
 )
-from paceline.engines.log_reading.records import watched
+from paceline.engines.log_reading.records import watch_end
 from paceline.files.events import SCHEMA
 
 STEPS_AT_ONCE = 1 << 16
-LEAST_AT_ONCE = 16
-MOST_RANKS = 20_000
+MIN_AT_ONCE = 16
+MAX_RANKS = 20_000
 OWN_SHARE = ("tokens", "samples")
 """Columns of an event line that cover only the rank's own part of the step."""
 
@@ -49,13 +48,13 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Read the steps of all ranks in the log, merged as in a run folder."""
     run = _Run(log)
     layout: LineLayout | None = None
-    for block in watched(blocks, log):
+    for block in watch_end(blocks, log):
         columns = layout.columns(block) if layout else None
         if layout and columns:
             run.take_columns(columns, layout.of_one_rank)
         elif lines := lines_of(block):
-            run.take(decoded(lines, run.faults, ends_whole=block.endswith((b"\n", b"\r"))))
-            layout = LineLayout.learnt(lines[-1]) or layout
+            run.take(decode_events(lines, run.faults, ends_whole=block.endswith((b"\n", b"\r"))))
+            layout = LineLayout.learn(lines[-1]) or layout
     run.keep()
 
 
@@ -122,7 +121,9 @@ class _Run:
                 log.remark(sentence)
         if partial:
             size = "an unknown number of" if self._world_size is None else str(self._world_size)
-            log.remark(f"lines of {len(ranks)} of {size} ranks: the loss is of these only")
+            log.remark(
+                f"the log has lines of {len(ranks)} of {size} ranks: the loss covers only these"
+            )
         if self._lost_step is not None:
             step = max(self._lost_step, self._last_step + 1)
             log.add_steps(np.array([step]), loss=np.array([inf]))
@@ -135,18 +136,17 @@ class _Run:
 
     def _keep_faults(self) -> None:
         log, faults = self._log, self.faults
-        if faults.torn:
-            log.torn = "the last line breaks off in the middle"
+        if faults.is_incomplete:
+            log.incomplete_reason = "the last line is incomplete"
         if faults.unread:
-            log.remark(f"event lines that are not valid and were passed over: {faults.unread:,}")
+            log.remark(f"invalid event lines, ignored: {faults.unread:,}")
         if self._newest_schema > SCHEMA:
             log.remark(
-                f"the lines are of schema {self._newest_schema} and this version knows schema "
-                f"{SCHEMA}: what is new in them is not read; update Paceline"
+                f"the lines have schema {self._newest_schema}, and this version reads schema "
+                f"{SCHEMA}: newer fields are ignored; update Paceline"
             )
         if self._skipped:
-            lines = pluralize(self._skipped, "step line", "tell")
-            log.remark(f"{lines} of a skipped step (fp16 overflow)")
+            log.remark(f"skipped steps (fp16 overflow): {self._skipped:,}")
 
     def _take_steps(self, events: list[Event]) -> None:
         sound = [event for event in events if is_count(event.get("step"))]
@@ -172,7 +172,7 @@ class _Run:
         if not is_count(rank) or not is_count(size) or size == 0:
             self.faults.unread += 1
             return
-        if len(self._ranks) < MOST_RANKS:
+        if len(self._ranks) < MAX_RANKS:
             self._rank = rank
         self._world_size = max(size, self._world_size or 0)
         facts = self._log.facts
@@ -191,7 +191,7 @@ class _Run:
     def _take_end(self, end: Event) -> None:
         """Read how the rank ended; a step with a lost loss has no line of its own."""
         status, reason, steps = _short(end.get("status")), end.get("reason"), end.get("steps")
-        self._log.ended = f"end of a rank, status {status}"
+        self._log.end_line = f"end of a rank, status {status}"
         if status == "oom":
             self._log.out_of_memory = _short(reason)
         elif status == "nan":
@@ -205,7 +205,7 @@ class _Run:
 def _add_merged(log: LogContent, ranks: Mapping[int, Steps], without: Iterable[str]) -> None:
     """Add the merged ranks in chunks, because a full copy would need too much memory."""
     numbers = np.unique(next(iter(ranks.values())).index)
-    at_once = max(LEAST_AT_ONCE, STEPS_AT_ONCE // len(ranks))
+    at_once = max(MIN_AT_ONCE, STEPS_AT_ONCE // len(ranks))
     bounds = [*numbers[::at_once].tolist(), 1 << 62]
     for low, high in pairwise(bounds):
         part = {number: _between(steps, low, high) for number, steps in ranks.items()}

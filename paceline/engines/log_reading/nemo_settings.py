@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from paceline.engines.log_reading.log_content import LogContent
-from paceline.engines.log_reading.records import keep_whole_numbers, product
+from paceline.engines.log_reading.records import product, store_whole_numbers
 
 ENDS = b"`Trainer.fit` stopped:"
 
@@ -45,7 +45,7 @@ class NemoSettings:
         self._step = step
         """Pattern of a step line, after which there are no settings."""
         self._reading = True
-        self._stated: dict[bytes, bytes] = {}
+        self._values: dict[bytes, bytes] = {}
         self._release: bytes | None = None
 
     def read(self, block: bytes) -> None:
@@ -57,28 +57,28 @@ class NemoSettings:
         head = (block[: first.start()] if first else block).replace(b"\r", b"\n")
         for key, value in _SETTING.findall(head):
             if key in _FACTS or key in _OTHERS:
-                self._stated.setdefault(key, value)
+                self._values.setdefault(key, value)
         if match := _RANKS.search(head):
-            self._stated[b"MEMBER"] = match[1]
+            self._values[b"MEMBER"] = match[1]
         if match := _RELEASE.search(head):
             self._release = match[1]
 
     def keep(self, log: LogContent) -> None:
         """Store the settings in the log's facts, with those in its last line."""
-        keep_whole_numbers(log, _FACTS, self._stated.items())
+        store_whole_numbers(log, _FACTS, self._values.items())
         ranks = product(
-            *(_whole_number(self._stated.get(key)) for key in (b"devices", b"num_nodes"))
+            *(_whole_number(self._values.get(key)) for key in (b"devices", b"num_nodes"))
         )
         if ranks is not None:
             log.facts.setdefault("num_devices", ranks)
-        dtype = _DTYPES.get(self._stated.get(b"precision", b"").partition(b"-")[0])
-        if self._stated.get(b"fp8", b"").lower() == b"true":
+        dtype = _DTYPES.get(self._values.get(b"precision", b"").partition(b"-")[0])
+        if self._values.get(b"fp8", b"").lower() == b"true":
             dtype = "fp8"
         if dtype is not None:
             log.facts["dtype"] = dtype
         if self._release is not None:
             log.facts["framework_version"] = self._release.decode()
-        if log.ended and (match := _MAX_STEPS.search(log.ended)):
+        if log.end_line and (match := _MAX_STEPS.search(log.end_line)):
             log.facts["total_steps"] = int(match[1])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from paceline.engines.log_reading.log_content import LogContent, excerpt
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Number of searched bytes: a profiler starts early, unless the log is that of a long run."""
 
 _ON = rb"[=: \"']{1,3}(?:[Tt]rue|TRUE|1)\b"
@@ -60,11 +60,11 @@ TRACES: tuple[tuple[str, bytes, re.Pattern[bytes]], ...] = (
 """Profiler name, a literal of the line, and its full pattern."""
 
 
-def profile_watched(blocks: Iterable[bytes], log: LogContent) -> Iterator[bytes]:
+def watch_profilers(blocks: Iterable[bytes], log: LogContent) -> Iterator[bytes]:
     """Yield `blocks`; store the first sign of a profiler in the facts and remarks of `log`."""
     num_bytes = 0
     for block in blocks:
-        if num_bytes < MOST_BYTES and "profiled" not in log.facts:
+        if num_bytes < MAX_BYTES and "profiled" not in log.facts:
             _keep_trace(block, log)
         num_bytes += len(block)
         yield block
@@ -75,6 +75,6 @@ def _keep_trace(block: bytes, log: LogContent) -> None:
         if literal in block and (match := pattern.search(block)):
             log.facts["profiled"] = tool
             start = max(block.rfind(b"\n", 0, match.start()) + 1, match.start() - 40)
-            shown = excerpt(block[start : match.end()].replace(b"\n", b" "))
-            log.remark(f"profiled by {tool}: {shown!r}")
+            line = excerpt(block[start : match.end()].replace(b"\n", b" "))
+            log.remark(f"profiled by {tool}: {line!r}")
             return

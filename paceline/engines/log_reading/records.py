@@ -33,7 +33,7 @@ OUT_OF_MEMORY = (
 
 ERROR_CLASS = b"OutOfMemoryError"
 
-MOST_BEFORE = 200
+MAX_PREFIX_BYTES = 200
 
 LARGEST_SETTING = 1 << 62
 
@@ -42,7 +42,7 @@ _COLOUR = re.compile(rb"\x1b\[[0-9;]{0,24}m")
 _LINE_END = re.compile(rb"[\r\n]|\Z")
 
 _ERROR = re.compile(ERROR_CLASS + rb"(?!\w)")
-_NAMED = re.compile(
+_AMBIGUOUS_SIGN = re.compile(
     rb"(?:[\w.:]{0,80}OutOfMemoryError"
     rb"|(?:CUDA|HIP|[NX]PU)(?: driver)?(?: error:)? out of memory)\Z"
 )
@@ -140,7 +140,7 @@ def product_of(first: FloatColumn, second: FloatColumn) -> FloatColumn:
     return np.multiply(first, second, out=value, where=sound)
 
 
-def above_zero(values: FloatColumn) -> FloatColumn:
+def nan_if_negative(values: FloatColumn) -> FloatColumn:
     """Return `values`, NaN where negative: programs print negative numbers for unknown values."""
     return np.where(values >= 0, values, np.nan)
 
@@ -162,15 +162,15 @@ def note_decimals(log: LogContent, times: Sequence[bytes] | None) -> None:
             return
 
 
-def watched(
+def watch_end(
     blocks: Iterable[bytes],
     log: LogContent,
     ends: bytes | None = None,
-    torn: re.Pattern[bytes] | None = None,
+    incomplete: re.Pattern[bytes] | None = None,
 ) -> Iterator[bytes]:
     """Yield `blocks`; store in `log` how the program ended.
 
-    `ends` is a literal in the line that reports the end of the program. `torn` matches an
+    `ends` is a literal in the line that reports the end of the program. `incomplete` matches an
     incomplete record in a last line without a line end. A number at the end of such a line may have
     lost digits and is removed.
     """
@@ -179,12 +179,12 @@ def watched(
         if log.out_of_memory is None:
             log.out_of_memory = out_of_memory_line(block)
         if ends is not None and ends in block:
-            log.ended = _line_at(block, block.rfind(ends))
+            log.end_line = _line_at(block, block.rfind(ends))
         last = block if block.endswith((b"\n", b"\r")) else block.rstrip(OF_NUMBERS)
         yield last
     tail = last[max(last.rfind(b"\n"), last.rfind(b"\r")) + 1 :]
-    if torn is not None and torn.search(tail):
-        log.torn = f"the log breaks off within a step line: {excerpt(tail)}"
+    if incomplete is not None and incomplete.search(tail):
+        log.incomplete_reason = f"the log ends within a step line: {excerpt(tail)}"
 
 
 def out_of_memory_line(text: bytes) -> str | None:
@@ -202,11 +202,11 @@ def out_of_memory_line(text: bytes) -> str | None:
 def _is_prose(text: bytes, sign: re.Match[bytes]) -> bool:
     """Return whether the words around a sign only mention running out of memory."""
     line = max(text.rfind(b"\n", 0, sign.start()), text.rfind(b"\r", 0, sign.start())) + 1
-    words = text[max(line, sign.end() - MOST_BEFORE) : sign.end()]
-    named = _NAMED.search(words)
-    if named is None:
+    words = text[max(line, sign.end() - MAX_PREFIX_BYTES) : sign.end()]
+    ambiguous = _AMBIGUOUS_SIGN.search(words)
+    if ambiguous is None:
         return False
-    before = _BEFORE_PROSE.search(words[: named.start()])
+    before = _BEFORE_PROSE.search(words[: ambiguous.start()])
     return before is not None or _BEHIND_PROSE.match(text, sign.end()) is not None
 
 
@@ -215,7 +215,7 @@ def last_match(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes] | Non
     return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
 
 
-def without_colours(block: bytes) -> bytes:
+def without_colors(block: bytes) -> bytes:
     """Return `block` without the terminal's color codes."""
     return _COLOUR.sub(b"", block) if b"\x1b[" in block else block
 
@@ -227,7 +227,7 @@ def significant_step(value: float, digits: int) -> float:
     return 10.0 ** (math.floor(math.log10(value)) - digits + 1)
 
 
-def keep_whole_numbers(
+def store_whole_numbers(
     log: LogContent, names: Mapping[bytes, str], statements: Iterable[tuple[bytes, bytes]]
 ) -> None:
     """Store settings in `names` in the log's facts if they are numbers above 0.
@@ -239,7 +239,7 @@ def keep_whole_numbers(
             log.facts[names[key]] = number
 
 
-def keep_total_steps(log: LogContent, totals: Sequence[bytes]) -> None:
+def store_total_steps(log: LogContent, totals: Sequence[bytes]) -> None:
     """Store the last of `totals` that is a number above 0, so that all block sizes agree."""
     numbers_back = map(_setting, reversed(totals))
     if (number := next((n for n in numbers_back if n is not None), None)) is not None:
@@ -275,7 +275,7 @@ class RunningTotals:
     def __init__(self, num_totals: int = 1) -> None:
         self._index = 0
         self._totals = np.zeros(num_totals)
-        self._begun = False
+        self._has_lines = False
         self.distance = 1
         """Steps between the last two lines."""
 
@@ -290,19 +290,19 @@ class RunningTotals:
         """
         before = np.concatenate([[self._index], index[:-1]])
         new = index != before
-        new[0] |= not self._begun
+        new[0] |= not self._has_lines
         index, totals = index[new], totals[:, new]
         if not len(index):
             return new, [np.zeros(0) for _ in totals]
         numbers = np.concatenate([[self._index], index]).astype(np.float64)
         values = np.concatenate([self._totals[:, None], totals], axis=1)
-        steps, added = np.diff(numbers), _differences(values)
-        unknown = (steps <= 0) | ~(added > 0)
-        if not self._begun and index[0] != 1:
+        steps, increases = np.diff(numbers), _differences(values)
+        unknown = (steps <= 0) | ~(increases > 0)
+        if not self._has_lines and index[0] != 1:
             unknown[:, 0] = True
         self.distance = max(1, int(min(steps[-1], 1e9)))
-        self._index, self._totals, self._begun = int(index[-1]), totals[:, -1].copy(), True
-        per_step = np.where(unknown, math.nan, added) / np.where(steps > 0, steps, 1.0)
+        self._index, self._totals, self._has_lines = int(index[-1]), totals[:, -1].copy(), True
+        per_step = np.where(unknown, math.nan, increases) / np.where(steps > 0, steps, 1.0)
         return new, list(per_step)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 __all__ = ["Wrapping"]
 
-MOST_LINES = 32
+MAX_LINES = 32
 """Maximum number of lines per record."""
 
 KNOWN = (
@@ -47,7 +47,7 @@ _INTRUDER = re.compile(
 
 _PREFIX = re.compile(rb"(?:\[[\w.:/-]{1,64}\]:?|\d{1,6}:) ?")
 
-_TORN_FIELD = re.compile(rb" {0,24}[A-Za-z][^|:]{1,60}: {0,24}[-+0-9][^|]{0,60}\|")
+_SPLIT_FIELD = re.compile(rb" {0,24}[A-Za-z][^|:]{1,60}: {0,24}[-+0-9][^|]{0,60}\|")
 """Field of any name that the previous line's end splits."""
 
 
@@ -67,7 +67,7 @@ class Wrapping:
         body = b"".join(b"(?:" + field + b")?+" for field in patterns[:-1])
         self._whole = re.compile(record.pattern + body + end)
 
-    def joined(self, lines: bytes, is_last: bool) -> bytes | None:
+    def join(self, lines: bytes, is_last: bool) -> bytes | None:
         """Return the record at the start of `lines` on one line; None if no line continues it.
 
         `lines` end at the next record, or at the end of the text for the last record.
@@ -75,31 +75,31 @@ class Wrapping:
         if b"\r" in lines:
             lines = lines.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         pure = _INTRUDER.sub(b"", lines)
-        record, *others = pure.split(b"\n", MOST_LINES)
+        record, *others = pure.split(b"\n", MAX_LINES)
         # Text after the last line end is the start of the next record's line.
         others = others if is_last else others[:-1]
         for space in (b"", b" ") if others else ():
             text = space.join([record, *others])
             if self._whole.match(text):
                 return text
-        longer = self._joined_line_by_line(record, others)
+        longer = self._join_line_by_line(record, others)
         return longer if longer != record or len(pure) < len(lines) else None
 
-    def _joined_line_by_line(self, record: bytes, lines: list[bytes]) -> bytes:
+    def _join_line_by_line(self, record: bytes, lines: list[bytes]) -> bytes:
         for line in lines:
-            longer = self._continued(record, line)
+            longer = self._continue(record, line)
             if longer is None:
                 break
             record = longer
         return record
 
-    def _continued(self, record: bytes, line: bytes) -> bytes | None:
+    def _continue(self, record: bytes, line: bytes) -> bytes | None:
         """Return `record` with `line` appended if that completes a field, else None."""
         line = line.strip(b" \t")
         if prefix := _PREFIX.match(line):
             line = line[prefix.end() :]
         bar = record.rfind(b"|") + 1
-        begun = record[bar:].strip()
+        partial = record[bar:].strip()
         for space in (b"", b" ") if line else ():
             text = record[bar:] + space + line
             field = self._field.match(text)
@@ -107,7 +107,7 @@ class Wrapping:
                 return None
             if field or self._begins_name(text.strip()):
                 return record[:bar] + text
-        if begun and line and _TORN_FIELD.match(record[bar:] + line):
+        if partial and line and _SPLIT_FIELD.match(record[bar:] + line):
             return record + line
         return None
 

@@ -17,7 +17,7 @@ from paceline.core.training import Training
 Arguments = dict[str, Sequence[object]]
 """Values by argument name without dashes; a switch has no values."""
 
-PREFIX_OF = (".bin", ".idx")
+DATA_SUFFIXES = (".bin", ".idx")
 
 
 def words(arguments: Mapping[str, Sequence[object]]) -> list[str]:
@@ -82,12 +82,12 @@ def by_samples(training: Training) -> bool:
 
 def samples_of(training: Training) -> int:
     """Return the samples of all steps, with the smaller batches of a ramp-up first."""
-    consumed, steps = 0, training.steps
+    num_samples, steps = 0, training.steps
     ramp_up = training.ramp_up
     for until, batch in ramp_up.sizes(training.global_batch) if ramp_up else []:
-        count = min(steps, max(0, -(-(until - consumed) // batch)))
-        consumed, steps = consumed + count * batch, steps - count
-    return consumed + steps * training.global_batch
+        count = min(steps, max(0, -(-(until - num_samples) // batch)))
+        num_samples, steps = num_samples + count * batch, steps - count
+    return num_samples + steps * training.global_batch
 
 
 def batch_arguments(training: Training, *, stepwise: bool = False) -> Arguments:
@@ -99,8 +99,8 @@ def batch_arguments(training: Training, *, stepwise: bool = False) -> Arguments:
     if ramp_up is None:
         return {"global-batch-size": [batch]}
     if not stepwise:
-        grown = [ramp_up.start, ramp_up.increment, ramp_up.samples]
-        return {"global-batch-size": [batch], "rampup-batch-size": grown}
+        ramp = [ramp_up.start, ramp_up.increment, ramp_up.samples]
+        return {"global-batch-size": [batch], "rampup-batch-size": ramp}
     begins, steps = 0, list[str]()
     for until, smaller in ramp_up.sizes(batch):
         steps.append(f"{begins * training.seq_len}:{smaller}")
@@ -125,9 +125,9 @@ def optimizer_arguments(training: Training) -> Arguments:
         "lr-decay-style": [schedule.kind],
     }
     # In a shortened training, the end may come before the end of warmup and thus of the decay.
-    decayed = max(schedule.decay or end, schedule.warmup + 1)
-    if schedule.kind != "constant" or decayed > end:
-        arguments[f"lr-decay-{unit}"] = [decayed]
+    decay = max(schedule.decay or end, schedule.warmup + 1)
+    if schedule.kind != "constant" or decay > end:
+        arguments[f"lr-decay-{unit}"] = [decay]
     if schedule.warmup:
         arguments[f"lr-warmup-{unit}"] = [schedule.warmup]
     return {
@@ -143,7 +143,7 @@ def data_prefix(spec: RunSpec) -> str | None:
     path = spec.data.path
     if spec.data.source == "indexed":
         return path
-    if spec.data.source != "tokens" or path is None or Path(path).suffix not in PREFIX_OF:
+    if spec.data.source != "tokens" or path is None or Path(path).suffix not in DATA_SUFFIXES:
         return None
     return str(Path(path).with_suffix(""))
 

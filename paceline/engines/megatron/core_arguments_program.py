@@ -65,7 +65,7 @@ CHOICES = {
 }
 
 
-def parsed_arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """Return the parsed arguments with derived values: ranks, dtype, vocabulary, schedule."""
     parser = argparse.ArgumentParser(description="GPT by Megatron-Core", allow_abbrev=False)
     for name in WHOLE:
@@ -82,13 +82,13 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--data-path", help="prefix of a .bin and an .idx file")
     parser.add_argument("--split", default="969,30,1", help="shares to train, validate, test on")
     parser.add_argument("--text", choices=("stdlib",), help="Python's own files, byte by byte")
-    return completed(parser.parse_args())
+    return add_derived_values(parser.parse_args())
 
 
-def completed(args: argparse.Namespace) -> argparse.Namespace:
+def add_derived_values(args: argparse.Namespace) -> argparse.Namespace:
     """Add the values that Megatron-LM derives from the arguments; exit on contradictions."""
     if bool(args.train_iters) == bool(args.train_samples):
-        raise SystemExit("either --train-iters or --train-samples is needed")
+        raise SystemExit("set either --train-iters or --train-samples")
     if args.rampup_batch_size and args.train_iters:
         raise SystemExit("--rampup-batch-size needs --train-samples")
     args.rank = int(os.environ.get("RANK", "0"))
@@ -113,13 +113,13 @@ def completed(args: argparse.Namespace) -> argparse.Namespace:
 
 def iterations(args: argparse.Namespace) -> int:
     """Return the steps that consume all samples of `--train-samples`, after a full ramp-up."""
-    consumed = count = 0
+    num_samples = count = 0
     start, increment, samples = args.rampup_batch_size or (args.global_batch_size, 1, 0)
-    while samples and consumed <= samples:
+    while samples and num_samples <= samples:
         each = samples / max(1, (args.global_batch_size - start) // increment)
-        consumed += min(args.global_batch_size, start + int(consumed / each) * increment)
+        num_samples += min(args.global_batch_size, start + int(num_samples / each) * increment)
         count += 1
-    return count + (args.train_samples - consumed) // args.global_batch_size
+    return count + (args.train_samples - num_samples) // args.global_batch_size
 
 
 def print_arguments(args: argparse.Namespace) -> None:

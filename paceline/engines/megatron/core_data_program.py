@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 from megatron.core import parallel_state
-from token_windows_program import MOST_TEXT_TOKENS, corpus
+from token_windows_program import MAX_TEXT_TOKENS, corpus
 
 
 def micro_batches(args, device) -> Iterator[dict[str, torch.Tensor]]:
@@ -40,10 +40,12 @@ def sequences(args, rank: int, ranks: int) -> Iterator[torch.Tensor]:
     if args.data_path:
         tokens = indexed(args.data_path, args.split)
     else:
-        tokens = corpus({"source": "stdlib"}, MOST_TEXT_TOKENS, args.seed)
+        tokens = corpus({"source": "stdlib"}, MAX_TEXT_TOKENS, args.seed)
     number = len(tokens) // length
     if number < ranks:
-        raise SystemExit(f"{len(tokens)} tokens are less than a sample of {length} a rank")
+        raise SystemExit(
+            f"data: {len(tokens)} tokens are too few for {ranks} ranks with {length} tokens each"
+        )
     at = rank
     while True:
         yield tokens[at * length : (at + 1) * length].long()

@@ -77,11 +77,11 @@ def gpt(args, config: TransformerConfig) -> GPTModel:
     return model
 
 
-def assembled(args):
+def build_training(args):
     """Return the data-parallel model, its optimizer and its schedule."""
     config = transformer_config(args)
     model = gpt(args, config).to(torch.cuda.current_device())
-    tell_size(model)
+    print_size(model)
     if args.fp16 or args.bf16:
         model = Float16Module(config, model)
     sharing = DistributedDataParallelConfig(
@@ -98,7 +98,7 @@ def assembled(args):
     return model, optimizer, schedule_of(args, optimizer)
 
 
-def tell_size(model) -> None:
+def print_size(model) -> None:
     """Print this rank's number of parameters, once per replica."""
     number = sum(parameter.numel() for parameter in model.parameters())
     tp = parallel_state.get_tensor_model_parallel_rank()

@@ -19,9 +19,9 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from core_arguments_program import parsed_arguments, print_arguments
+from core_arguments_program import parse_arguments, print_arguments
 from core_data_program import micro_batches
-from core_model_program import assembled
+from core_model_program import build_training
 from cuda_on_cpu_program import switch_on
 from megatron.core import num_microbatches_calculator as batch_size
 from megatron.core import parallel_state
@@ -34,11 +34,11 @@ MIB = 2**20
 
 def main() -> None:
     """Train, from process group setup to the last log line."""
-    args = parsed_arguments()
+    args = parse_arguments()
     initialize(args)
     print_arguments(args)
-    end = train(args, *assembled(args))
-    on_first_rank(f"[{end}] datetime: {datetime.now():%Y-%m-%d %H:%M:%S} ")
+    end = train(args, *build_training(args))
+    print_on_first_rank(f"[{end}] datetime: {datetime.now():%Y-%m-%d %H:%M:%S} ")
     dist.barrier()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -96,7 +96,7 @@ def train(args, model, optimizer, schedule) -> str:
     log = IterationRecord(args, total)
     model.train()
     for iteration in range(1, total + 1):
-        batch_size.update_num_microbatches(log.consumed, consistency_check=True)
+        batch_size.update_num_microbatches(log.consumed_samples, consistency_check=True)
         model.zero_grad_buffer()
         optimizer.zero_grad()
         parts = step(
@@ -108,13 +108,13 @@ def train(args, model, optimizer, schedule) -> str:
             micro_batch_size=args.micro_batch_size,
             forward_only=False,
         )
-        stepped, norm, _ = optimizer.step()
+        is_updated, norm, _ = optimizer.step()
         batch, rate = batch_size.get_current_global_batch_size(), optimizer.param_groups[0]["lr"]
-        if stepped:
+        if is_updated:
             schedule.step(batch if args.train_samples else 1)
-        log.add(iteration, batch, parts, stepped)
+        log.add(iteration, batch, parts, is_updated)
         if iteration % args.log_interval == 0:
-            log.tell(iteration, batch, rate, optimizer.get_loss_scale().item(), norm)
+            log.report(iteration, batch, rate, optimizer.get_loss_scale().item(), norm)
         if args.exit_interval and iteration % args.exit_interval == 0:
             return f"exiting program at iteration {iteration}"
     return "after training is done"
@@ -126,24 +126,26 @@ class IterationRecord:
 
     args: Namespace
     total: int
-    consumed: int = 0
+    consumed_samples: int = 0
     skipped: int = 0
     losses: list[float] = field(default_factory=list)
     since: float = field(default_factory=time.perf_counter)
 
-    def add(self, iteration: int, batch: int, parts, stepped: bool) -> None:
+    def add(self, iteration: int, batch: int, parts, is_updated: bool) -> None:
         """Add one iteration; only the last pipeline stage has losses."""
-        self.consumed += batch
-        self.skipped += not stepped
+        self.consumed_samples += batch
+        self.skipped += not is_updated
         if parts:
             self.losses.append(sum(float(part["lm loss"]) for part in parts) / len(parts))
 
-    def tell(self, iteration: int, batch: int, rate: float, scale: float, norm: float) -> None:
+    def print_record(
+        self, iteration: int, batch: int, rate: float, scale: float, norm: float
+    ) -> None:
         """Print the record on the last rank, and memory after the first record."""
         now, interval = time.perf_counter(), self.args.log_interval
         fields = [
             f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {iteration:8d}/{self.total:8d}",
-            f" consumed samples: {self.consumed:12d}",
+            f" consumed samples: {self.consumed_samples:12d}",
             f" elapsed time per iteration (ms): {(now - self.since) * 1e3 / interval:.1f}",
             f" learning rate: {rate:.6E}",
             f" global batch size: {batch:5d}",
@@ -156,12 +158,12 @@ class IterationRecord:
         if self.args.rank == self.args.world_size - 1:
             print(" |".join(fields) + " |", flush=True)
         if iteration == interval:
-            tell_memory(self.args.rank, iteration)
+            print_memory(self.args.rank, iteration)
         self.since, self.skipped = now, 0
         self.losses.clear()
 
 
-def tell_memory(rank: int, iteration: int) -> None:
+def print_memory(rank: int, iteration: int) -> None:
     """Print the memory of one replica's ranks in MiB: CUDA's, or resident memory on a CPU."""
     if parallel_state.get_data_parallel_rank() != 0:
         return
@@ -178,7 +180,7 @@ def tell_memory(rank: int, iteration: int) -> None:
     print(f"[Rank {rank}] (after {iteration} iterations) memory (MB) | {values}", flush=True)
 
 
-def on_first_rank(text: str) -> None:
+def print_on_first_rank(text: str) -> None:
     """Print on the first rank only."""
     if dist.get_rank() == 0:
         print(text, flush=True)

@@ -21,9 +21,9 @@ from paceline.engines.megatron.arguments import (
 
 EXCHANGES = {"all-gather": "allgather", "all-to-all": "a2a", "ring": "p2p"}
 """Megatron's name for each exchange of keys and values between context-parallel ranks."""
-SHARDED = {2: "optim_grads", 3: "optim_grads_params"}
+FSDP_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 """Sharding strategy of Megatron-FSDP for ZeRO stages above the distributed optimizer's."""
-NARROW = {
+LOW_PRECISION = {
     "fp8": {"fp8-format": ["hybrid"]},
     "mxfp8": {"fp8-format": ["e4m3"], "fp8-recipe": ["mxfp8"]},
 }
@@ -34,7 +34,7 @@ def arguments(spec: RunSpec) -> Arguments:
     """Return all arguments after `pretrain_gpt.py`."""
     model = spec.model
     assert isinstance(model, DecoderShape)
-    training, own = spec.training, spec.engine_settings
+    training, settings = spec.training, spec.engine_settings
     return {
         **layout_arguments(spec),
         **_layout(spec, model),
@@ -42,13 +42,13 @@ def arguments(spec: RunSpec) -> Arguments:
         "distributed-timeout-minutes": [max(1, round(spec.hang_limit_s / 60))],
         **_shape(model, training.seq_len),
         **dropout_arguments(model),
-        **batch_arguments(training, stepwise=own.get("spelling") == "new"),
+        **batch_arguments(training, stepwise=settings.get("spelling") == "new"),
         **length_arguments(training),
         **_precision(spec),
         **optimizer_arguments(training),
         **_recompute(spec),
         **_tokens(spec, model),
-        **_transformer(own, model),
+        **_transformer(settings, model),
         "log-interval": [1],
         "log-throughput": [],
         "eval-iters": [0],
@@ -80,10 +80,10 @@ def _layout(spec: RunSpec, model: DecoderShape) -> Arguments:
         arguments["sequence-parallel"] = []
     if layout.zero_stage:
         arguments["use-distributed-optimizer"] = []
-    if layout.zero_stage in SHARDED:
+    if layout.zero_stage in FSDP_STRATEGIES:
         arguments |= {
             "use-megatron-fsdp": [],
-            "data-parallel-sharding-strategy": [SHARDED[layout.zero_stage]],
+            "data-parallel-sharding-strategy": [FSDP_STRATEGIES[layout.zero_stage]],
             "no-gradient-accumulation-fusion": [],
             "ckpt-format": ["fsdp_dtensor"],
         }
@@ -101,13 +101,15 @@ def _stages(model: DecoderShape, layout: Layout) -> Arguments:
         middle = f"({_layers(between[0])}|)*{len(between)}" if between else ""
         parts = f"E{_layers(first)}|{middle}{_layers(last)}{'m' * model.mtp_layers}L"
         return {"pipeline-model-parallel-layout": [parts]}
-    told: Arguments = {"num-layers-per-virtual-pipeline-stage": [first]} if layout.vp > 1 else {}
+    arguments: Arguments = (
+        {"num-layers-per-virtual-pipeline-stage": [first]} if layout.vp > 1 else {}
+    )
     if model.num_layers % (layout.pp * layout.vp) == 0:
-        return told
+        return arguments
     if layout.vp > 1:
-        told["num-layers-per-virtual-pipeline-stage"] = [first + 1]
+        arguments["num-layers-per-virtual-pipeline-stage"] = [first + 1]
     ends = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
-    return {**told, **{name: [] for name in ends}}
+    return {**arguments, **{name: [] for name in ends}}
 
 
 def _layers(number: int) -> str:
@@ -134,7 +136,7 @@ def _shape(model: DecoderShape, seq_len: int) -> Arguments:
         "embed-layernorm": model.embedding_norm,
     }
     shape |= {name: [] for name, is_on in switches.items() if is_on}
-    return {**shape, **_experts(model), **_latents(model), **_further_tokens(model)}
+    return {**shape, **_experts(model), **_latents(model), **_mtp(model)}
 
 
 def _experts(model: DecoderShape) -> Arguments:
@@ -177,7 +179,7 @@ def _latents(model: DecoderShape) -> Arguments:
     return arguments
 
 
-def _further_tokens(model: DecoderShape) -> Arguments:
+def _mtp(model: DecoderShape) -> Arguments:
     return {"mtp-num-layers": [model.mtp_layers]} if model.mtp_layers else {}
 
 
@@ -191,7 +193,7 @@ def _precision(spec: RunSpec) -> Arguments:
             "loss-scale-window": [scale.window],
             "hysteresis": [scale.hysteresis],
         }
-    return {} if dtype == "fp32" else {"bf16": [], **NARROW.get(dtype, {})}
+    return {} if dtype == "fp32" else {"bf16": [], **LOW_PRECISION.get(dtype, {})}
 
 
 def _recompute(spec: RunSpec) -> Arguments:
@@ -206,10 +208,10 @@ def _recompute(spec: RunSpec) -> Arguments:
     }
 
 
-def _transformer(own: Mapping[str, object], model: DecoderShape) -> Arguments:
-    chosen = own.get("transformer_impl")
-    arguments: Arguments = {} if chosen is None else {"transformer-impl": [chosen]}
-    if own.get("fusions") is not False:
+def _transformer(settings: Mapping[str, object], model: DecoderShape) -> Arguments:
+    implementation = settings.get("transformer_impl")
+    arguments: Arguments = {} if implementation is None else {"transformer-impl": [implementation]}
+    if settings.get("fusions") is not False:
         return arguments
     rope: Arguments = {"no-rope-fusion": []} if model.positions == "rope" else {}
     return {**arguments, **rope, "no-persist-layer-norm": [], "no-gradient-accumulation-fusion": []}
@@ -221,17 +223,17 @@ def _tokens(spec: RunSpec, model: DecoderShape) -> Arguments:
     The null tokenizer's end-of-document token is in addition to `--vocab-size` in Megatron-Core
     0.16, but part of it in 0.19. Padding yields the same vocabulary in both.
     """
-    own = spec.engine_settings
-    if own.get("tokenizer"):
+    settings = spec.engine_settings
+    if settings.get("tokenizer"):
         arguments: Arguments = {
             "tokenizer-type": ["HuggingFaceTokenizer"],
-            "tokenizer-model": [own["tokenizer"]],
+            "tokenizer-model": [settings["tokenizer"]],
         }
-    elif own.get("vocab_file"):
+    elif settings.get("vocab_file"):
         arguments = {
             "tokenizer-type": ["GPT2BPETokenizer"],
-            "vocab-file": [own["vocab_file"]],
-            "merge-file": [own["merge_file"]],
+            "vocab-file": [settings["vocab_file"]],
+            "merge-file": [settings["merge_file"]],
         }
     else:
         arguments = {"tokenizer-type": ["NullTokenizer"], "vocab-size": [model.vocab_size - 1]}
@@ -242,4 +244,4 @@ def _tokens(spec: RunSpec, model: DecoderShape) -> Arguments:
     prefix = data_prefix(spec)
     if prefix is None:
         return {**arguments, "mock-data": []}
-    return {**arguments, "data-path": [prefix], "split": [own.get("split") or "949,50,1"]}
+    return {**arguments, "data-path": [prefix], "split": [settings.get("split") or "949,50,1"]}

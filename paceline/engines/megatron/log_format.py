@@ -35,7 +35,7 @@ LOG_FORMAT = LogFormat(
     ),
     read=read,
     example="`iteration 35/ 50 | ... elapsed time per iteration (ms): 5690.4`",
-    numbered="from 1",
+    numbering="from 1",
     end_marker="[after training is done]",
     precedence=4,
     convention="causal",

@@ -40,7 +40,7 @@ def missing_entry(spec: RunSpec, checkout: str) -> str | None:
     if not spec.cluster.runs_here or (Path(checkout) / ENTRY).is_file():
         return None
     return (
-        f"{Path(checkout) / ENTRY} is not there; engine_settings.checkout names the folder of a "
+        f"{Path(checkout) / ENTRY} does not exist; set engine_settings.checkout to the folder of a "
         "checkout"
     )
 

@@ -10,7 +10,7 @@ from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.megatron.arguments import by_samples, data_prefix
 from paceline.engines.support import (
     DEEPSEEK,
-    FOREIGN,
+    NO_CHECKPOINTS,
     SHAPE_OPTIONS,
     Support,
     no,
@@ -22,15 +22,15 @@ from paceline.files.documents import read_text
 
 PATHS = ("checkout", "vocab_file", "merge_file")
 SPELLINGS = ("old", "new")
-OF_A_CHECKOUT = ("tokenizer", "vocab_file", "merge_file", "transformer_impl", "fusions")
-SETTINGS = ("checkout", "spelling", "overlap", "split", *OF_A_CHECKOUT)
+CHECKOUT_SETTINGS = ("tokenizer", "vocab_file", "merge_file", "transformer_impl", "fusions")
+SETTINGS = ("checkout", "spelling", "overlap", "split", *CHECKOUT_SETTINGS)
 CALCULATOR, RAMP_UP = "megatron/core/num_microbatches_calculator.py", "RampupBatchsize"
 """File of Megatron-LM's batch calculator, and the prefix of the class for the old spelling."""
 
 NO_ARGUMENT = no("pretrain_gpt.py has no argument for it")
 _FORMAT = no("its format is the native trainer's", "leave it out, or use engine=native")
 FAMILY: Support = {
-    **FOREIGN,
+    **NO_CHECKPOINTS,
     **SHAPE_OPTIONS,
     "model.kind": only("decoder", reason="pretrain_gpt.py trains decoders"),
     "model.norm_position": only("pre", reason="no argument keeps the meaning of another"),
@@ -55,8 +55,8 @@ FAMILY: Support = {
 }
 """Limits of every version of pretrain_gpt.py."""
 
-_CHECKOUT = "name a checkout of Megatron-LM in engine_settings.checkout"
-_OF_PROGRAM = no("Paceline's program on Megatron-Core does not have it", _CHECKOUT)
+_CHECKOUT = "set engine_settings.checkout to a checkout of Megatron-LM"
+_CHECKOUT_ONLY = no("Paceline's program on Megatron-Core does not have it", _CHECKOUT)
 CHECKOUT: Support = {
     **FAMILY,
     "model.embedding_norm": no(
@@ -67,14 +67,14 @@ CHECKOUT: Support = {
 PROGRAM: Support = {
     **FAMILY,
     **DEEPSEEK,
-    "model.num_experts": _OF_PROGRAM,
+    "model.num_experts": _CHECKOUT_ONLY,
     "training.dtype": only(
         "fp32", "fp16", "bf16", reason="our program has no Transformer Engine", remedy=_CHECKOUT
     ),
-    "layout.cp": _OF_PROGRAM,
-    "layout.vp": _OF_PROGRAM,
-    "layout.ep": _OF_PROGRAM,
-    "layout.sequence_parallel": _OF_PROGRAM,
+    "layout.cp": _CHECKOUT_ONLY,
+    "layout.vp": _CHECKOUT_ONLY,
+    "layout.ep": _CHECKOUT_ONLY,
+    "layout.sequence_parallel": _CHECKOUT_ONLY,
     "layout.zero_stage": only(0, 1, reason="our program has no Megatron-FSDP", remedy=_CHECKOUT),
     "data.source": only("indexed", "tokens", "synthetic", "stdlib"),
 }
@@ -83,43 +83,43 @@ SUPPORT = {"checkout": CHECKOUT, "without": PROGRAM}
 
 def unsupported(spec: RunSpec) -> list[str]:
     """Return what Megatron-LM or Paceline's program cannot do of `spec`, one sentence each."""
-    own = spec.engine_settings
-    checkout = own.get("checkout") is not None
+    settings = spec.engine_settings
+    checkout = settings.get("checkout") is not None
     support = SUPPORT["checkout" if checkout else "without"]
-    problems = [*unknown_settings(spec, SETTINGS), *refused_paths(spec), *refusals(spec, support)]
+    problems = [*unknown_settings(spec, SETTINGS), *path_problems(spec), *refusals(spec, support)]
     if spec.model.kind != "decoder":
         return problems
     return [
         *problems,
-        *refused_settings(spec),
+        *setting_problems(spec),
         *_shape_problems(spec),
         *(_checkout_problems(spec) if checkout else _program_problems(spec)),
     ]
 
 
-def refused_paths(spec: RunSpec) -> Iterator[str]:
+def path_problems(spec: RunSpec) -> Iterator[str]:
     """Yield problems of relative paths, which only one folder can read, and of tokenizers."""
-    named = {name: spec.engine_settings.get(name) for name in PATHS}
-    for name, path in named.items():
+    paths = {name: spec.engine_settings.get(name) for name in PATHS}
+    for name, path in paths.items():
         if path is not None and not PurePosixPath(str(path)).is_absolute():
             yield (
-                f"engine_settings.{name} {path} must be an absolute path: runs work in folders of "
-                "their own"
+                f"engine_settings.{name} {path} must be an absolute path, because each run has its "
+                "own working folder"
             )
-    if (named["vocab_file"] is None) != (named["merge_file"] is None):
-        yield "engine_settings.vocab_file and merge_file are of one tokenizer: name both, or none"
+    if (paths["vocab_file"] is None) != (paths["merge_file"] is None):
+        yield "engine_settings.vocab_file and merge_file belong together: set both, or neither"
 
 
-def refused_settings(spec: RunSpec) -> Iterator[str]:
+def setting_problems(spec: RunSpec) -> Iterator[str]:
     """Yield contradictions in any version of pretrain_gpt.py: spelling, units, data file."""
     spelling = spec.engine_settings.get("spelling") or SPELLINGS[0]
     if spelling not in SPELLINGS:
-        yield f"engine_settings.spelling {spelling} is neither old nor new"
+        yield f"engine_settings.spelling {spelling} must be old or new"
     schedule = spec.training.lr_schedule
     varies = schedule.kind != "constant" or schedule.warmup > 0
     if by_samples(spec.training) and schedule.unit == "steps" and varies:
         yield (
-            "a ramp-up is counted in samples, and so must the learning rate be: set "
+            "a batch size ramp-up counts samples, so the learning rate schedule must too: set "
             "training.lr_schedule.unit=samples"
         )
     if spec.data.source == "tokens" and data_prefix(spec) is None:
@@ -134,8 +134,8 @@ def _shape_problems(spec: RunSpec) -> Iterator[str]:
     assert shape.kind == "decoder"
     if shape.activation != ("silu" if shape.gated_ffn else "gelu"):
         yield (
-            f"model.activation {shape.activation} with gated_ffn {shape.gated_ffn} has no "
-            "argument: use gelu, or silu with a gate"
+            f"model.activation {shape.activation} is not supported with model.gated_ffn "
+            f"{shape.gated_ffn}: use gelu, or silu with a gate"
         )
     if not float(shape.rope_theta).is_integer():
         yield f"model.rope_theta {shape.rope_theta:g} must be a whole number"
@@ -146,29 +146,29 @@ def _shape_problems(spec: RunSpec) -> Iterator[str]:
 def _checkout_problems(spec: RunSpec) -> Iterator[str]:
     fusions = spec.engine_settings.get("fusions")
     if fusions not in (None, True, False):
-        yield f"engine_settings.fusions {fusions} is neither true nor false"
+        yield f"engine_settings.fusions {fusions} must be true or false"
     if spec.training.ramp_up is not None and _ignores_ramp_up(spec):
         yield (
-            "training.ramp_up: this checkout takes --rampup-batch-size and ignores it "
-            "(Megatron-Core 0.19): use engine_settings.spelling=new"
+            "training.ramp_up: this checkout ignores --rampup-batch-size (Megatron-Core 0.19): use "
+            "engine_settings.spelling=new"
         )
 
 
 def _ignores_ramp_up(spec: RunSpec) -> bool:
     """Return whether the checkout, if readable here, ignores the old spelling."""
-    own = spec.engine_settings
+    settings = spec.engine_settings
     try:
-        text = read_text(Path(str(own["checkout"]), CALCULATOR))
+        text = read_text(Path(str(settings["checkout"]), CALCULATOR))
     except (OSError, ValueError):
         return False
-    return own.get("spelling") != "new" and RAMP_UP not in text
+    return settings.get("spelling") != "new" and RAMP_UP not in text
 
 
 def _program_problems(spec: RunSpec) -> Iterator[str]:
-    own = spec.engine_settings
-    for name in OF_A_CHECKOUT:
-        if own.get(name) is not None:
-            yield f"engine_settings.{name} is an argument of Megatron-LM alone: {_CHECKOUT}"
-    if own.get("spelling") == "new":
-        yield f"engine_settings.spelling new is of a checkout of 2026: {_CHECKOUT}"
+    settings = spec.engine_settings
+    for name in CHECKOUT_SETTINGS:
+        if settings.get(name) is not None:
+            yield f"engine_settings.{name} works with Megatron-LM only: {_CHECKOUT}"
+    if settings.get("spelling") == "new":
+        yield f"engine_settings.spelling new works with a checkout from 2026 only: {_CHECKOUT}"
     yield from small_vocabulary(spec)

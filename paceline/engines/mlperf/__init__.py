@@ -19,4 +19,4 @@ __all__ = [
 
 ENDS_AT_TARGET = True
 COMMANDS = ("bash", "sbatch")
-OUTSIDE = "Slurm with Pyxis; the benchmark's image, run.sub, config_*.sh and data"
+OUTSIDE = "Slurm with Pyxis, and the benchmark's image, run.sub, config_*.sh and data"

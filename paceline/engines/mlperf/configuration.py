@@ -14,17 +14,17 @@ from paceline.core.run import RunSpec
 
 SOURCE = 'set -a; source "$0" >&2; set +a; exec env -0'
 LIMIT_S = 60.0
-OF_THE_SHELL = ("HOME", "OLDPWD", "PATH", "PWD", "SHLVL", "_")
+SHELL_VARIABLES = ("HOME", "OLDPWD", "PATH", "PWD", "SHLVL", "_")
 """Variables that the clean shell itself sets."""
-FAILED = re.compile(r": line \d+: .*: (No such file or directory|Permission denied)$")
+SOURCE_ERROR = re.compile(r": line \d+: .*: (No such file or directory|Permission denied)$")
 """Bash's error for a file that it could not source; other programs' errors have no line number."""
-NEEDED = ("DGXNNODES", "WALLTIME")
+REQUIRED_VARIABLES = ("DGXNNODES", "WALLTIME")
 """Variables required by the benchmark's `sbatch -N $DGXNNODES -t $WALLTIME run.sub`."""
-RUNS_OWN = ("LOGDIR", "NEXP", "SEED")
+RUN_VARIABLES = ("LOGDIR", "NEXP", "SEED")
 """Variables that each run sets: its log folder, number of trials and seed."""
 
 
-def sourced(config: Path, exported: Mapping[str, str]) -> dict[str, str]:
+def source_config(config: Path, preset: Mapping[str, str]) -> dict[str, str]:
     """Return the variables after `source config` in a shell with only those `exported`.
 
     Raises UserError if a file or one that it sources is missing, on an error, without nodes or time
@@ -32,14 +32,14 @@ def sourced(config: Path, exported: Mapping[str, str]) -> dict[str, str]:
     """
     if not config.is_file():
         raise UserError(
-            "engine_settings.config", f"{config} is not a file", remedy="name a config_*.sh"
+            "engine_settings.config", f"{config} is not a file", remedy="set it to a config_*.sh"
         )
     words = ["bash", "--noprofile", "--norc", "-c", SOURCE, str(config)]
     shell = {"HOME": str(Path.home()), "PATH": os.environ.get("PATH", os.defpath)}
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             words,
-            env={**shell, **exported},
+            env={**shell, **preset},
             cwd=config.parent,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -48,39 +48,41 @@ def sourced(config: Path, exported: Mapping[str, str]) -> dict[str, str]:
             timeout=LIMIT_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise UserError(str(config), f"was not sourced within {LIMIT_S:.0f} s") from error
-    variables = dict(sorted(_pairs(done.stdout)))
-    if problem := _problem(done, variables):
-        raise UserError(str(config), problem, remedy="give the files that it sources, too")
-    changed = [
-        name for name in RUNS_OWN if name in exported and variables.get(name) != exported[name]
+        raise UserError(str(config), f"took longer than {LIMIT_S:.0f} s to source") from error
+    variables = dict(sorted(_pairs(result.stdout)))
+    if problem := _problem(result, variables):
+        raise UserError(str(config), problem, remedy="copy the files that it sources, too")
+    overrides = [
+        name for name in RUN_VARIABLES if name in preset and variables.get(name) != preset[name]
     ]
-    if changed:
+    if overrides:
         raise UserError(
             str(config),
-            f"sets {' and '.join(changed)}, which each run sets itself",
-            remedy="take the line out of the config",
+            f"sets {' and '.join(overrides)}, which each run sets itself",
+            remedy="remove the line from the config",
         )
     return variables
 
 
-def _problem(done: subprocess.CompletedProcess[str], variables: Mapping[str, str]) -> str | None:
+def _problem(result: subprocess.CompletedProcess[str], variables: Mapping[str, str]) -> str | None:
     """Return why the config's variables are unreliable, in bash's own words if available."""
-    failed = [line.strip() for line in done.stderr.splitlines() if FAILED.search(line)]
-    missing = [name for name in NEEDED if not variables.get(name)]
-    if not (done.returncode or failed or missing):
+    source_errors = [
+        line.strip() for line in result.stderr.splitlines() if SOURCE_ERROR.search(line)
+    ]
+    missing = [name for name in REQUIRED_VARIABLES if not variables.get(name)]
+    if not (result.returncode or source_errors or missing):
         return None
-    said = failed or done.stderr.strip().splitlines()
-    why = f": {said[0][:300]}" if said else ""
+    errors = source_errors or result.stderr.strip().splitlines()
+    why = f": {errors[0][:300]}" if errors else ""
     if not variables or not missing:
         return f"cannot be sourced{why}"
-    return f"sets no {' and no '.join(missing)}{why}"
+    return f"does not set {' and '.join(missing)}{why}"
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
     for entry in text.split("\0"):
         name, _, value = entry.partition("=")
-        if ENVIRONMENT_NAME.fullmatch(name) and name not in OF_THE_SHELL:
+        if ENVIRONMENT_NAME.fullmatch(name) and name not in SHELL_VARIABLES:
             yield name, value
 
 
@@ -106,8 +108,8 @@ def contradictions(spec: RunSpec, variables: Mapping[str, str]) -> list[str]:
     for names, field, ours in sizes:
         name = next((name for name in names if name in variables), None)
         if name is not None and (theirs := _number(variables[name])) != ours:
-            stated = variables[name] or "nothing"
-            sentences.append(_sentence(f"{name} {stated}", field, ours, theirs))
+            text = variables[name] or "nothing"
+            sentences.append(_sentence(f"{name} {text}", field, ours, theirs))
     return sentences + _batch_contradictions(spec, variables)
 
 
@@ -120,19 +122,19 @@ def _batch_contradictions(spec: RunSpec, variables: Mapping[str, str]) -> list[s
     ours = spec.training.global_batch
     if "BATCHSIZE" in variables:
         theirs = _number(variables["BATCHSIZE"])
-        stated = f"BATCHSIZE {variables['BATCHSIZE']}"
+        setting = f"BATCHSIZE {variables['BATCHSIZE']}"
     elif per_replica := _number(variables.get("MINIBS", "0")):
         theirs = per_replica * spec.dp
-        stated = f"MINIBS {per_replica} on {spec.dp} replicas, {theirs} a step,"
+        setting = f"MINIBS {per_replica} on {spec.dp} replicas ({theirs} per step)"
     else:
         return []
-    return [] if theirs == ours else [_sentence(stated, "training.global_batch", ours, theirs)]
+    return [] if theirs == ours else [_sentence(setting, "training.global_batch", ours, theirs)]
 
 
-def _sentence(stated: str, field: str, ours: int, theirs: int | None) -> str:
+def _sentence(setting: str, field: str, ours: int, theirs: int | None) -> str:
     able = "." in field and theirs is not None
     remedy = f" (--set {field}={theirs})" if able else ""
-    return f"the config says {stated} and the recipe has {field} {ours}{remedy}"
+    return f"the config has {setting}, but the recipe has {field} {ours}{remedy}"
 
 
 def _number(text: str) -> int | None:

@@ -12,10 +12,10 @@ from paceline.core.hardware import with_secrets
 from paceline.core.job import RUN_FOLDER, BatchScript, Job
 from paceline.core.run import RunSpec
 from paceline.core.secrets import is_secret
-from paceline.engines.launch.batch import asked_limit_s, needs_queue, site_words
+from paceline.engines.launch.batch import needs_queue, requested_limit_s, site_options
 from paceline.engines.launch.programs import unknown_settings
-from paceline.engines.mlperf.configuration import contradictions, sourced
-from paceline.engines.support import TRAINER_ONLY, refusals
+from paceline.engines.mlperf.configuration import contradictions, source_config
+from paceline.engines.support import NATIVE_ONLY, refusals
 from paceline.files.home import home_path
 
 SETTINGS_FILE = "mlperf.json"
@@ -24,15 +24,15 @@ RESULTS_FOLDER = "results"
 LOGS = (f"{RESULTS_FOLDER}/*_[0-9].log", f"{RESULTS_FOLDER}/*_[0-9][0-9].log")
 """Logs of run.sub, `<datestamp>_<trial>.log`; logs of its checks are in the same folder."""
 SCRIPT = "run.sub"
-ALWAYS = {
-    "config": "the config_*.sh of the system, as config_GB300_18x4x1xtp1pp1cp2_8b.sh",
-    "container": "CONT, the image that run.sub starts",
-    "data": "DATADIR, with Flux DATAROOT",
+MANDATORY = {
+    "config": "config_*.sh of the system, such as config_GB300_18x4x1xtp1pp1cp2_8b.sh",
+    "container": "image that run.sub starts (CONT)",
+    "data": "data folder (DATADIR; DATAROOT for Flux)",
 }
-MODEL = "MODEL, the folder of the base weights"
-OTHER = ("implementation", "model", "nexp", "script")
+MODEL = "folder of the base weights (MODEL)"
+OPTIONAL = ("implementation", "model", "nexp", "script")
 """Optional settings: folder of config and run.sub, MODEL, NEXP, another name of run.sub."""
-SUPPORT = {"": TRAINER_ONLY}
+SUPPORT = {"": NATIVE_ONLY}
 """Supported fields; the config decides the rest, and contradictions with the recipe are errors."""
 
 
@@ -41,12 +41,12 @@ def unsupported(spec: RunSpec) -> list[str]:
 
     Includes contradictions between config and recipe.
     """
-    problems = [*unknown_settings(spec, (*ALWAYS, *OTHER)), *needs_queue(spec)]
+    problems = [*unknown_settings(spec, (*MANDATORY, *OPTIONAL)), *needs_queue(spec)]
     problems += refusals(spec, SUPPORT[""])
-    needed = {**ALWAYS, **({"model": MODEL} if spec.lora else {})}
+    mandatory = {**MANDATORY, **({"model": MODEL} if spec.lora else {})}
     problems += [
         f"engine_settings.{name} is missing: {meaning}"
-        for name, meaning in needed.items()
+        for name, meaning in mandatory.items()
         if not spec.engine_settings.get(name)
     ]
     if problems:
@@ -62,7 +62,7 @@ def missing(spec: RunSpec) -> str | None:
     script = implementation(spec) / _script(spec)
     if script.is_file():
         return None
-    return f"{script} is not there; copy it out of the container, beside the config"
+    return f"{script} does not exist; copy it from the container to the config's folder"
 
 
 def job(spec: RunSpec, name: str) -> Job:
@@ -80,12 +80,12 @@ def job(spec: RunSpec, name: str) -> Job:
         files={SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n"},
         nodes=spec.cluster.nodes,
         devices_per_node=spec.cluster.devices_per_node,
-        timeout_s=asked_limit_s(spec),
+        timeout_s=requested_limit_s(spec),
         cluster=spec.cluster,
         batch=BatchScript(
             script=_script(spec),
             folder=str(implementation(spec)),
-            options=(*words, *site_words(spec.cluster, gpus=False)),
+            options=(*words, *site_options(spec.cluster, gpus=False)),
         ),
         logs=LOGS,
     )
@@ -97,24 +97,24 @@ def settings(spec: RunSpec) -> dict[str, Any]:
     return {
         "config": str(config(spec)),
         "script": str(implementation(spec) / _script(spec)),
-        "exported": sorted(exported(spec)),
+        "exported": sorted(preset_variables(spec)),
         "variables": {
             name: value for name, value in sorted(variables.items()) if not is_secret(name, value)
         },
     }
 
 
-def exported(spec: RunSpec) -> dict[str, str]:
+def preset_variables(spec: RunSpec) -> dict[str, str]:
     """Return the variables that the benchmark exports before sourcing the config, by workload."""
-    asked = spec.engine_settings
+    settings = spec.engine_settings
     data = "DATAROOT" if spec.model.kind == "mmdit" else "DATADIR"
     return {
         **with_secrets(spec.cluster.env, os.environ),
-        "CONT": str(asked.get("container", "")),
-        data: str(asked.get("data", "")),
-        **({"MODEL": str(asked.get("model", ""))} if spec.lora else {}),
+        "CONT": str(settings.get("container", "")),
+        data: str(settings.get("data", "")),
+        **({"MODEL": str(settings.get("model", ""))} if spec.lora else {}),
         "LOGDIR": f"{RUN_FOLDER}/{RESULTS_FOLDER}",
-        "NEXP": str(asked.get("nexp", 1)),
+        "NEXP": str(settings.get("nexp", 1)),
         "SEED": str(spec.training.seed),
     }
 
@@ -122,18 +122,18 @@ def exported(spec: RunSpec) -> dict[str, str]:
 def config(spec: RunSpec) -> Path:
     """Return the config's absolute path; the implementation's folder is searched first."""
     name = home_path("engine_settings.config", str(spec.engine_settings.get("config", "")))
-    folder = _named_folder(spec)
-    beside = folder / name if folder else name
-    return (beside if beside.is_file() else name).absolute()
+    folder = _implementation_setting(spec)
+    candidate = folder / name if folder else name
+    return (candidate if candidate.is_file() else name).absolute()
 
 
 def implementation(spec: RunSpec) -> Path:
     """Return the folder of config and run.sub, in which sbatch is called."""
-    folder = _named_folder(spec)
+    folder = _implementation_setting(spec)
     return folder.absolute() if folder else config(spec).parent
 
 
-def _named_folder(spec: RunSpec) -> Path | None:
+def _implementation_setting(spec: RunSpec) -> Path | None:
     folder = spec.engine_settings.get("implementation")
     return home_path("engine_settings.implementation", str(folder)) if folder else None
 
@@ -143,5 +143,5 @@ def _script(spec: RunSpec) -> str:
 
 
 def _variables(spec: RunSpec) -> dict[str, str]:
-    before = exported(spec)
-    return {**before, **sourced(config(spec), before)}
+    preset = preset_variables(spec)
+    return {**preset, **source_config(config(spec), preset)}

@@ -11,11 +11,11 @@ from paceline.engines.log_reading.log_content import LogContent, LogFormat, exce
 from paceline.engines.log_reading.mllog import TOKEN, MlRecord, number, record_of, texts
 from paceline.engines.log_reading.mlperf_steps import StepLines
 from paceline.engines.log_reading.mlperf_system import System
-from paceline.engines.log_reading.records import watched
+from paceline.engines.log_reading.records import watch_end
 
 __all__ = ["LOG_FORMAT"]
 
-STATED = {
+FACT_KEYS = {
     "submission_benchmark": "model",
     "submission_org": "submitter",
     "submission_platform": "platform",
@@ -40,7 +40,7 @@ _CANCELLED = re.compile(rb"CANCELLED AT [0-9T:-]{8,30}(?: DUE TO [A-Za-z ]{1,40}
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Read the first run in the log; steps by their printed number, else by samples / batch."""
     run, system = _Run(log), System()
-    for block in watched(blocks, log):
+    for block in watch_end(blocks, log):
         system.read(block)
         run.read(block)
     system.keep(log)
@@ -82,11 +82,9 @@ class _Run:
         self._lines.keep(self._log)
         self._keep_times()
         if self._unread:
-            self._log.remark(
-                f":::MLLOG lines without a whole record, passed over: {self._unread:,}"
-            )
+            self._log.remark(f":::MLLOG lines without a complete record, ignored: {self._unread:,}")
         if self._over:
-            self._log.remark("another run begins later in the log: only the first one is read")
+            self._log.remark("the log has more than one run; only the first one is read")
 
     def _take(self, record: MlRecord) -> None:
         key = record.key
@@ -94,8 +92,8 @@ class _Run:
             self._over = True
         elif key in MARKERS:
             self._markers.setdefault(key, record)
-        elif key in STATED:
-            self._state(STATED[key], record.value)
+        elif key in FACT_KEYS:
+            self._state(FACT_KEYS[key], record.value)
         elif key in SPEED:
             self._lines.take(record)
         elif key == "eval_start":
@@ -108,7 +106,7 @@ class _Run:
     @property
     def _has_run(self) -> bool:
         """True once the run is past its start, which every rank may report."""
-        return self._lines.begun or self._last_eval is not None or "run_stop" in self._markers
+        return self._lines.has_speed or self._last_eval is not None or "run_stop" in self._markers
 
     def _state(self, fact: str, value: Any) -> None:
         """Store a setting; ignores repetitions by other ranks and placeholders."""
@@ -132,7 +130,7 @@ class _Run:
         missing = [key for key in MARKERS[1:] if key not in self._markers]
         if missing:
             why = f": {self._cancelled}" if self._cancelled else ""
-            self._log.torn = f"it has no {' and no '.join(missing)} line{why}"
+            self._log.incomplete_reason = f"the log has no {' and no '.join(missing)} line{why}"
         if stop:
             self._keep_ending(stop)
         if self._rate and 0 < self._rate < inf and not len(self._log):
@@ -143,7 +141,7 @@ class _Run:
         status = excerpt(
             str(stop.metadata.get("status", "not stated"))[:40].encode("utf-8", "replace")
         )
-        log.ended = f"run_stop, status {status}"
+        log.end_line = f"run_stop, status {status}"
         steps = self._lines.blocks.step_of((stop.count("step"), stop.count("samples_count")))
         if steps:
             log.figures["timed_steps"] = steps
@@ -159,7 +157,7 @@ LOG_FORMAT = LogFormat(
     step_line=re.compile(rb':::MLLOG \{[^\r\n]{0,200}?"time_ms"'),
     read=read,
     example="`:::MLLOG {...}` with `tracked_stats`",
-    numbered="metadata",
+    numbering="metadata",
     end_marker="run_stop",
     precedence=1,
 )

@@ -11,9 +11,9 @@ from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.engines.nemo import launch, llmb
 
-TITLE = "NeMo, as NVIDIA publishes it"
+TITLE = "NeMo (NVIDIA's published benchmarks)"
 COMMANDS = ("sbatch",)
-OUTSIDE = "Slurm with Pyxis; the image of NeMo 24.09 in STAGE_PATH, or llmb-run's LLMB_INSTALL"
+OUTSIDE = "Slurm with Pyxis, and the NeMo 24.09 image in STAGE_PATH or llmb-run's LLMB_INSTALL"
 SUPPORT = {
     "launch": launch.OWN_SCRIPT,
     "launch, recipe's script": launch.RECIPE_SCRIPT,
@@ -26,7 +26,7 @@ def unsupported(spec: RunSpec) -> list[str]:
     """Return what the form cannot do of `spec`, one sentence each."""
     form = spec.engine_settings.get("form", "launch")
     if form not in FORMS:
-        return [f"engine_settings.form {form} is neither {' nor '.join(FORMS)}"]
+        return [f"engine_settings.form {form} must be {' or '.join(FORMS)}"]
     return FORMS[str(form)].unsupported(spec)
 
 

@@ -20,19 +20,19 @@ from paceline.core.hardware import with_secrets
 from paceline.core.job import RUN_FOLDER, BatchScript, Job
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
-from paceline.engines.launch.batch import asked_limit_s, needs_queue, site_words
+from paceline.engines.launch.batch import needs_queue, requested_limit_s, site_options
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.nemo.overrides import (
     ACTIVATIONS,
     DATA_FOLDER,
-    WITH_A_VARIABLE,
+    WITH_VARIABLE,
     launcher_overrides,
     overrides,
     staged_data,
 )
 from paceline.engines.support import (
     DEEPSEEK,
-    FOREIGN,
+    NO_CHECKPOINTS,
     SHAPE_OPTIONS,
     WITHOUT_RAMP_UP,
     Support,
@@ -46,7 +46,7 @@ SCRIPT, SETTINGS_FILE = "launch.sh", "nemo.json"
 LOGS = ("results/*/*/*/*/log-*.out",)
 """Output of the whole job, in the folder structure of the recipe's results."""
 PROGRAM = "/opt/NeMo/examples/nlp/language_modeling/megatron_gpt_pretraining.py"
-TRACED = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL,P2P,NET"}
+TRACE_VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL,P2P,NET"}
 
 
 VERSION, IMAGE = "25.01", "nvidia+nemo+24.09.sqsh"
@@ -63,41 +63,39 @@ PROFILE = {
     "profile_cpu": "RUN_CONF_PROFILE_CPU",
 }
 """Settings for use with `profile`, and the recipe's variables for them."""
-KNOWN = ("form", "stage_path", "script", "image", "dataset", "profile", "nccl_trace", *PROFILE)
+SETTINGS = ("form", "stage_path", "script", "image", "dataset", "profile", "nccl_trace", *PROFILE)
 RANKS = re.compile(r"[0-9]+(,[0-9]+)*")
 SWITCHES = ("dataset", "profile", "nccl_trace", "profile_gpu_metrics", "profile_cpu")
 STEPS = ("profile_start_step", "profile_stop_step")
 
-_GPT = no("NeMo's GPT does not have it")
-_DENSE = "nemo pre-trains dense decoders"
-_NOT_SET = "it is not handed on to NeMo"
+_GPT = no("NeMo's GPT does not support it")
+_DENSE = "engine nemo pre-trains dense decoders"
+_NOT_SET = "it is not passed to NeMo"
 OWN_SCRIPT: Support = {
-    **FOREIGN,
+    **NO_CHECKPOINTS,
     **WITHOUT_RAMP_UP,
     **SHAPE_OPTIONS,
     **DEEPSEEK,
     "model.kind": only("decoder", reason=_DENSE),
     "model.num_experts": no(_DENSE),
-    "model.norm_position": only("pre", reason="NeMo's GPT has no other"),
+    "model.norm_position": only("pre", reason="fixed in NeMo's GPT"),
     "model.final_norm": only(True, reason="NeMo's GPT always has it"),
     "model.position_offset": _GPT,
     "model.embedding_norm": _GPT,
     "model.embedding_size": _GPT,
     "lora": no(_DENSE),
-    "training.dtype": only("bf16", "fp8", reason="the published procedure has no other"),
+    "training.dtype": only("bf16", "fp8", reason="the published benchmark has no other"),
     "training.compile": no(_NOT_SET),
     "training.lr_schedule.kind": only("constant", "cosine"),
     "training.lr_schedule.unit": only("steps"),
-    "layout.zero_stage": only(
-        1, reason="NeMo's distributed Adam shards the optimizer's states alone"
-    ),
+    "layout.zero_stage": only(1, reason="NeMo's distributed Adam shards only the optimizer states"),
     "layout.dp_shard": no("NeMo shards the states over all replicas"),
     "layout.schedule": only("1f1b", "interleaved", reason="NeMo's pipelines run 1f1b"),
     "data.source": only(
         "synthetic",
         reason=_NOT_SET,
-        remedy="use synthetic, NeMo's mock data; engine_settings.dataset=true trains on the "
-        "llama3.1-dataset of STAGE_PATH instead",
+        remedy="use synthetic (NeMo's mock data), or engine_settings.dataset=true for the "
+        "llama3.1-dataset in STAGE_PATH",
     ),
     "data.packing": only("packed", reason=_NOT_SET),
     "data.loss_mask": no(_NOT_SET),
@@ -115,7 +113,7 @@ def unsupported(spec: RunSpec) -> list[str]:
     """Return what NeMo 1 and the published benchmark cannot do of `spec`, one sentence each."""
     script = launch_script(spec)
     return [
-        *unknown_settings(spec, KNOWN),
+        *unknown_settings(spec, SETTINGS),
         *needs_queue(spec),
         *refusals(spec, OWN_SCRIPT if script is None else RECIPE_SCRIPT),
         *_setting_problems(spec),
@@ -128,71 +126,74 @@ def _model_problems(spec: RunSpec) -> Iterator[str]:
     model, schedule = spec.model, spec.training.lr_schedule
     if isinstance(model, DecoderShape) and (model.activation, model.gated_ffn) not in ACTIVATIONS:
         gate = "with" if model.gated_ffn else "without"
-        yield f"model.activation {model.activation} {gate} a gate is not in NeMo's GPT"
+        yield f"model.activation {model.activation} {gate} a gate is not supported by NeMo's GPT"
     if schedule.kind == "constant" and schedule.warmup:
-        yield "training.lr_schedule.warmup is not handed on to NeMo with a constant rate"
+        yield "training.lr_schedule.warmup is not passed to NeMo with a constant learning rate"
 
 
 def _script_problems(spec: RunSpec, name: str) -> Iterator[str]:
     if model_size(spec) is None:
-        yield f"{name} of the recipe trains Llama 3.1 of {', '.join(SIZES)} and nothing else"
+        yield f"the recipe's {name} trains only Llama 3.1 with {', '.join(SIZES)}"
     if spec.engine_settings.get("dataset") is not None:
-        yield "engine_settings.dataset is for Paceline's own launch.sh; leave script or dataset out"
+        yield "engine_settings.dataset needs Paceline's launch.sh; remove script or dataset"
 
 
 def _setting_problems(spec: RunSpec) -> Iterator[str]:
     if not spec.engine_settings.get("stage_path"):
-        yield "engine_settings.stage_path is missing: STAGE_PATH, where the image lies"
+        yield "engine_settings.stage_path is missing: set it to the image's folder (STAGE_PATH)"
     elif re.search("[:,]", path := str(stage_path(spec))):
-        yield f"engine_settings.stage_path {path} holds `:` or `,`, which part a container's mounts"
-    asked = {name: value for name, value in spec.engine_settings.items() if value is not None}
+        yield f"engine_settings.stage_path {path} must not contain `:` or `,` (container mounts)"
+    settings = {name: value for name, value in spec.engine_settings.items() if value is not None}
     for name in SWITCHES:
-        if not isinstance(asked.get(name, False), bool):
-            yield f"engine_settings.{name} {asked[name]} is neither true nor false"
+        if not isinstance(settings.get(name, False), bool):
+            yield f"engine_settings.{name} {settings[name]} must be true or false"
     for name in STEPS:
-        step = asked.get(name, 0)
+        step = settings.get(name, 0)
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            yield f"engine_settings.{name} {step} is no whole number from 0 on"
-    ranks = str(asked.get("profile_ranks", 0))
+            yield f"engine_settings.{name} {step} must be a whole number of at least 0"
+    ranks = str(settings.get("profile_ranks", 0))
     if not RANKS.fullmatch(ranks):
-        yield f"engine_settings.profile_ranks {ranks} is no list of ranks such as 0,8"
-    if asked.get("profile") and asked.get("nccl_trace"):
-        yield "engine_settings.profile and nccl_trace exclude each other: two runs"
-    stray = [name for name in PROFILE if asked.get(name) is not None]
-    if stray and not asked.get("profile"):
-        yield f"engine_settings.{stray[0]} is for engine_settings.profile=true"
-    if asked.get("nccl_trace") and spec.training.steps != TRACE_STEPS:
-        yield f"a traced run of the recipe trains {TRACE_STEPS} steps (--set steps={TRACE_STEPS})"
+        yield f"engine_settings.profile_ranks {ranks} must be a list of ranks such as 0,8"
+    if settings.get("profile") and settings.get("nccl_trace"):
+        yield "engine_settings.profile and nccl_trace exclude each other; use two runs"
+    stray = [name for name in PROFILE if settings.get(name) is not None]
+    if stray and not settings.get("profile"):
+        yield f"engine_settings.{stray[0]} needs engine_settings.profile=true"
+    if settings.get("nccl_trace") and spec.training.steps != TRACE_STEPS:
+        yield (
+            f"training.steps must be {TRACE_STEPS} with engine_settings.nccl_trace (--set "
+            f"steps={TRACE_STEPS})"
+        )
 
 
 def missing(spec: RunSpec) -> str | None:
     """Return a problem if the image or launch.sh is missing."""
-    place, named = image(spec), launch_script(spec)
+    place, script = image(spec), launch_script(spec)
     if place.startswith("/") and not Path(place).exists():
-        return f"{place} is not there; `enroot import` it, or name engine_settings.image"
-    if named is not None and not named.is_file():
-        return f"{named} is not there; copy the recipe's launch.sh"
+        return f"{place} does not exist; `enroot import` it, or set engine_settings.image"
+    if script is not None and not script.is_file():
+        return f"{script} does not exist; copy the recipe's launch.sh"
     return None
 
 
 def job(spec: RunSpec, name: str) -> Job:
     """Return the Job that submits launch.sh with the recipe's variables."""
-    named = launch_script(spec)
-    own = {} if named else {SCRIPT: launch_text(spec)}
-    options = (*site_words(spec.cluster, gpus=True), "-N", str(spec.cluster.nodes))
+    script = launch_script(spec)
+    files = {} if script else {SCRIPT: launch_text(spec)}
+    options = (*site_options(spec.cluster, gpus=True), "-N", str(spec.cluster.nodes))
     return Job(
         name=name,
         python=spec.cluster.interpreter,
         program=(),
         env={**variables(spec), **with_secrets(spec.cluster.env, os.environ)},
-        files={**own, SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n"},
+        files={**files, SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n"},
         nodes=spec.cluster.nodes,
         devices_per_node=spec.cluster.devices_per_node,
-        timeout_s=asked_limit_s(spec) if named else spec.time_limit_s,
+        timeout_s=requested_limit_s(spec) if script else spec.time_limit_s,
         cluster=spec.cluster,
         batch=BatchScript(
-            script=f"./{named.name if named else SCRIPT}",
-            folder=str(named.parent) if named else RUN_FOLDER,
+            script=f"./{script.name if script else SCRIPT}",
+            folder=str(script.parent) if script else RUN_FOLDER,
             options=options,
         ),
         logs=LOGS,
@@ -207,10 +208,12 @@ def settings(spec: RunSpec) -> dict[str, Any]:
 def launch_text(spec: RunSpec) -> str:
     """Return Paceline's launch.sh; raise UserError for a model that NeMo's GPT does not cover."""
     if not isinstance(spec.model, DecoderShape):
-        raise UserError("engine nemo", "trains decoders alone", remedy="--set engine=native")
+        raise UserError("engine nemo", "trains decoders only", remedy="--set engine=native")
     hydra = " \\\n  ".join(map(_word, overrides(spec, spec.model)))
-    traced = spec.engine_settings.get("nccl_trace")
-    exports = [f"export {name}={value}" for name, value in (TRACED if traced else {}).items()]
+    is_traced = spec.engine_settings.get("nccl_trace")
+    exports = [
+        f"export {name}={value}" for name, value in (TRACE_VARIABLES if is_traced else {}).items()
+    ]
     log = "$RESULT_DIR/log-nemo_${MODEL_SIZE}_${JOB_TOTAL_GPUS}_%j"
     data = f",$STAGE_PATH/{DATA_FOLDER}:/dataset" if staged_data(spec) else ""
     mounts = f"$RESULT_DIR,$INDEX_MAPPING_DIR{data}"
@@ -257,7 +260,7 @@ def _profiler(spec: RunSpec) -> str:
 
 def _word(text: str) -> str:
     """Return one override as a word of bash."""
-    return f'"{text}"' if text in WITH_A_VARIABLE else shlex.quote(text)
+    return f'"{text}"' if text in WITH_VARIABLE else shlex.quote(text)
 
 
 def stage_path(spec: RunSpec) -> Path:
@@ -274,8 +277,8 @@ def launch_script(spec: RunSpec) -> Path | None:
 
 def image(spec: RunSpec) -> str:
     """Return the container image: as set, else the cluster's, else the one in STAGE_PATH."""
-    named = spec.engine_settings.get("image") or spec.cluster.slurm.container_image
-    return str(named or stage_path(spec) / IMAGE)
+    setting = spec.engine_settings.get("image") or spec.cluster.slurm.container_image
+    return str(setting or stage_path(spec) / IMAGE)
 
 
 def model_size(spec: RunSpec) -> str | None:

@@ -23,7 +23,7 @@ from paceline.core.hardware import with_secrets
 from paceline.core.job import BatchScript, Job
 from paceline.core.run import RunSpec
 from paceline.core.secrets import REDACTED, is_secret
-from paceline.engines.launch.batch import asked_limit_s, needs_queue
+from paceline.engines.launch.batch import needs_queue, requested_limit_s
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.megatron_bridge import RECIPE, gpu_of, recipe_problems
 from paceline.engines.nemo.launch import model_size
@@ -35,8 +35,8 @@ SCRIPT, SETTINGS_FILE = "llmb.sh", "nemo.json"
 LINK = "experiment"
 LOGS = tuple(f"{LINK}/{pattern}" for pattern in ("log-*.out", "sbatch_*.out", "slurm-*.out"))
 """Files of NeMo-Run's job in the experiment's folder, the training's own log first."""
-SAID = "logs/llmb-run.log"
-RUN_ONCE = {"SBATCH_NO_REQUEUE": "1"}
+OUTPUT_FILE = "logs/llmb-run.log"
+NO_REQUEUE = {"SBATCH_NO_REQUEUE": "1"}
 """Variable that keeps Slurm from requeueing a job that loses a node, with a second log.
 
 `--slurm-arg` would also work, but llmb-run refuses it together with ADDITIONAL_SLURM_PARAMS, which
@@ -44,7 +44,7 @@ some installations export.
 """
 PROGRAM = "llmb-run"
 WORKLOAD = "pretrain_llama3.1"
-KNOWN = ("form", "llmb_install", "workload", "size", "variant", "profile", "force")
+SETTINGS = ("form", "llmb_install", "workload", "size", "variant", "profile", "force")
 SWITCHES = ("profile", "force")
 FP8_RECIPES = {"fp8": "cs", "mxfp8": "mx"}
 GPUS_PER_NODE = {"gb200": 4, "gb300": 4}
@@ -56,7 +56,7 @@ SUPPORT: Support = {**RECIPE, "training.dtype": only("bf16", *FP8_RECIPES, "nvfp
 def unsupported(spec: RunSpec) -> list[str]:
     """Return what llmb-run cannot do of `spec`, one sentence each."""
     return [
-        *unknown_settings(spec, KNOWN),
+        *unknown_settings(spec, SETTINGS),
         *needs_queue(spec),
         *_setting_problems(spec),
         *recipe_problems(spec),
@@ -70,11 +70,11 @@ def missing(spec: RunSpec) -> str | None:
     folder, workload = install_folder(spec), workload_of(spec)
     file = folder / CONFIG_FILE
     if not file.is_file():
-        return f"{file} is not there; engine_settings.llmb_install names LLMB_INSTALL"
+        return f"{file} does not exist; set engine_settings.llmb_install to LLMB_INSTALL"
     if workload not in installation(folder, workload).workloads:
-        return f"{file} does not list {workload}; `llmb-install` installs it"
+        return f"{file} does not list {workload}; install it with `llmb-install`"
     if shutil.which(PROGRAM, path=f"{os.environ.get('PATH', '')}{os.pathsep}{folder}") is None:
-        return f"{PROGRAM} is neither in PATH nor in {folder}; NVIDIA's install.sh installs it"
+        return f"{PROGRAM} is not in PATH or {folder}; install it with NVIDIA's install.sh"
     return None
 
 
@@ -86,8 +86,8 @@ def job(spec: RunSpec, name: str) -> Job:
         program=(),
         env={
             **with_secrets(spec.cluster.env, os.environ),
-            **recipes_variables(spec),
-            **RUN_ONCE,
+            **recipe_variables(spec),
+            **NO_REQUEUE,
         },
         files={
             SCRIPT: script_text(spec),
@@ -95,7 +95,7 @@ def job(spec: RunSpec, name: str) -> Job:
         },
         nodes=spec.cluster.nodes,
         devices_per_node=spec.cluster.devices_per_node,
-        timeout_s=asked_limit_s(spec),
+        timeout_s=requested_limit_s(spec),
         cluster=spec.cluster,
         batch=BatchScript(script=f"./{SCRIPT}", submits=True),
         logs=LOGS,
@@ -107,7 +107,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
     return {
         "folder": str(install_folder(spec)),
         "command": [*_command(spec)],
-        "variables": recipes_variables(spec),
+        "variables": recipe_variables(spec),
     }
 
 
@@ -120,14 +120,14 @@ def script_text(spec: RunSpec) -> str:
         "#!/usr/bin/env bash",
         "set -euo pipefail",
         'folder=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)',
-        f"said=$folder/{SAID}",
+        f"output=$folder/{OUTPUT_FILE}",
         f"cd -- {shlex.quote(str(install_folder(spec)))}",
         "PATH=$PATH:$PWD",
-        f'{shlex.join(_command(spec))} "${{@/#--/--slurm-arg=}}" >"$said" 2>&1 || true',
-        r"number=$(sed -n 's/.*jobid=\([0-9][0-9]*\).*/\1/p' " '"$said" | tail -n 1)',
+        f'{shlex.join(_command(spec))} "${{@/#--/--slurm-arg=}}" >"$output" 2>&1 || true',
+        r"number=$(sed -n 's/.*jobid=\([0-9][0-9]*\).*/\1/p' " '"$output" | tail -n 1)',
         r"place=$(sed -n -e 's/^JobID: [^,]*, Workdir: //p' -e 's/.* workdir=//p' "
-        '"$said" | tail -n 1)',
-        'if [[ ! $number ]]; then tail -n 5 "$said" >&2; exit 1; fi',
+        '"$output" | tail -n 1)',
+        'if [[ ! $number ]]; then tail -n 5 "$output" >&2; exit 1; fi',
         f'if [[ -d $place ]]; then ln -s -- "$place" "$folder/{LINK}"; fi',
         'echo "$number"',
     ]
@@ -136,7 +136,7 @@ def script_text(spec: RunSpec) -> str:
 
 def _command(spec: RunSpec) -> Iterator[str]:
     """Yield llmb-run and its arguments."""
-    asked, site = spec.engine_settings, spec.cluster.slurm
+    settings, site = spec.engine_settings, spec.cluster.slurm
     yield from (PROGRAM, "submit", "-w", workload_of(spec), "-s", size_of(spec) or "")
     yield from ("--dtype", "fp8" if spec.training.dtype == "mxfp8" else spec.training.dtype)
     yield from ("--scale", str(spec.world_size))
@@ -153,8 +153,8 @@ def _command(spec: RunSpec) -> Iterator[str]:
     for name, value in spec.cluster.env.items():
         if value != REDACTED and not is_secret(name, value):
             yield f"--env={name}={value}"
-    yield from ("-p",) if asked.get("profile") else ()
-    yield from ("--force",) if asked.get("force") else ()
+    yield from ("-p",) if settings.get("profile") else ()
+    yield from ("--force",) if settings.get("force") else ()
     yield f"--mbridge-arg=--seq_length={spec.training.seq_len}"
     yield f"--mbridge-arg=--use_megatron_fsdp={str(spec.layout.zero_stage == 3).lower()}"
 
@@ -175,10 +175,10 @@ def size_of(spec: RunSpec) -> str | None:
     return str(spec.engine_settings.get("size") or model_size(spec) or "") or None
 
 
-def recipes_variables(spec: RunSpec) -> dict[str, str]:
+def recipe_variables(spec: RunSpec) -> dict[str, str]:
     """Return layout, batch and length as variables of the recipe's launch.sh."""
     layout, training, variant = spec.layout, spec.training, spec.engine_settings.get("variant")
-    limit_s = asked_limit_s(spec)
+    limit_s = requested_limit_s(spec)
     return {
         "TP": str(layout.tp),
         "PP": str(layout.pp),
@@ -201,23 +201,24 @@ def _clock(seconds: float) -> str:
 
 
 def _setting_problems(spec: RunSpec) -> Iterator[str]:
-    asked = spec.engine_settings
-    if not asked.get("llmb_install"):
-        yield "engine_settings.llmb_install is missing: LLMB_INSTALL, where llmb-run is called"
+    settings = spec.engine_settings
+    if not settings.get("llmb_install"):
+        yield "engine_settings.llmb_install is missing: set it to LLMB_INSTALL"
     for name in SWITCHES:
-        if not isinstance(asked.get(name, False), bool):
-            yield f"engine_settings.{name} {asked[name]} is neither true nor false"
+        if not isinstance(settings.get(name, False), bool):
+            yield f"engine_settings.{name} {settings[name]} must be true or false"
     for name, value in spec.cluster.env.items():
         if not is_secret(name, value) and shlex.quote(value) != value:
-            yield f"cluster.env: {name} holds a character that llmb-run does not take in --env"
+            yield f"cluster.env: {name} contains a character that llmb-run does not accept in --env"
     gpu, cluster = gpu_of(spec), spec.cluster
     per_node = GPUS_PER_NODE.get(gpu or "", 8)
     if gpu is not None and cluster.nodes > 1 and cluster.devices_per_node != per_node:
         yield (
-            f"devices_per_node {cluster.devices_per_node}: llmb-run takes {per_node} {gpu} a node"
+            f"devices_per_node {cluster.devices_per_node} must be {per_node}: llmb-run uses "
+            f"{per_node} {gpu} per node"
         )
     if spec.model.kind == "decoder" and size_of(spec) is None:
-        yield f"{spec.recipe} is no Llama 3.1: name engine_settings.workload and size"
+        yield f"{spec.recipe} is not a Llama 3.1: set engine_settings.workload and size"
 
 
 def _installation_problems(spec: RunSpec) -> Iterator[str]:
@@ -226,27 +227,29 @@ def _installation_problems(spec: RunSpec) -> Iterator[str]:
     if not spec.engine_settings.get("llmb_install") or not (folder / CONFIG_FILE).is_file():
         return
     try:
-        stated = installation(folder, workload_of(spec))
+        config = installation(folder, workload_of(spec))
     except UserError as error:
         yield str(error)
         return
-    yield from _contradictions(spec, stated)
+    yield from _contradictions(spec, config)
 
 
-def _contradictions(spec: RunSpec, stated: Installation) -> Iterator[str]:
+def _contradictions(spec: RunSpec, config: Installation) -> Iterator[str]:
     site = spec.cluster.slurm
-    for name, asked, there in (
-        ("device", gpu_of(spec), stated.gpu_type),
-        ("slurm.account", site.account, stated.account),
-        ("slurm.partition", site.partition, stated.partition),
+    for name, run_value, config_value in (
+        ("device", gpu_of(spec), config.gpu_type),
+        ("slurm.account", site.account, config.account),
+        ("slurm.partition", site.partition, config.partition),
     ):
-        if asked and there and asked != there:
-            yield f"cluster.{name} {asked}: {CONFIG_FILE} says {there}, by which llmb-run goes"
-    for name, value in recipes_variables(spec).items():
-        if stated.variables.get(name, value) != value:
+        if run_value and config_value and run_value != config_value:
             yield (
-                f"{name}={value}: {CONFIG_FILE} exports {name}={stated.variables[name]}, which "
-                "llmb-run puts in its place; take it out there"
+                f"cluster.{name} {run_value}: llmb-run uses {config_value}, as set in {CONFIG_FILE}"
+            )
+    for name, value in recipe_variables(spec).items():
+        if config.variables.get(name, value) != value:
+            yield (
+                f"{name}={value}: {CONFIG_FILE} exports {name}={config.variables[name]}, which "
+                "overrides it; remove it there"
             )
 
 
@@ -270,7 +273,7 @@ def installation(folder: Path, workload: str) -> Installation:
     content = plain(read_document(folder / CONFIG_FILE))
     slurm, workloads = _part(content, "slurm"), _part(content, "workloads")
     installed = cast(object, workloads.get("installed"))
-    exported = {
+    variables = {
         **_part(content, "environment"),
         **_part(workloads, "config", workload, "environment"),
     }
@@ -282,15 +285,15 @@ def installation(folder: Path, workload: str) -> Installation:
         else (),
         account=_option(slurm, "account"),
         partition=_option(slurm, "partition"),
-        variables={name: str(value) for name, value in exported.items()},
+        variables={name: str(value) for name, value in variables.items()},
     )
 
 
 def _option(slurm: dict[str, Any], name: str) -> str | None:
     """Return an option of GPU jobs, by any of the names that llmb-run accepts."""
     names = (name, f"SBATCH_{name.upper()}")
-    sought = [(_part(slurm, "gpu"), names), (slurm, (*names, f"gpu_{name}"))]
-    return next((str(part[key]) for part, keys in sought for key in keys if part.get(key)), None)
+    places = [(_part(slurm, "gpu"), names), (slurm, (*names, f"gpu_{name}"))]
+    return next((str(part[key]) for part, keys in places for key in keys if part.get(key)), None)
 
 
 def _part(content: Any, *names: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ DATA = ("my-llama_00_text_document", "my-llama_01_text_document")
 """Data of the recipe's generate_dataset.sh in DATA_FOLDER of STAGE_PATH."""
 LOG_FOLDER = "exp_manager.explicit_log_dir=$RESULT_DIR/results"
 INDEX_FOLDER = "model.data.index_mapping_dir=$INDEX_MAPPING_DIR"
-WITH_A_VARIABLE = (LOG_FOLDER, INDEX_FOLDER)
+WITH_VARIABLE = (LOG_FOLDER, INDEX_FOLDER)
 """Overrides in which launch.sh expands a variable; in any other, `$` is literal."""
 
 
@@ -162,8 +162,8 @@ def _profile(spec: RunSpec) -> Iterator[str]:
     settings = spec.engine_settings
     if not settings.get("profile"):
         return
-    asked = {name: value for name, value in settings.items() if value is not None}
+    values = {name: value for name, value in settings.items() if value is not None}
     yield "model.nsys_profile.enabled=true"
-    yield f"model.nsys_profile.start_step={asked.get('profile_start_step', 20)}"
-    yield f"model.nsys_profile.end_step={asked.get('profile_stop_step', 30)}"
-    yield f"model.nsys_profile.ranks=[{asked.get('profile_ranks', 0)}]"
+    yield f"model.nsys_profile.start_step={values.get('profile_start_step', 20)}"
+    yield f"model.nsys_profile.end_step={values.get('profile_stop_step', 30)}"
+    yield f"model.nsys_profile.ranks=[{values.get('profile_ranks', 0)}]"

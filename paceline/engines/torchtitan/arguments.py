@@ -21,9 +21,9 @@ from paceline.engines.launch.programs import (
 )
 from paceline.engines.support import (
     DEEPSEEK,
-    FOREIGN,
+    NO_CHECKPOINTS,
     SHAPE_OPTIONS,
-    WINDOWS,
+    TOKEN_WINDOWS,
     WITHOUT_RAMP_UP,
     no,
     only,
@@ -42,16 +42,16 @@ SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 
 
 ENGINE_SETTINGS = ("compile_loss",)
-_LLAMA = "torchtitan's llama3 has no other"
+_LLAMA = "fixed in torchtitan's llama3"
 SUPPORT = {
     "": {
-        **FOREIGN,
+        **NO_CHECKPOINTS,
         **WITHOUT_RAMP_UP,
         **SHAPE_OPTIONS,
         **DEEPSEEK,
-        **WINDOWS,
+        **TOKEN_WINDOWS,
         "model.kind": only("decoder", reason="it trains torchtitan's llama3"),
-        "model.num_experts": no("a llama3 has no experts"),
+        "model.num_experts": no("llama3 has no experts"),
         "model.norm": only("rmsnorm", reason=_LLAMA),
         "model.norm_position": only("pre", reason=_LLAMA),
         "model.positions": only("rope", reason=_LLAMA),
@@ -62,12 +62,12 @@ SUPPORT = {
         "model.final_norm": only(True, reason=_LLAMA),
         "model.embedding_norm": no(_LLAMA),
         "model.embedding_size": no(_LLAMA),
-        "model.head_size": no("torchtitan's llama3 has hidden_size / num_heads"),
+        "model.head_size": no("llama3's head size is hidden_size / num_heads"),
         "model.dropout": no(_LLAMA),
         "model.attention_dropout": no(_LLAMA),
-        "lora": no("torchtitan trains whole models"),
+        "lora": no("torchtitan trains all weights"),
         "training.dtype": only("fp32", "bf16"),
-        "layout.ep": no("a llama3 has no experts"),
+        "layout.ep": no("llama3 has no experts"),
         "layout.zero_stage": only(0, 2, 3, reason="torchtitan has DDP (0) and FSDP2 (2, 3)"),
         "layout.schedule": only(*SCHEDULES),
         "layout.cp_exchange": only("all-gather", "all-to-all"),
@@ -98,15 +98,15 @@ def missing(spec: RunSpec) -> str | None:
 def job(spec: RunSpec, name: str) -> Job:
     """Return the Job for `torchtitan.train`, once per device; on a CPU through `cpu_program.py`."""
     package = __package__ or ""
-    resolved = settings(spec)
+    values = settings(spec)
     on_cpu = spec.cluster.device == "cpu"
     start = ("cpu_program.py",) if on_cpu else ("-m", "torchtitan.train")
     files = {
         **program_file(package, "shape_program.py"),
         **(program_file(package, "cpu_program.py") if on_cpu else {}),
         **windows_program(),
-        SHAPE_FILE: json.dumps(resolved["shape"], indent=2) + "\n",
-        CONFIG_FILE: as_toml(resolved["config"]),
+        SHAPE_FILE: json.dumps(values["shape"], indent=2) + "\n",
+        CONFIG_FILE: as_toml(values["config"]),
     }
     return launch(
         spec,
@@ -259,22 +259,22 @@ def _layout_problems(spec: RunSpec, model: DecoderShape) -> Iterator[str]:
     layout = spec.layout
     if layout.tp > 1 and not layout.sequence_parallel:
         yield (
-            "layout.tp without sequence_parallel: torchtitan cuts the sequence wherever it cuts "
-            "tensors, so set layout.sequence_parallel=true"
+            "layout.tp without sequence_parallel: torchtitan's tensor parallelism includes "
+            "sequence parallelism; set layout.sequence_parallel=true"
         )
     if layout.zero_stage == 0 and spec.dp > 1 and layout.model_devices > 1:
         yield (
-            "layout.zero_stage 0 with tp, pp or cp: torchtitan's DDP goes with no other axis, so "
+            "layout.zero_stage 0 with tp, pp or cp: torchtitan's DDP does not support other axes; "
             "use layout.zero_stage=3"
         )
     if layout.cp > 1 and spec.cluster.device == "cpu":
-        yield "layout.cp > 1 on a CPU: torch exchanges no keys and values there; use layout.cp=1"
+        yield "layout.cp > 1: torch has no context parallelism on a CPU; use layout.cp=1"
     if layout.dp_shard is not None and layout.dp_shard % layout.cp:
         yield f"layout.dp_shard {layout.dp_shard} must be a multiple of layout.cp {layout.cp}"
     if layout.pp > 1 and model.num_layers % (layout.pp * layout.vp):
         yield (
-            f"model.num_layers {model.num_layers}: torchtitan's stages are equal, so use a "
-            f"multiple of pp x vp = {layout.pp * layout.vp}"
+            f"model.num_layers {model.num_layers} must be a multiple of pp x vp = "
+            f"{layout.pp * layout.vp}, because torchtitan's stages are equal"
         )
 
 
@@ -283,8 +283,8 @@ def _precision_problems(spec: RunSpec) -> list[str]:
     sharded = layout.cp > 1 or (layout.zero_stage >= 2 and layout.shards(spec.dp) > 1)
     if dtype == "bf16" and not sharded and layout.tp * layout.pp > 1:
         return [
-            "training.dtype bf16 with tp or pp alone: torchtitan's mixed precision is FSDP's, and "
-            "without it all is fp32; set training.dtype=fp32, or shard over data-parallel ranks"
+            "training.dtype bf16 without FSDP: torchtitan's mixed precision needs FSDP; set "
+            "training.dtype=fp32, or shard over data-parallel ranks"
         ]
     return []
 
@@ -296,11 +296,11 @@ def _schedule_problems(spec: RunSpec) -> list[str]:
     if plan.warmup % batch or (plan.decay or 0) % batch:
         problems.append(
             "training.lr_schedule: torchtitan counts steps, so warmup and decay must be multiples "
-            f"of the batch {batch}"
+            f"of the global batch {batch}"
         )
     if plan.decay is not None and plan.decay < training.steps * batch:
         problems.append(
-            f"training.lr_schedule.decay {plan.decay}: torchtitan's rate would not stay at its "
-            "lowest behind it, so let it end with training.steps or later"
+            f"training.lr_schedule.decay {plan.decay} must not end before training.steps: "
+            "torchtitan's learning rate does not stay at its minimum"
         )
     return problems

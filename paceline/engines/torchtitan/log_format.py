@@ -12,12 +12,12 @@ from paceline.engines.log_reading.log_content import LogContent, LogFormat, exce
 from paceline.engines.log_reading.records import (
     Records,
     field,
-    keep_whole_numbers,
     last_match,
     note_decimals,
     product,
-    watched,
-    without_colours,
+    store_whole_numbers,
+    watch_end,
+    without_colors,
 )
 
 __all__ = ["LOG_FORMAT"]
@@ -27,7 +27,7 @@ ENDS = b"Training completed"
 _STEP = re.compile(
     rb'step"?[:=] {0,12}(\d{1,18})[ ,]{1,4}((?:loss: |global_avg_loss=|"loss_metrics/).*)'
 )
-_TORN = re.compile(rb"step: {1,12}\d{1,18} +loss(?!.{0,4000}(?:tps|wps|iter): {0,12}[0-9])")
+_INCOMPLETE = re.compile(rb"step: {1,12}\d{1,18} +loss(?!.{0,4000}(?:tps|wps|iter): {0,12}[0-9])")
 _COLOUR = rb"(?:\x1b\[[0-9;]{0,24}m)?"
 _STEP_LINE = re.compile(
     rb"step: {1,12}\d{1,18} {1,4}"
@@ -62,8 +62,8 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
     Lines with `validate step` are not training steps.
     """
-    for block in watched(blocks, log, ENDS, _TORN):
-        text = without_colours(block).replace(b"\r", b"\n").replace(b"validate step", b"validate")
+    for block in watch_end(blocks, log, ENDS, _INCOMPLETE):
+        text = without_colors(block).replace(b"\r", b"\n").replace(b"validate step", b"validate")
         _read_settings(text, log)
         steps = _STEP.findall(text)
         if not steps:
@@ -104,7 +104,7 @@ _LOG_FREQ = re.compile(rb"log_freq[\"']?[:=] ?(\d{1,9})")
 _VERSION = re.compile(rb"torchtitan version: ([\w.+-]{1,40})")
 _PEAK = re.compile(rb"Peak FLOPS used for computing MFU: ([0-9.e+]{1,16})")
 _AXES = {b"tp": "tp", b"pp": "pp", b"cp": "cp", b"ep": "ep"}
-_OF_THE_WORLD = {b"pp", b"dp_replicate", b"dp_shard", b"cp", b"tp"}
+_WORLD_AXES = {b"pp", b"dp_replicate", b"dp_shard", b"cp", b"tp"}
 """Axes whose product is the number of ranks; expert parallelism spans several of them."""
 
 _LOW_PRECISION = ((b"Swapped to Float8Linear", "fp8"), (b"Swapped to MXLinear", "mxfp8"))
@@ -118,17 +118,17 @@ def _read_settings(text: bytes, log: LogContent) -> None:
         log.facts["device"] = excerpt(match[1])
     if b" total parameters" in text and (match := last_match(_MODEL, text)):
         log.facts["model"] = excerpt(match[1])
-        keep_whole_numbers(log, {b"n": "num_parameters"}, [(b"n", match[2])])
+        store_whole_numbers(log, {b"n": "num_parameters"}, [(b"n", match[2])])
     if b", total steps " in text:
         _read_batch(text, log)
     if b"accumulation" in text and (match := last_match(_ACCUMULATION, text)):
-        keep_whole_numbers(log, {b"n": "gradient_accumulation"}, [(b"n", match[1])])
+        store_whole_numbers(log, {b"n": "gradient_accumulation"}, [(b"n", match[1])])
     if b"log_freq" in text and (match := last_match(_LOG_FREQ, text)):
-        keep_whole_numbers(log, {b"n": "log_interval"}, [(b"n", match[1])])
+        store_whole_numbers(log, {b"n": "log_interval"}, [(b"n", match[1])])
     if b"torchtitan version: " in text and (match := last_match(_VERSION, text)):
         log.facts["framework_version"] = match[1].decode()
     for peak in _PEAK.findall(text):
-        log.remark(f"the log's MFU is against a peak of {peak.decode()} FLOP/s")
+        log.remark(f"the log's MFU is relative to a peak of {peak.decode()} FLOP/s")
     for mark, dtype in _LOW_PRECISION:
         if mark in text:
             log.facts["dtype"] = dtype
@@ -138,7 +138,7 @@ def _read_mesh(text: bytes, log: LogContent) -> None:
     new, old = last_match(_MESH, text), last_match(_OLD_MESH, text)
     if new and not (old and old.start() > new.start()):
         sizes = dict(re.findall(rb"([a-z_]{2,20})=(\d{1,9})", new[1]))
-        world = [size for name, size in sizes.items() if name in _OF_THE_WORLD]
+        world = [size for name, size in sizes.items() if name in _WORLD_AXES]
     elif old:
         names = re.findall(rb"'([a-z_]{2,20})'", old[1])
         world = re.findall(rb"\d{1,9}", old[2])
@@ -147,7 +147,7 @@ def _read_mesh(text: bytes, log: LogContent) -> None:
         return
     for name in (*_AXES.values(), "num_devices"):
         log.facts.pop(name, None)
-    keep_whole_numbers(log, _AXES, sizes.items())
+    store_whole_numbers(log, _AXES, sizes.items())
     ranks = product(*map(int, world))
     if ranks is not None and ranks < 1 << 62:
         log.facts["num_devices"] = ranks
@@ -165,7 +165,7 @@ def _read_batch(text: bytes, log: LogContent) -> None:
         statements += [(b"length", match[2]), (b"steps", match[3])]
         if length and tokens % length == 0:
             statements.append((b"global", b"%d" % (tokens // length)))
-    keep_whole_numbers(log, _BATCH_FACTS, statements)
+    store_whole_numbers(log, _BATCH_FACTS, statements)
 
 
 _BATCH_FACTS = {
@@ -181,7 +181,7 @@ LOG_FORMAT = LogFormat(
     step_line=_STEP_LINE,
     read=read,
     example="`step: 50 loss: ... tps: 1,444 tflops: 300.32`",
-    numbered="from 1",
+    numbering="from 1",
     end_marker="Training completed",
     convention="full-attention",
 )

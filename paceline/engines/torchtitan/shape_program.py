@@ -33,7 +33,7 @@ class RecipeArgs(TransformerModelArgs):
         count, flops = super().get_nparams_and_flops(model, seq_len)
         expected = SETTINGS["expected_parameters"]
         if count != expected:
-            raise SystemExit(f"model: has {count:,} parameters, and its recipe says {expected:,}")
+            raise SystemExit(f"model: has {count:,} parameters, but the recipe has {expected:,}")
         return count, flops
 
 

@@ -92,7 +92,7 @@ def short_of(
         )
     except UserError:
         return None
-    problems = native.unsupported(spec) + native.emulated(spec)
+    problems = native.unsupported(spec) + native.emulation_warnings(spec)
     return None if problems else ShortTraining(recipe.name, spec)
 
 

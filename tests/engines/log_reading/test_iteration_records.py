@@ -70,7 +70,7 @@ def test_a_record_without_its_last_field_does_not_end_whole():
 
 
 def test_records_are_read_on_when_nothing_more_is_looked_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(iteration_records, "MOST_FUTILE", 3)
+    monkeypatch.setattr(iteration_records, "MAX_FUTILE", 3)
     fields, cut = Fields(WANTED), record(2)[:-20] + b"\nfoo\n"
     fields.rows(record(1))
     for _ in range(5):

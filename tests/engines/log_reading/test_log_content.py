@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from paceline.core.units import pluralize
 from paceline.engines.log_reading.log_content import (
-    MOST_CHARACTERS,
-    MOST_REMARKS,
+    MAX_CHARACTERS,
+    MAX_REMARKS,
     LogContent,
     decimal_step,
     excerpt,
@@ -56,7 +56,7 @@ def test_columns_come_in_the_order_in_which_they_were_given():
 
 
 def test_a_column_of_another_name_or_length_is_refused():
-    with pytest.raises(KeyError, match="speed is no column"):
+    with pytest.raises(KeyError, match="speed is not a column"):
         log_of(1, speed=[1.0])
     with pytest.raises(AssertionError, match="loss"):
         log_of(1, 2, loss=[1.0])
@@ -91,21 +91,23 @@ def test_the_later_line_of_two_ranks_is_used_and_said_so():
     log = log_of(1, 1, 2, 2, 3, 3, loss=[1, 10, 2, 20, 3, 30], step_time_s=[1, 2, 1, 2, 1, 2])
 
     assert log.steps()["loss"].tolist() == [10, 20, 30]
-    assert log.remarks == ["several ranks print each step: 3 lines are followed by a later one"]
+    assert log.remarks == [
+        "several ranks print each step: the last line counts, 3 lines are ignored"
+    ]
 
 
 def test_a_bar_that_is_drawn_again_counts_once():
     log = log_of(1, 2, 2, 2, 3, step_time_s=[1, 2, 2, 2, 3])
 
     assert log.steps().index.tolist() == [1, 2, 3]
-    assert log.remarks == ["2 step lines repeat the one before: left out"]
+    assert log.remarks == ["2 step lines repeat the previous one (ignored)"]
 
 
 def test_a_restart_is_kept_and_said():
     log = log_of(1, 2, 3, 4, 5, 3, 4, 5, 6)
 
     assert log.steps().index.tolist() == [1, 2, 3, 4, 5, 3, 4, 5, 6]
-    assert log.remarks[0].startswith("the step numbers start again, 1 x (a restart")
+    assert log.remarks[0].startswith("the step numbers start over 1 time (restarts")
 
 
 def test_times_that_are_none_are_said():
@@ -114,14 +116,16 @@ def test_times_that_are_none_are_said():
     log.add_steps(np.arange(6), step_time_s=times)
 
     assert int(np.isfinite(log.steps()["step_time_s"]).sum()) == 2
-    assert log.remarks == ["step times that are zero, negative or no number: 3"]
+    assert log.remarks == ["invalid step times (zero, negative or NaN): 3"]
 
 
 def test_swapped_neighbours_are_said():
     log = log_of(1, 3, 2, 4, 6, 5)
     log.steps()
 
-    assert log.remarks == ["2 step lines stand before the line of the step before: swapped"]
+    assert log.remarks == [
+        "2 step lines were printed before the previous step's line; the order is restored"
+    ]
 
 
 def test_a_single_line_is_said_in_the_singular():
@@ -129,8 +133,10 @@ def test_a_single_line_is_said_in_the_singular():
     for log in (again, exchanged):
         log.steps()
 
-    assert again.remarks == ["1 step line repeats the one before: left out"]
-    assert exchanged.remarks == ["1 step line stands before the line of the step before: swapped"]
+    assert again.remarks == ["1 step line repeats the previous one (ignored)"]
+    assert exchanged.remarks == [
+        "1 step line was printed before the previous step's line; the order is restored"
+    ]
 
 
 @given(st.lists(st.integers(0, 9)))
@@ -171,7 +177,7 @@ def test_a_remark_is_kept_once_and_no_more_than_a_screen_of_them():
         log.remark(f"{pluralize(number, 'line', 'were')} torn")
 
     assert log.remarks[:2] == ["1 line was torn", "2 lines were torn"]
-    assert len(log.remarks) == MOST_REMARKS
+    assert len(log.remarks) == MAX_REMARKS
 
 
 def test_the_largest_memory_figure_of_a_kind_is_kept():
@@ -256,7 +262,7 @@ def test_an_excerpt_shows_no_control_characters():
 def test_an_excerpt_is_short_and_can_be_printed(line):
     shown = excerpt(line)
 
-    assert len(shown) <= MOST_CHARACTERS
+    assert len(shown) <= MAX_CHARACTERS
     assert shown.isprintable()
 
 
@@ -264,10 +270,10 @@ def test_another_rank_adds_settings_memory_and_the_end_but_no_steps():
     log, other = LogContent(), LogContent()
     log.facts, log.memory_bytes = {"tp": 2, "global_batch": 16}, {"reserved": 5.0}
     other.facts, other.memory_bytes = {"tp": 1, "seq_len": 128}, {"reserved": 7.0, "resident": 3.0}
-    other.ended = "[after training is done]"
+    other.end_line = "[after training is done]"
     other.add_steps(np.array([1]), step_time_s=np.array([1.0]))
     log.add_rank(other)
 
     assert log.facts == {"tp": 2, "global_batch": 16, "seq_len": 128}
     assert log.memory_bytes == {"reserved": 7.0, "resident": 3.0}
-    assert log.ended == "[after training is done]" and len(log) == 0
+    assert log.end_line == "[after training is done]" and len(log) == 0

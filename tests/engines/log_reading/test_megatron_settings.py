@@ -224,14 +224,14 @@ def test_the_largest_rank_counts():
     ],
 )
 def test_the_end_of_the_program(line: bytes):
-    assert settings(record(1) + line + b" \n").ended == line.decode()
+    assert settings(record(1) + line + b" \n").end_line == line.decode()
 
 
 def test_iterations_after_an_end_are_of_another_start():
     end = b"[exiting program at iteration 1] datetime: 2021-06-10 20:47:51\n"
 
-    assert settings(record(1) + end, record(2)).ended is None
-    assert settings(record(1) + end + record(2)).ended is None
+    assert settings(record(1) + end, record(2)).end_line is None
+    assert settings(record(1) + end + record(2)).end_line is None
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_hosts_go_before_the_name_of_a_configuration_that_was_reused():
 
     assert (log.facts["num_devices"], log.facts["cp"]) == (32, 2)
     assert log.remarks == [
-        "the witnesses of the devices disagree (4 hosts in the launch line, 4 x 8 by the system "
+        "sources for the device count disagree (4 hosts in the launch line, 4 x 8 by the system "
         "description, 1 x 8 by the configuration's name, 4 by the platform's name): 4 x 8 is used"
     ]
 

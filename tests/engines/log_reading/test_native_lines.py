@@ -15,7 +15,7 @@ from paceline.engines.log_reading.native_lines import (
     Faults,
     LineLayout,
     columns_of,
-    decoded,
+    decode_events,
     lines_of,
 )
 from tests.files.test_events import STEP
@@ -43,7 +43,7 @@ def assert_read_alike(layout: LineLayout, content: bytes) -> None:
     if learnt is None:
         return
     faults = Faults()
-    events = decoded(lines_of(content), faults, ends_whole=True)
+    events = decode_events(lines_of(content), faults, ends_whole=True)
     index, columns = columns_of(events)
     assert faults.unread == 0
     np.testing.assert_array_equal(learnt[0], index)
@@ -53,7 +53,7 @@ def assert_read_alike(layout: LineLayout, content: bytes) -> None:
 
 @given(st.lists(st.fixed_dictionaries({"loss": FIGURES, "grad_norm": FIGURES}), min_size=1))
 def test_it_reads_what_decoding_reads(changes: list[dict[str, Any]]):
-    layout = LineLayout.learnt(line(STEP))
+    layout = LineLayout.learn(line(STEP))
     assert layout is not None
 
     content = block(*(step(k, **change) for k, change in enumerate(changes)))
@@ -64,14 +64,14 @@ def test_it_reads_what_decoding_reads(changes: list[dict[str, Any]]):
 
 @given(st.text(alphabet='0123456789.eE+-nulNaInfity",{}: ', max_size=12))
 def test_it_takes_no_number_that_json_does_not_allow(number: str):
-    layout = LineLayout.learnt(line(STEP))
+    layout = LineLayout.learn(line(STEP))
     assert layout is not None
 
     assert_read_alike(layout, block(step(1)).replace(b'"loss": 2.0', b'"loss": ' + number.encode()))
 
 
 def test_it_leaves_a_block_with_any_other_line_of_the_trainer():
-    layout = LineLayout.learnt(line(STEP))
+    layout = LineLayout.learn(line(STEP))
     assert layout is not None
 
     for other in (b'{"event": "end"}\n', b'{"event": "step", "step": 2}\n', b'{"step": 3}\n'):
@@ -85,7 +85,7 @@ def test_it_is_learnt_from_any_order_of_fields_and_from_merged_steps():
     merged = {"step": 7, "step_time_s": 0.5, "loss": None, "resident_bytes": 5.0}
 
     for event, of_one_rank in ((shuffled, True), (merged, False)):
-        layout = LineLayout.learnt(line(event))
+        layout = LineLayout.learn(line(event))
         assert layout is not None and layout.of_one_rank == of_one_rank
         columns = layout.columns(block(event))
         assert columns is not None and columns[0].tolist() == [7]
@@ -111,12 +111,12 @@ def test_it_is_learnt_from_any_order_of_fields_and_from_merged_steps():
     ],
 )
 def test_nothing_is_learnt_from_what_is_no_usual_step_line(text: bytes):
-    assert LineLayout.learnt(text) is None
+    assert LineLayout.learn(text) is None
 
 
 def test_many_broken_objects_in_one_line_are_given_up_soon():
     faults = Faults()
     line = b'{"step": ' * 100_000
 
-    assert decoded([line], faults, ends_whole=True) == []
+    assert decode_events([line], faults, ends_whole=True) == []
     assert faults.unread == 1

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.compare.judgement import Comparison
 from paceline.engines.log_reading.log_content import LogContent
-from paceline.engines.log_reading.profilers import profile_watched
+from paceline.engines.log_reading.profilers import watch_profilers
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
 from paceline.runs.comparison import ComparisonOptions, compare_runs, compare_with_reference
@@ -17,7 +17,7 @@ from tests.logs.example import megatron_log
 
 def tool(text: str) -> object:
     log = LogContent()
-    assert b"".join(profile_watched([text.encode()], log)) == text.encode()
+    assert b"".join(watch_profilers([text.encode()], log)) == text.encode()
     return log.facts.get("profiled")
 
 

@@ -11,15 +11,15 @@ from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.log_reading.records import (
     Records,
     field,
-    keep_whole_numbers,
     last_match,
     note_decimals,
     note_resolution,
     out_of_memory_line,
     product,
     significant_step,
-    watched,
-    without_colours,
+    store_whole_numbers,
+    watch_end,
+    without_colors,
 )
 
 A, B = field(rb"a="), field(rb"b=")
@@ -54,13 +54,13 @@ def test_of_several_names_the_first_one_counts():
 
 def run(blocks: list[bytes], torn: re.Pattern[bytes] | None = None) -> tuple[bytes, LogContent]:
     log = LogContent()
-    return b"".join(watched(blocks, log, b"All done", torn)), log
+    return b"".join(watch_end(blocks, log, b"All done", torn)), log
 
 
 def test_whole_lines_pass_unchanged():
     text, log = run([b"step 1\n", b"step 2\r", b"step 3\n"])
     assert text == b"step 1\nstep 2\rstep 3\n"
-    assert (log.ended, log.torn, log.out_of_memory) == (None, None, None)
+    assert (log.end_line, log.incomplete_reason, log.out_of_memory) == (None, None, None)
 
 
 def test_a_number_at_the_very_end_may_have_lost_digits():
@@ -69,7 +69,7 @@ def test_a_number_at_the_very_end_may_have_lost_digits():
 
 def test_the_last_word_is_quoted_without_its_colours():
     _, log = run([b"x\n\x1b[32mAll done\x1b[0m in 5 s\nmore\n"])
-    assert log.ended == "All done in 5 s"
+    assert log.end_line == "All done in 5 s"
 
 
 @pytest.mark.parametrize(
@@ -129,14 +129,14 @@ def test_of_several_signs_the_first_in_the_text_is_quoted():
 
 def test_a_record_in_an_unfinished_last_line_is_torn():
     begun = re.compile(rb"step \d+(?!.*loss)")
-    assert run([b"step 1 loss 2\nstep 2 lo"], begun)[1].torn is not None
-    assert run([b"step 1 loss 2\nstep 2 lo\n"], begun)[1].torn is None
-    assert run([b"step 1 loss 2\nstep 2 loss 3"], begun)[1].torn is None
-    assert run([], begun)[1].torn is None
+    assert run([b"step 1 loss 2\nstep 2 lo"], begun)[1].incomplete_reason is not None
+    assert run([b"step 1 loss 2\nstep 2 lo\n"], begun)[1].incomplete_reason is None
+    assert run([b"step 1 loss 2\nstep 2 loss 3"], begun)[1].incomplete_reason is None
+    assert run([], begun)[1].incomplete_reason is None
 
 
 def test_colours_are_taken_away():
-    assert without_colours(b"\x1b[38;2;180;60;0mred\x1b[0m") == b"red"
+    assert without_colors(b"\x1b[38;2;180;60;0mred\x1b[0m") == b"red"
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_the_last_known_time_sets_the_resolution():
 def test_settings_are_whole_numbers_above_zero():
     log = LogContent()
     statements = [(b"n", b"1,024"), (b"m", b"0"), (b"k", b"-3"), (b"x", b"5"), (b"n", b"2,048")]
-    keep_whole_numbers(log, {b"n": "global_batch", b"m": "tp", b"k": "pp"}, statements)
-    keep_whole_numbers(log, {b"n": "seq_len"}, [(b"n", b"9" * 19), (b"n", b"9" * 40)])
+    store_whole_numbers(log, {b"n": "global_batch", b"m": "tp", b"k": "pp"}, statements)
+    store_whole_numbers(log, {b"n": "seq_len"}, [(b"n", b"9" * 19), (b"n", b"9" * 40)])
     assert log.facts == {"global_batch": 2048}
 
 

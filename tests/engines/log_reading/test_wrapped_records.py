@@ -121,18 +121,18 @@ def test_lines_of_others_do_not_go_on_with_a_record_that_is_cut_off(other: bytes
 def test_a_record_on_one_line_is_left_as_it_is():
     wrapping = Wrapping(RECORD, [])
 
-    assert wrapping.joined(record(1) + b"foo\nbar\n", is_last=True) is None
+    assert wrapping.join(record(1) + b"foo\nbar\n", is_last=True) is None
 
 
 def test_a_field_that_comes_again_belongs_to_another_record():
     wrapping = Wrapping(RECORD, [])
     lines = record(1)[1:-1] + b"\n lm loss: 5.0 |\n"
 
-    assert wrapping.joined(lines, is_last=True) is None
+    assert wrapping.join(lines, is_last=True) is None
 
 
 def test_the_beginning_of_the_next_records_line_is_not_taken():
     wrapping = Wrapping(RECORD, [])
     lines = record(1)[1:150] + b"\n samples/sec: 5.0 | "
 
-    assert b"samples/sec" not in (wrapping.joined(lines, is_last=False) or b"")
+    assert b"samples/sec" not in (wrapping.join(lines, is_last=False) or b"")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.test_errors import paceline
 
-STAND_IN = Path(__file__).parents[2] / "engines" / "pretrain_stand_in.py"
+STAND_IN = Path(__file__).parents[2] / "engines" / "fake_pretrain.py"
 LISTS = ["--pp", "1,2", "--mbs", "2,16"]
 
 

@@ -59,7 +59,7 @@ name = f"pretrain_llama3_{asked.model_size}_{asked.dtype}_gpus{asked.scale}"
 folder = Path.cwd() / "workloads" / asked.workload / "experiments" / name / f"{name}_1" / name
 program = folder / "scripts" / "performance" / "bootstrap.py"
 program.parent.mkdir(parents=True)
-shutil.copy(Path(__file__).with_name("bridge_stand_in.py"), program)
+shutil.copy(Path(__file__).with_name("fake_bridge.py"), program)
 seen = {"argv": sys.argv[1:], "env": dict(os.environ)}
 (folder / "seen.json").write_text(json.dumps(seen))
 recipe = {
