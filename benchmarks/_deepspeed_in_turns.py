@@ -36,11 +36,11 @@ def main(path: str, block: int) -> None:
     torch.set_float32_matmul_precision(training["matmul_precision"])
     torch.manual_seed(training["seed"])
     model = build(content)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     bf16 = training["dtype"] == "bf16"
     engine, *_ = deepspeed.initialize(
         model=model,
-        optimizer=fused_adamw(trained, training),
+        optimizer=fused_adamw(trainable, training),
         config={
             "train_micro_batch_size_per_gpu": training["global_batch"],
             "zero_optimization": {"stage": 0},

@@ -49,13 +49,13 @@ def steps(settings: dict[str, Any]) -> Iterator[None]:
     )
     corpus = load_corpus(parse_config(settings))
     indices = [*range(training["global_batch"])]
-    noisy, velocity, *rest = (x.float() for x in corpus.collate(indices, ALONE))
+    noisy, velocity, *conditions = (x.float() for x in corpus.collate(indices, ALONE))
     bf16 = training["dtype"] == "bf16"
     gc.collect()
     gc.disable()  # as the native trainer does between steps
     while True:
         with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
-            predicted = peer_velocity(model, shape, noisy, *rest)
+            predicted = peer_velocity(model, shape, noisy, *conditions)
         loss = torch.nn.functional.mse_loss(predicted.float(), velocity)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), training["grad_clip"])

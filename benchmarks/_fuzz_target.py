@@ -23,12 +23,12 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 REPLAY = sys.argv[1] == "--replay"
 if REPLAY:
-    _instrumented = contextlib.nullcontext()
+    _instrumentation = contextlib.nullcontext()
 else:
     import atheris
 
-    _instrumented = atheris.instrument_imports(include=["paceline"])
-with _instrumented:
+    _instrumentation = atheris.instrument_imports(include=["paceline"])
+with _instrumentation:
     from paceline.engines import log_formats
     from paceline.files.log_file import BLOCK_BYTES, LogFile
     from tests.engines.promises import check_parse, check_read, read
@@ -40,8 +40,8 @@ PACKED = 254
 
 LARGE_BYTES = 1 << 18
 ENLARGED_EVERY = 128
-MOST_S = 0.5
-MOST_S_PER_BYTE = 2e-6
+MAX_S = 0.5
+MAX_S_PER_BYTE = 2e-6
 PASSES = 6
 
 
@@ -50,9 +50,9 @@ class TooSlowError(Exception):
 
 
 def reader(first: int) -> str:
-    """What the first byte of an input chooses."""
-    chosen = {WHOLE_WAY: "the_whole_way", PACKED: "the_file_reader"}
-    return chosen.get(first) or KINDS[first % len(KINDS)][0]
+    """Return the name of the reader that the first byte of an input selects."""
+    readers = {WHOLE_WAY: "the_whole_way", PACKED: "the_file_reader"}
+    return readers.get(first) or KINDS[first % len(KINDS)][0]
 
 
 def take(content: bytes, path: Path) -> None:
@@ -75,7 +75,7 @@ def take_in_time(content: bytes, path: Path) -> float:
     begin = time.process_time()
     take(content, path)
     took = time.process_time() - begin
-    if took > MOST_S + MOST_S_PER_BYTE * len(content):
+    if took > MAX_S + MAX_S_PER_BYTE * len(content):
         raise TooSlowError(f"{took:.2f} s for {len(content)} bytes")
     return took
 
@@ -87,7 +87,7 @@ def read_enlarged(content: bytes) -> float:
     begin = time.process_time()
     read(kind, text)
     took = time.process_time() - begin
-    if took > MOST_S + 4 * MOST_S_PER_BYTE * len(text):
+    if took > MAX_S + 4 * MAX_S_PER_BYTE * len(text):
         raise TooSlowError(f"{took:.2f} s for {len(text)} bytes of repeated input")
     return took
 

@@ -1,4 +1,4 @@
-"""The trainings that benchmarks/gpu_proof.py measures on one GPU, and their tiny siblings."""
+"""Trainings that benchmarks/gpu_proof.py measures on one GPU, and their tiny variants."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ CASES = (
 
 
 def spec_of(case: Case, device: str, dtype: str, compile_: str) -> RunSpec:
-    """The run of a case in one variant on a device of the catalog; of its tiny sibling on `cpu`."""
+    """Return the run of a case in one variant on a catalog device; on `cpu`, its tiny variant."""
     recipe, overrides = case.recipe, case.overrides
     micro_batch, micro_batches = case.micro_batch, case.micro_batches
     if device == "cpu":
-        recipe, *rest = case.tiny
-        overrides, micro_batch, micro_batches = tuple(rest), 2, 2
+        recipe, *tiny_overrides = case.tiny
+        overrides, micro_batch, micro_batches = tuple(tiny_overrides), 2, 2
     changes = (
         *ALONE,
         *overrides,

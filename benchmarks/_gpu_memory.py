@@ -21,21 +21,21 @@ KINDS = ("allocated", "reserved", "device_used")
 
 def native_on_a_gpu() -> list[dict[str, Any]]:
     """Every native training of the stored results: bytes measured and estimated, by kind."""
-    stored = (json.loads((RESULTS / f"{name}.json").read_text()) for name in FILES)
+    results = (json.loads((RESULTS / f"{name}.json").read_text()) for name in FILES)
     return [
-        compared(row, content["device"])
-        for content in stored
+        compare_memory(row, content["device"])
+        for content in results
         for row in content["rows"]
         if row["side"] == "native"
     ]
 
 
-def compared(row: dict[str, Any], device: str) -> dict[str, Any]:
+def compare_memory(row: dict[str, Any], device: str) -> dict[str, Any]:
     """One training; what the device used is as it was at the end of the watched step."""
     case = next(case for case in CASES if case.name == row["case"])
-    found = find_device(device)
-    assert found is not None, f"{device} is a device of the catalog"
-    spec = spec_of(case, found.name, row["dtype"], row["compile"])
+    entry = find_device(device)
+    assert entry is not None, f"{device} is a device of the catalog"
+    spec = spec_of(case, entry.name, row["dtype"], row["compile"])
     machine = machine_for(spec.cluster, spec.training.dtype)
     software = software_of(spec)
     x = cases_of([case_of(spec, machine, software)])

@@ -2,7 +2,7 @@
 
 LIBRARY is transformers or diffusers. Reads the native trainer's own settings file: shape, dtype,
 batch, micro-batches, optimizer and clipping are the same on both sides; products run under autocast
-over fp32 weights, as the native trainer's do, and frozen weights lie in the compute dtype.
+over fp32 weights, as in the native trainer, and frozen weights have the compute dtype.
 `PACELINE_PEER_COMPILE=1` compiles the model as a whole. Prints one JSON line {"step_time_s": [...],
 "num_parameters", "allocated_bytes", "reserved_bytes"}; times are of the device's own clock on CUDA.
 """
@@ -63,10 +63,10 @@ def diffusers_side(content: dict[str, Any], device: torch.device) -> tuple[nn.Mo
     corpus = load_corpus(parse_config(content))
     indices = [*range(content["layout"]["micro_batch"])]
     batch = [x.float().to(device) for x in corpus.collate(indices, ALONE)]
-    noisy, velocity, *rest = batch
+    noisy, velocity, *conditions = batch
 
     def loss() -> Tensor:
-        predicted = peer_velocity(runs, shape, noisy, *rest)
+        predicted = peer_velocity(runs, shape, noisy, *conditions)
         return nn.functional.mse_loss(predicted.float(), velocity)
 
     return model, loss
@@ -76,7 +76,7 @@ SIDES = {"transformers": transformers_side, "diffusers": diffusers_side}
 
 
 def frozen_in_compute_dtype(model: nn.Module, content: dict[str, Any]) -> None:
-    """As the native trainer keeps what it does not train."""
+    """Convert frozen weights to the compute dtype, as the native trainer does."""
     if content["training"]["dtype"] == "bf16":
         for parameter in model.parameters():
             if not parameter.requires_grad:
@@ -91,8 +91,8 @@ def compiled(model: nn.Module) -> Any:
 def steps(content: dict[str, Any], model: nn.Module, loss_of: Loss, device: str) -> Iterator[None]:
     """Training steps without end."""
     training = content["training"]
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = fused_adamw(trained, training)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = fused_adamw(trainable, training)
     count = content["num_microbatches"]
     half = training["dtype"] in ("bf16", "fp8")
     gc.collect()
@@ -102,7 +102,7 @@ def steps(content: dict[str, Any], model: nn.Module, loss_of: Loss, device: str)
             with torch.autocast(device, torch.bfloat16, enabled=half):
                 loss = loss_of()
             (loss / count).backward()
-        torch.nn.utils.clip_grad_norm_(trained, training["grad_clip"])
+        torch.nn.utils.clip_grad_norm_(trainable, training["grad_clip"])
         optimizer.step()
         optimizer.zero_grad()
         yield

@@ -1,4 +1,4 @@
-"""One rank of a world that trains a model in many layouts, each step beside a single process's.
+"""One rank of a world that trains a model in many layouts, each step next to a single process's.
 
     _layout_ranks.py QUESTION.json ANSWER.json
 
@@ -65,7 +65,7 @@ def batch_unit(config: TrainerConfig) -> LocalBatch:
     return LocalBatch(ids[0], ids[1], ids[0].numel())
 
 
-def timed(step: Callable[[], Any], steps: StepClock) -> dict[str, float]:
+def time_step(step: Callable[[], Any], steps: StepClock) -> dict[str, float]:
     """Seconds of one step: by the clock, blocked in collectives, and of processor time.
 
     `own_s` is the processor time of the thread that trains; the rest is that of other threads,
@@ -75,10 +75,10 @@ def timed(step: Callable[[], Any], steps: StepClock) -> dict[str, float]:
     begin, cpu, own_s = time.perf_counter(), time.process_time(), time.thread_time()
     step()
     took = time.perf_counter() - begin
-    _, waited = steps.read(steps.lap())
+    _, wait_s = steps.read(steps.lap())
     return {
         "step_time_s": took,
-        "comm_wait_s": waited,
+        "comm_wait_s": wait_s,
         "cpu_s": time.process_time() - cpu,
         "own_s": time.thread_time() - own_s,
     }
@@ -106,10 +106,10 @@ def main(question: Path, into: Path) -> None:
             reference = None
             if alone is not None:
                 torch.set_num_threads(order["threads"])
-                reference = timed(alone, steps)
+                reference = time_step(alone, steps)
                 torch.set_num_threads(order["threads_of_a_rank"])
             together(world)
-            figure = timed(step, steps)
+            figure = time_step(step, steps)
             together(world)
             if turn >= WARMUP:
                 figures.append([reference, figure])

@@ -32,22 +32,22 @@ GROUPS: Mapping[str, Callable[[PublishedStep], str]] = {
     "year": lambda row: str(row.year),
     "source": lambda row: re.sub(r" \((via|stored) [^)]*\)", "", row.source),
 }
-"""What is left out at a time."""
+"""Grouping of the rows, left out one at a time."""
 SIZES = ((8, "1-8 devices"), (64, "9-64 devices"), (512, "65-512 devices"))
 
 
 @dataclass(frozen=True)
-class Held:
-    """Every row predicted without its own group."""
+class HeldOut:
+    """Predictions of every row by a fit without its own group."""
 
     names: NDArray[np.str_]
-    """Of the rows' groups."""
+    """Names of the rows' groups."""
     seconds: Floats
     slope: Floats
-    known: Floats
-    """Variance of the logarithm that the coefficients' covariance makes up."""
+    fit_variance: Floats
+    """Variance of the logarithm from the coefficients' covariance."""
     new_stack: NDArray[np.bool_]
-    """Where no other row was of the row's stack, and so on."""
+    """Mask of rows whose software occurs in no other group."""
     new_device: NDArray[np.bool_]
 
     def missed(self, rows: Sequence[PublishedStep]) -> Floats:
@@ -55,7 +55,7 @@ class Held:
         return np.log(self.seconds / np.array([row.measured_s for row in rows]))
 
 
-def held_out(rows: Sequence[PublishedStep], x: Cases, what: str, start: Floats) -> Held:
+def held_out(rows: Sequence[PublishedStep], x: Cases, what: str, start: Floats) -> HeldOut:
     """Predictions by fits that never saw a row's group, and what these leave open.
 
     Rows with adapters are predicted, and never fitted.
@@ -63,47 +63,55 @@ def held_out(rows: Sequence[PublishedStep], x: Cases, what: str, start: Floats) 
     columns = {kind: np.array([of(row) for row in rows]) for kind, of in GROUPS.items()}
     measured_s = np.array([row.measured_s for row in rows])
     fitted_rows = ~of_kind(rows, "lora")
-    seconds, known, slope = np.zeros(x.size), np.zeros(x.size), np.zeros((x.size, len(start)))
+    seconds, fit_variance, slope = (
+        np.zeros(x.size),
+        np.zeros(x.size),
+        np.zeros((x.size, len(start))),
+    )
     new = {kind: np.zeros(x.size, dtype=bool) for kind in ("stack", "device")}
     for name in np.unique(columns[what]):
         inside = columns[what] == name
         others = ~inside & fitted_rows
         sources, stacks = (columns[kind][others].tolist() for kind in ("source", "stack"))
         fitted = fit_with_experts(x.pick(others), measured_s[others], sources, stacks, start)
-        own = x.pick(inside)
-        seconds[inside] = predict(own, fitted.centre)
-        slope[inside] = slopes(own, fitted.centre)
-        known[inside] = open_variance(slope[inside], fitted)
+        inside_cases = x.pick(inside)
+        seconds[inside] = predict(inside_cases, fitted.centre)
+        slope[inside] = slopes(inside_cases, fitted.centre)
+        fit_variance[inside] = open_variance(slope[inside], fitted)
         for kind, where in new.items():
             where[inside] = ~np.isin(columns[kind][inside], columns[kind][others])
-    return Held(columns[what], seconds, slope, known, new["stack"], new["device"])
+    return HeldOut(columns[what], seconds, slope, fit_variance, new["stack"], new["device"])
 
 
 def intervals(
-    rows: Sequence[PublishedStep], x: Cases, held: Held, by: Mapping[str, Held]
+    rows: Sequence[PublishedStep], x: Cases, predictions: HeldOut, by: Mapping[str, HeldOut]
 ) -> tuple[Floats, Floats]:
-    """80 % intervals, by how far other sources lay from fits without them, and wider for what is
-    new by how far other stacks and devices did: those of a row's own group do not count.
+    """Return 80% intervals from the errors of fits without a row's source.
+
+    They are wider for new software and devices, by the errors on other software and devices. Errors
+    on a row's own group do not count.
     """
-    variance, dense = held.known.copy(), of_kind(rows, "dense")
+    variance, dense = predictions.fit_variance.copy(), of_kind(rows, "dense")
     sources, missed = np.array([GROUPS["source"](row) for row in rows]), by["source"].missed(rows)
-    for name in np.unique(held.names):
-        inside = held.names == name
+    for name in np.unique(predictions.names):
+        inside = predictions.names == name
         others = dense & ~inside
-        known, names = by["source"].known[others], sources[others].tolist()
-        residual = residual_sd(x.pick(others), missed[others], known, names)
-        variance[inside] += own_variance(x.pick(inside), held.slope[inside], residual)
-    for kind, new in (("stack", held.new_stack), ("device", held.new_device)):
+        variances, names = by["source"].fit_variance[others], sources[others].tolist()
+        residual = residual_sd(x.pick(others), missed[others], variances, names)
+        variance[inside] += own_variance(x.pick(inside), predictions.slope[inside], residual)
+    for kind, new in (("stack", predictions.new_stack), ("device", predictions.new_device)):
         names, missed = by[kind].names, by[kind].missed(rows)
         for name in np.unique(names[new]):
             others = (names != name) & dense
-            width = between_sd(missed[others], names[others].tolist(), by[kind].known[others])
+            width = between_sd(
+                missed[others], names[others].tolist(), by[kind].fit_variance[others]
+            )
             variance = variance + width**2 * (new & (names == name))
-    return bounds(held.seconds, np.sqrt(variance))
+    return bounds(predictions.seconds, np.sqrt(variance))
 
 
 def of_kind(rows: Sequence[PublishedStep], kind: Kind) -> NDArray[np.bool_]:
-    """Where rows are of a kind."""
+    """Return a mask of the rows of a kind."""
     return np.array([row.kind == kind for row in rows])
 
 
@@ -118,53 +126,53 @@ def kinds_of(row: PublishedStep) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What was predicted and measured, and what the flat rule says."""
+class Evaluation:
+    """Predicted and measured step times, and those of the flat rule."""
 
     seconds: Floats
     inside: NDArray[np.bool_]
-    """Where the measured time lies in the 80 % interval."""
+    """Mask of rows whose measured time is in the 80% interval."""
     measured: Floats
     flat: Floats
 
 
-def judged(
-    rows: Sequence[PublishedStep], x: Cases, held: Held, by: Mapping[str, Held]
+def evaluate(
+    rows: Sequence[PublishedStep], x: Cases, predictions: HeldOut, by: Mapping[str, HeldOut]
 ) -> dict[str, Any]:
     """The figures of all dense rows, of each source, stack, device, year and kind, and of the
     rows with experts and with adapters.
     """
     measured = np.array([row.measured_s for row in rows])
-    low, high = intervals(rows, x, held, by)
+    low, high = intervals(rows, x, predictions, by)
     inside = (low <= measured) & (measured <= high)
-    whole = Judged(held.seconds, inside, measured, flat_rule_step_time(x))
+    whole = Evaluation(predictions.seconds, inside, measured, flat_rule_step_time(x))
     dense = of_kind(rows, "dense")
     groups = {f"by_{what}": [[of(row)] for row in rows] for what, of in GROUPS.items()}
     groups["by_kind"] = [kinds_of(row) for row in rows]
     result: dict[str, Any] = {"overall": _figures(whole, dense)}
     # Of half an interval: a group whose rows share their error is all inside or all outside.
-    missed = np.log(held.seconds / measured) / np.log(high / held.seconds)
-    left_out = [(held.names == name) & dense for name in np.unique(held.names[dense])]
+    missed = np.log(predictions.seconds / measured) / np.log(high / predictions.seconds)
+    left_out = [(predictions.names == name) & dense for name in np.unique(predictions.names[dense])]
     result["groups"] = {
         "n": len(left_out),
         "coverage_80": float(np.mean([inside[group].mean() for group in left_out])),
         "mean_inside": float(np.mean([abs(missed[group].mean()) <= 1 for group in left_out])),
     }
-    for name, chosen in (("experts", x.experts > 1), ("adapters", of_kind(rows, "lora"))):
-        if chosen.any():
-            result[name] = _figures(whole, chosen)
+    for name, mask in (("experts", x.experts > 1), ("adapters", of_kind(rows, "lora"))):
+        if mask.any():
+            result[name] = _figures(whole, mask)
     for what, names in groups.items():
         counts = Counter(name for of_row in names for name in of_row).most_common()
         result[what] = {
-            name: _figures(whole, np.array([name in own for own in names]) & chosen)
+            name: _figures(whole, np.array([name in members for members in names]) & mask)
             for name, _ in counts
-            for chosen in (x.experts > 1 if what == "by_kind" and name == "experts" else dense,)
-            if (np.array([name in own for own in names]) & chosen).any()
+            for mask in (x.experts > 1 if what == "by_kind" and name == "experts" else dense,)
+            if (np.array([name in members for members in names]) & mask).any()
         }
     return result
 
 
-def _figures(whole: Judged, of: NDArray[np.bool_]) -> dict[str, Any]:
+def _figures(whole: Evaluation, of: NDArray[np.bool_]) -> dict[str, Any]:
     """Errors, bias and coverage of some rows, and the flat rule's error."""
     ratio = (whole.seconds / whole.measured)[of]
     error, flat_error = np.abs(ratio - 1), np.abs(whole.flat / whole.measured - 1)[of]
@@ -183,7 +191,7 @@ def _figures(whole: Judged, of: NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def advantage(model: Floats, flat: Floats, seed: int = 1) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean absolute error of the flat rule minus the model's."""
+    """Return the 95% bootstrap interval of the flat rule's mean error minus the model's."""
     gain, draw = flat - model, np.random.default_rng(seed)
     means = [gain[draw.integers(len(gain), size=len(gain))].mean() for _ in range(2000)]
     return float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
@@ -191,7 +199,7 @@ def advantage(model: Floats, flat: Floats, seed: int = 1) -> tuple[float, float]
 
 def print_table(title: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
     """The figures of some groups as a markdown table."""
-    print(f"\n| {title} | rows | MAPE | median abs ln | bias | flat rule's MAPE | in 80 % |")
+    print(f"\n| {title} | rows | MAPE | median abs ln | bias | flat rule's MAPE | in 80% |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name, row in figures.items():
         print(

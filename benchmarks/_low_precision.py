@@ -1,4 +1,4 @@
-"""What is trained in low precision, by which recipe, and how far its loss goes from bf16's."""
+"""Trainings in low precision by recipe, and the deviation of their loss from bf16's."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from paceline.files.recipe import load_recipe, resolve
 
 STEPS = 50
 REFUSALS = ("does not multiply so with", "needs torchao", "needs a GPU")
-"""What the trainer says where a device or torchao lacks a product."""
+"""Messages of the trainer if a device or torchao lacks a GEMM."""
 
 
 @dataclass(frozen=True)
-class Side:
+class Variant:
     """One way to train a shape."""
 
     name: str
     settings: tuple[str, ...]
 
 
-BASE = Side("bf16", ("dtype=bf16",))
+BASE = Variant("bf16", ("dtype=bf16",))
 YARDSTICKS = (
-    Side("bf16 again", ("dtype=bf16",)),
-    Side("bf16, weights and order by another seed", ("dtype=bf16", "seed=4321")),
+    Variant("bf16 again", ("dtype=bf16",)),
+    Variant("bf16, weights and order by another seed", ("dtype=bf16", "seed=4321")),
 )
-"""How far bf16 goes from itself."""
+"""Repetitions of bf16, which show its own variation."""
 RECIPES = (
     *(
-        Side(recipe, ("dtype=fp8", f"fp8_recipe={recipe}"))
+        Variant(recipe, ("dtype=fp8", f"fp8_recipe={recipe}"))
         for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
     ),
-    Side("mxfp8", ("dtype=mxfp8",)),
-    Side("nvfp4", ("dtype=nvfp4",)),
+    Variant("mxfp8", ("dtype=mxfp8",)),
+    Variant("nvfp4", ("dtype=nvfp4",)),
 )
-SIDES = (BASE, Side("fp32", ("dtype=fp32",)), *YARDSTICKS, *RECIPES)
+SIDES = (BASE, Variant("fp32", ("dtype=fp32",)), *YARDSTICKS, *RECIPES)
 SHAPES: dict[str, tuple[str, ...]] = {
     "tiny-llama": ("tiny-llama",),
     "tiny-gpt": ("tiny-gpt",),
@@ -52,7 +52,7 @@ ON_A_GPU = {LARGE: ("llama31-8b", "model.num_layers=4", "layout.recompute=none")
 """Large enough for products to decide the speed."""
 
 
-def spec_of(shape: Sequence[str], side: Side, device: str, steps: int) -> RunSpec:
+def spec_of(shape: Sequence[str], side: Variant, device: str, steps: int) -> RunSpec:
     """The run of a shape by a side; on a GPU all sides compile their blocks."""
     recipe, *overrides = shape
     of_one = ALONE[1:] if recipe.startswith("tiny") else ALONE
@@ -68,23 +68,23 @@ def spec_of(shape: Sequence[str], side: Side, device: str, steps: int) -> RunSpe
 
 
 def figures(
-    side: Side, spec: RunSpec, trained: dict[str, Any], base: dict[str, Any]
+    side: Variant, spec: RunSpec, figures: dict[str, Any], base: dict[str, Any]
 ) -> dict[str, Any]:
-    """How far the loss of each step is from `base`'s, as a share of it, and the speeds' ratio."""
+    """Return each step's relative loss deviation from `base`, and the ratio of the speeds."""
     off = [
-        abs(loss - wanted) / wanted
-        for loss, wanted in zip(trained["loss"], base["loss"], strict=True)
+        abs(loss - expected) / expected
+        for loss, expected in zip(figures["loss"], base["loss"], strict=True)
     ]
     warmup = WARMUP["cpu" if spec.cluster.device == "cpu" else "cuda"]
-    step_s, base_s = (median(one["times_s"][warmup:]) for one in (trained, base))
+    step_s, base_s = (median(one["times_s"][warmup:]) for one in (figures, base))
     return {
         "side": side.name,
         "steps": len(off),
-        "first_loss": trained["loss"][0],
-        "last_loss": trained["loss"][-1],
+        "first_loss": figures["loss"][0],
+        "last_loss": figures["loss"][-1],
         "max_off": max(off),
         "mean_off": fmean(off),
-        "last_off": trained["loss"][-1] / base["loss"][-1] - 1,
+        "last_off": figures["loss"][-1] / base["loss"][-1] - 1,
         "tokens_per_s": spec.training.global_batch * spec.training.seq_len / step_s,
         "speed_of_bf16": base_s / step_s,
     }
@@ -104,11 +104,11 @@ class Deviations:
         self.base: dict[str, Any] | None = None
         self.rows: list[dict[str, Any]] = []
 
-    def measure(self, side: Side) -> str:
+    def measure(self, side: Variant) -> str:
         """Add a side's row, or why it is refused; its line. Raises as `train`."""
         spec = spec_of(self.shape, side, self.device, self.steps)
         try:
-            trained = self.train(spec)
+            run = self.train(spec)
         except RuntimeError as error:
             reason = str(error).strip().rpartition("\n")[2]
             if not any(words in reason for words in REFUSALS):
@@ -116,8 +116,8 @@ class Deviations:
             self.rows.append({"side": side.name, "refused": reason})
             return f"| {self.shape[0]} | {side.name} | refused: {reason} |"
         if self.base is None:
-            self.base = trained
-        self.rows.append(figures(side, spec, trained, self.base))
+            self.base = run
+        self.rows.append(figures(side, spec, run, self.base))
         return table_row(self.shape[0], self.rows[-1])
 
 

@@ -23,7 +23,7 @@ RECORDS_AT_ONCE = 32
 
 
 class Encoder:
-    """What a worker keeps."""
+    """Store what a worker needs."""
 
     tokenizer: Tokenizer
     end: int

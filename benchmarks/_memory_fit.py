@@ -17,9 +17,9 @@ from paceline.estimate.memory.published import PublishedMemory, memory_as_report
 from paceline.estimate.model.case import Floats, cases_of
 
 SCALE = 0.07
-"""What good formulas still miss of a published memory, as a deviation of its logarithm."""
+"""Standard deviation of the logarithm that good formulas still miss of a published memory."""
 EVIDENCE_PER_SOURCE = 12.0
-"""How many independent rows a source counts for."""
+"""Number of independent rows that a source counts as."""
 
 
 def fit_memory(
@@ -58,26 +58,27 @@ def held_out_sd(rows: Sequence[PublishedMemory]) -> float:
     """Deviation of ln(estimated / stated) in sources that the fit never saw.
 
     Root of the mean square, every source with the same weight. What the fitted rows themselves are
-    missed by is about half of it, and would make a table that is no part of the fit look surer than
+    missed by is about half of it, and would make a table outside the fit look more certain than
     it is.
     """
-    stated = [i for i, row in enumerate(rows) if row.stated_bytes]
+    stated_rows = [i for i, row in enumerate(rows) if row.stated_bytes]
     fits = leave_one_source_out(rows)
     errors = [
-        log(memory_as_reported([rows[i]], fits[i])[0] / (rows[i].stated_bytes or 1)) for i in stated
+        log(memory_as_reported([rows[i]], fits[i])[0] / (rows[i].stated_bytes or 1))
+        for i in stated_rows
     ]
-    weights = equal_weights([rows[i].source for i in stated])
+    weights = equal_weights([rows[i].source for i in stated_rows])
     return float(np.sqrt(np.average(np.square(errors), weights=weights)))
 
 
 def _fit_stack(rows: list[PublishedMemory], prior: Framework) -> Framework:
     weight = np.sqrt(EVIDENCE_PER_SOURCE * equal_weights([row.source for row in rows]))
-    x, stated = (
+    x, stated_bytes = (
         cases_of([row.case for row in rows]),
         np.array([row.stated_bytes for row in rows], float),
     )
     limit = np.array([row.device_bytes for row in rows])
-    ran = np.isfinite(stated)
+    ran = np.isfinite(stated_bytes)
     names = [name for name in FITTED if getattr(prior, name) > 0]
     centre = np.log([getattr(prior, name) for name in names])
     width = np.array([SPREADS[name] for name in names])
@@ -85,11 +86,11 @@ def _fit_stack(rows: list[PublishedMemory], prior: Framework) -> Framework:
 
     def errors(framework: Framework) -> Floats:
         return np.where(
-            ran, np.log(memory_as_reported(rows, framework) / np.where(ran, stated, 1)), 0.0
+            ran, np.log(memory_as_reported(rows, framework) / np.where(ran, stated_bytes, 1)), 0.0
         )
 
     def residuals(logs: Floats) -> Floats:
-        framework = _moved(prior, names, logs)
+        framework = _with_offsets(prior, names, logs)
         over = np.log(memory(x, framework).needed / limit) / SCALE
         witness = np.sqrt(-2 * log_ndtr(np.where(ran, -over, over)))
         misfit = np.concatenate(
@@ -98,13 +99,13 @@ def _fit_stack(rows: list[PublishedMemory], prior: Framework) -> Framework:
         return np.concatenate([misfit, (logs - centre) / width])
 
     least_squares: Any = import_module("scipy.optimize").least_squares
-    moved = np.asarray(least_squares(residuals, centre).x, dtype=float)
-    return _moved(prior, names, moved)
+    offsets = np.asarray(least_squares(residuals, centre).x, dtype=float)
+    return _with_offsets(prior, names, offsets)
 
 
 def _soft(error: Floats) -> Floats:
     return np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
 
 
-def _moved(prior: Framework, names: Sequence[str], logs: Floats) -> Framework:
+def _with_offsets(prior: Framework, names: Sequence[str], logs: Floats) -> Framework:
     return replace(prior, **dict(zip(names, np.exp(logs).tolist(), strict=True)))

@@ -26,9 +26,9 @@ def main(path: str, block: int) -> None:
 
     Loader.next = wait_and_take  # type: ignore[method-assign]
     config, events = parse_config(read_json(path)), EventLog("steps", 0)
-    timed = open_run(config, rank=0)
-    timed.begin()
-    train.train(config, events, Heartbeat(events, "stack"), timed)
+    timed_run = open_run(config, rank=0)
+    timed_run.begin()
+    train.train(config, events, Heartbeat(events, "stack"), timed_run)
 
 
 if __name__ == "__main__":

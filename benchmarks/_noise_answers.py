@@ -1,4 +1,4 @@
-"""What Paceline's public functions answer to noise, as `paceline parse`, `compare`, `scale` and
+"""Answers of Paceline's public functions to noise, as `paceline parse`, `compare`, `scale` and
 `history` would.
 """
 
@@ -29,35 +29,39 @@ from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from tests.compare.members import member
 
 UNFINISHED = "ends without"
-"""Of a log that was cut; these all are."""
-MOST_FOLLOW_UPS = 40
+"""Start of the warning about an incomplete log; all of these logs are incomplete."""
+MAX_FOLLOW_UPS = 40
 
 
 @dataclass(frozen=True)
 class StepAnswer:
-    """What is said of one run's step time."""
+    """Step time, interval and warning for one run."""
 
     error: float
     """Reported over true step time, less 1."""
     covered: bool | None
-    """Whether the interval holds the truth; None without one."""
+    """True if the interval contains the truth; None without an interval."""
     warned: bool
 
 
-def parsed(series: StepSeries, path: Path) -> StepAnswer:
+def parse_series(series: StepSeries, path: Path) -> StepAnswer:
     """The answer to a log, which is written to `path`."""
     path.write_text("".join(series.lines), encoding="utf-8")
     log = parse_log(path, UserSettings(engine=series.engine)).document
-    warned = any(not warning.startswith(UNFINISHED) for warning in log.warnings)
+    has_warning = any(not warning.startswith(UNFINISHED) for warning in log.warnings)
     step = log.metrics.get("step_time_s")
     if step is None or step.value is None:
         return StepAnswer(0.0, None, True)
     known_interval = step.low is not None and step.high is not None
-    covered = (step.low or 0.0) <= series.truth_s <= (step.high or 0.0) if known_interval else None
-    return StepAnswer(step.value / series.truth_s - 1, covered, warned)
+    is_covered = (
+        (step.low or 0.0) <= series.truth_s <= (step.high or 0.0) if known_interval else None
+    )
+    return StepAnswer(step.value / series.truth_s - 1, is_covered, has_warning)
 
 
-def compared(values: npt.NDArray[np.float64], candidate: npt.NDArray[np.bool_]) -> Comparison:
+def compare_samples(
+    values: npt.NDArray[np.float64], candidate: npt.NDArray[np.bool_]
+) -> Comparison:
     """The verdict on runs in time order, four a day; `candidate` says whose each is."""
     members = [
         member(
@@ -99,16 +103,16 @@ def by_day(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.array([np.median(day) for day in days]) if len(days) >= MIN_OCCASIONS else values
 
 
-def scaled(cluster: Cluster, repeats: int) -> Analysis:
-    """What `paceline scale --from` says of a table."""
+def analyze_table(cluster: Cluster, repeats: int) -> Analysis:
+    """Return the analysis of a table by `paceline scale --from`."""
     return analyse(_groups(cluster.table(repeats)), _context(cluster))
 
 
-def campaigned(cluster: Cluster, repeats: int) -> Analysis:
+def run_campaign(cluster: Cluster, repeats: int) -> Analysis:
     """The same of a campaign, whose second passes are measured."""
     measured = _groups(cluster.table(repeats))
     analysis = analyse(measured, _context(cluster))
-    for _ in range(MOST_FOLLOW_UPS):
+    for _ in range(MAX_FOLLOW_UPS):
         step = next_groups(analysis)
         if step is None:
             break

@@ -38,7 +38,7 @@ class Cluster:
     slow_switch: int | None = None
     """A switch whose way to the others loses 4%."""
     decimals: int = 4
-    """Of the printed samples/s."""
+    """Number of decimals of the printed samples/s."""
     earlier: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     """Each node's values of other days."""
     reference: float | None = None
@@ -61,7 +61,7 @@ class Cluster:
         return Row(tuple(members), round(total, self.decimals))
 
     def table(self, repeats: int) -> list[Row]:
-        """Every size, contiguous groups, so many times each."""
+        """Return every size in contiguous groups, each repeated `repeats` times."""
         n = len(self.speeds)
         sizes = [size for size in SIZES if size <= n]
         return [
@@ -79,12 +79,12 @@ class ClusterNoise:
     name: str
     make: Callable[[Draw, int], Cluster]
     loss: float = 0.05
-    """What a slowed node loses where the power is measured."""
+    """Loss of a slowed node with which the power is measured."""
 
-    def cluster(self, rng: Draw, nodes: int, slowed: float = 0.0) -> Cluster:
+    def cluster(self, rng: Draw, nodes: int, loss: float = 0.0) -> Cluster:
         """A cluster whose node 3 is slower by `slowed`."""
         cluster = self.make(rng, nodes)
-        cluster.speeds[3] *= 1 - slowed
+        cluster.speeds[3] *= 1 - loss
         return cluster
 
 
@@ -131,7 +131,7 @@ def _two_deliveries(rng: Draw, n: int) -> Cluster:
     return Cluster(NODE * np.exp(logs), _normal_luck(0.0015), rng)
 
 
-def _disturbed(share: float) -> Callable[[Draw, int], Cluster]:
+def _with_disturbance(share: float) -> Callable[[Draw, int], Cluster]:
     """Some measurements are 2 to 8% slower, whatever the node."""
 
     def luck(rng: Draw, n: int) -> Values:
@@ -178,8 +178,8 @@ CLUSTER_NOISES: tuple[ClusterNoise, ...] = (
     ClusterNoise("lottery of chips", _lottery),
     ClusterNoise("switch groups", _switch_groups),
     ClusterNoise("two deliveries", _two_deliveries, loss=0.1),
-    ClusterNoise("2% of measurements disturbed", _disturbed(0.02)),
-    ClusterNoise("10% of measurements disturbed", _disturbed(0.1)),
+    ClusterNoise("2% of measurements disturbed", _with_disturbance(0.02)),
+    ClusterNoise("10% of measurements disturbed", _with_disturbance(0.1)),
     ClusterNoise("printed in whole samples/s", _whole_numbers, loss=0.1),
     ClusterNoise("a slow uplink", _slow_uplink),
     ClusterNoise("all slower than in the history", _all_slower_today),

@@ -1,4 +1,4 @@
-"""How often an answer to noise is right, a cell for each kind of noise and setting."""
+"""Share of right answers to noise, with a cell for each kind of noise and setting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.scaling.analysis.analysis import Analysis
 
 SEED = 20_261_123
 LARGEST_ERROR = 0.003
-"""Of a reported step time."""
+"""Tolerance of a reported step time."""
 CHANGES = {"identical": 0.0, "slower by 1%": 0.01, "slower by 2%": 0.02}
 REPORTED, COVERED = "step time", "interval"
 FALSE_ALARM, FALSE_SAME, POWER = "false alarm", "false same", "power"
@@ -37,19 +37,19 @@ ASKED_OF_PAIRS = {
     "slower by 1%": (PAIRS_SAME, ("same",)),
     "slower by 2%": (PAIRS_POWER, ("higher",)),
 }
-MOST_PAIRS = 16
+MAX_PAIRS = 16
 
 
 @dataclass(frozen=True)
 class Cell:
-    """How often something was so, among n trials of one kind of noise in one setting."""
+    """Number of hits among n trials of one kind of noise in one setting."""
 
     promise: str
     kind: str
     setting: str
     hits: int
     n: int
-    marked: int | None = None
+    num_warned: int | None = None
     """Trials in which the answer carried a warning or low confidence, where that matters."""
 
     @property
@@ -60,7 +60,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Size:
-    """How many trials a cell has, and which settings are gone through."""
+    """Number of trials per cell, and the settings."""
 
     lengths: tuple[int, ...]
     series: int
@@ -84,11 +84,15 @@ def step_cells(size: Size) -> Iterator[Cell]:
             for steps in size.lengths:
                 rng = _rng(noise.name, steps)
                 answers = [parsed(noise.series(rng, steps), path) for _ in range(size.series)]
-                setting, warned = f"{steps} steps", sum(answer.warned for answer in answers)
+                setting, num_warned = f"{steps} steps", sum(answer.warned for answer in answers)
                 close = [abs(a.error) <= LARGEST_ERROR or a.covered or a.warned for a in answers]
-                held = [a.covered is not False or a.warned for a in answers]
-                yield Cell(REPORTED, noise.name, setting, sum(map(bool, close)), len(close), warned)
-                yield Cell(COVERED, noise.name, setting, sum(held), len(held), warned)
+                num_covered = [a.covered is not False or a.warned for a in answers]
+                yield Cell(
+                    REPORTED, noise.name, setting, sum(map(bool, close)), len(close), num_warned
+                )
+                yield Cell(
+                    COVERED, noise.name, setting, sum(num_covered), len(num_covered), num_warned
+                )
 
 
 def comparison_cells(size: Size) -> Iterator[Cell]:
@@ -96,14 +100,18 @@ def comparison_cells(size: Size) -> Iterator[Cell]:
     for noise in RUN_NOISES:
         for repeats in size.repeats:
             for name, change in CHANGES.items():
-                yield from _compared(noise, repeats, "in turns", name, change, size.comparisons)
+                yield from _comparison_cell(
+                    noise, repeats, "in turns", name, change, size.comparisons
+                )
             for name in ("identical", "slower by 1%"):
                 change = CHANGES[name]
-                yield from _compared(noise, repeats, "in a row", name, change, size.comparisons)
-        yield from _compared(noise, 1, "in turns", "identical", 0.0, size.comparisons)
+                yield from _comparison_cell(
+                    noise, repeats, "in a row", name, change, size.comparisons
+                )
+        yield from _comparison_cell(noise, 1, "in turns", "identical", 0.0, size.comparisons)
 
 
-def _compared(
+def _comparison_cell(
     noise: RunNoise, repeats: int, order: str, name: str, change: float, trials: int
 ) -> Iterator[Cell]:
     rng = _rng(noise.name, f"{repeats} {order} {name}")
@@ -148,13 +156,13 @@ def _of_clusters(noise: ClusterNoise, nodes: int, repeats: int, trials: int) -> 
     rng = _rng(noise.name, setting)
     healthy = [noise.cluster(rng, nodes) for _ in range(trials)]
     tables = [scaled(cluster, repeats) for cluster in healthy]
-    twins, campaigns = list[Cluster](), list[Analysis]()
+    copies, campaigns = list[Cluster](), list[Analysis]()
     for cluster in healthy:
-        twins.append(deepcopy(cluster))
+        copies.append(deepcopy(cluster))
         campaigns.append(campaigned(cluster, repeats))
     for how, analyses in (("table", tables), ("campaign", campaigns)):
-        flagged = sum(map(_blames_healthy, healthy, analyses))
-        yield Cell(FLAGGED, noise.name, f"{setting}, {how}", flagged, trials)
+        num_flagged = sum(map(_blames_healthy, healthy, analyses))
+        yield Cell(FLAGGED, noise.name, f"{setting}, {how}", num_flagged, trials)
     factors = [
         (cluster, straggler)
         for cluster, analysis in zip(healthy, tables, strict=True)
@@ -163,17 +171,17 @@ def _of_clusters(noise: ClusterNoise, nodes: int, repeats: int, trials: int) -> 
     if "all alike" in noise.name:
         yield Cell(CLAIMED, noise.name, setting, len(factors), trials)
     elif len(factors) >= max(5, trials // 20):
-        held = sum((f.low or 0.0) <= _straggler(c) <= (f.high or 0.0) for c, f in factors)
-        yield Cell(FACTOR, noise.name, setting, held, len(factors))
-    yield _named(NAMED, noise, setting, [noise.loss] * trials, rng, nodes, repeats)
+        num_covered = sum((f.low or 0.0) <= _straggler(c) <= (f.high or 0.0) for c, f in factors)
+        yield Cell(FACTOR, noise.name, setting, num_covered, len(factors))
+    yield _slow_node_cell(NAMED, noise, setting, [noise.loss] * trials, rng, nodes, repeats)
     smallest = [analysis.blame.smallest_fault for analysis in campaigns]
-    stated = [(twin, s) for twin, s in zip(twins, smallest, strict=True) if s and s < 0.5]
-    if stated:
-        hits = sum(_finds_stated(twin, loss, repeats) for twin, loss in stated)
-        yield Cell(FAULT, noise.name, setting, hits, len(stated))
+    detectable = [(twin, s) for twin, s in zip(copies, smallest, strict=True) if s and s < 0.5]
+    if detectable:
+        hits = sum(_finds_stated(twin, loss, repeats) for twin, loss in detectable)
+        yield Cell(FAULT, noise.name, setting, hits, len(detectable))
 
 
-def _named(
+def _slow_node_cell(
     promise: str,
     noise: ClusterNoise,
     setting: str,
@@ -182,20 +190,20 @@ def _named(
     nodes: int,
     repeats: int,
 ) -> Cell:
-    """How often the slowed node is flagged by a campaign."""
+    """Return the cell of campaigns that flag the slowed node."""
     analyses = [campaigned(noise.cluster(rng, nodes, loss), repeats) for loss in losses]
     hits = sum(any(n.host == "node-3" for n in analysis.flagged) for analysis in analyses)
     return Cell(promise, noise.name, setting, hits, len(losses))
 
 
 def _finds_stated(twin: Cluster, loss: float, repeats: int) -> bool:
-    """Whether the very measurements that stated this fault flag a node that has it."""
+    """Return whether the measurements that stated this fault flag a node that has it."""
     twin.speeds[3] *= 1 - loss
     return any(node.host == "node-3" for node in campaigned(twin, repeats).flagged)
 
 
 def _blames_healthy(cluster: Cluster, analysis: Analysis) -> bool:
-    """Whether a node is flagged that is not truly more than 1% slow."""
+    """Return whether a node is flagged that is not really more than 1% slow."""
     slow = {f"node-{node}" for node in cluster.slow_nodes}
     return any(node.host not in slow for node in analysis.flagged)
 
@@ -215,8 +223,8 @@ def history_cells(size: Size) -> Iterator[Cell]:
                 fit_series(by_day(noise.medians_s(rng, np.zeros(runs, dtype=np.bool_), 0.0)))
                 for _ in range(size.histories)
             ]
-            named = sum(bool(fit.changes) or fit.drift is not None for fit in fits)
-            yield Cell(STEP_ALARM, noise.name, f"{runs} runs", named, len(fits))
+            num_alarms = sum(bool(fit.changes) or fit.drift is not None for fit in fits)
+            yield Cell(STEP_ALARM, noise.name, f"{runs} runs", num_alarms, len(fits))
         rng = _rng(noise.name, "a step")
         after = np.arange(10) >= 5
         fits = [fit_series(noise.medians_s(rng, after, 0.02)) for _ in range(size.histories)]
@@ -225,43 +233,44 @@ def history_cells(size: Size) -> Iterator[Cell]:
 
 
 def pairs_cells(size: Size) -> Iterator[Cell]:
-    """What `compare --sequential` answers in the end, and where its interval lies then."""
+    """Yield the final verdicts of `compare --sequential`, and the coverage of their intervals."""
     for noise in RUN_NOISES:
         for name, change in CHANGES.items():
             rng = _rng(noise.name, f"pairs {name}")
-            looks = [until_decided(noise, rng, change, MOST_PAIRS) for _ in range(size.pairs)]
+            looks = [until_decided(noise, rng, change, MAX_PAIRS) for _ in range(size.pairs)]
             answers = [look.change for look in looks]
-            setting = f"up to {MOST_PAIRS} pairs"
+            setting = f"up to {MAX_PAIRS} pairs"
             promise, words = ASKED_OF_PAIRS[name]
             hits = sum(answer in words for answer in answers)
             yield Cell(promise, noise.name, setting, hits, len(looks))
-            held = sum(look.low <= 1 + change <= look.high for look in looks)
-            yield Cell(PAIRS_COVERED, noise.name, f"{setting}, {name}", held, len(looks))
+            num_covered = sum(look.low <= 1 + change <= look.high for look in looks)
+            yield Cell(PAIRS_COVERED, noise.name, f"{setting}, {name}", num_covered, len(looks))
 
 
 def best_cells(size: Size) -> Iterator[Cell]:
-    """Whether a layout that is the best with 90% probability and more is the best one, or as good
-    as it within 0.5%.
+    """Yield cells of layouts that are the best one with a probability of at least 90%.
+
+    A hit is the best layout, or one within 0.5% of it.
     """
     for noise in RUN_NOISES:
         if "drift" in noise.name:
             continue
-        for layouts, apart in ((5, 0.01), (20, 0.05)):
+        for layouts, distance in ((5, 0.01), (20, 0.05)):
             rng = _rng(noise.name, f"{layouts} layouts")
             sure = [
                 right
                 for _ in range(size.pairs)
-                if (right := _best_is_right(noise, rng, layouts, apart)) is not None
+                if (right := _best_is_right(noise, rng, layouts, distance)) is not None
             ]
             if len(sure) >= 10:
                 yield Cell(BEST, noise.name, f"{layouts} layouts, 3 x", sum(sure), len(sure))
 
 
 def _best_is_right(
-    noise: RunNoise, rng: np.random.Generator, layouts: int, apart: float
+    noise: RunNoise, rng: np.random.Generator, layouts: int, distance: float
 ) -> bool | None:
     """None where no layout is called the best with 90% probability."""
-    truths = rng.normal(0, apart, layouts)
+    truths = rng.normal(0, distance, layouts)
     order = np.tile(np.arange(layouts), 3)
     runs = np.exp(noise.logs(rng, len(order)) + truths[order]).reshape(3, layouts).T
     best = int(np.argmin(np.median(runs, axis=1)))

@@ -16,7 +16,7 @@ class Promise:
 
     text: str
     cells: str
-    """Which cells it is held against."""
+    """Name of the cells that it is checked with."""
     least: float | None = None
     most: float | None = None
     kinds: Collection[str] = ()
@@ -31,7 +31,7 @@ class Promise:
         return "measured" if self.most is None else f"at most {100 * self.most:g}%"
 
     def covers(self, cell: Cell) -> bool:
-        """Whether it is made for this cell."""
+        """Return whether the promise covers this cell."""
         in_kind = not self.kinds or cell.kind in self.kinds
         return (
             cell.promise == self.cells
@@ -40,13 +40,13 @@ class Promise:
         )
 
     def distance(self, cell: Cell) -> float:
-        """How far a cell is on the wrong side, below 0 on the right one."""
+        """Return how far a cell misses the bound; negative if it meets the bound."""
         if self.most is not None:
             return cell.rate - self.most
         return (1.0 if self.least is None else self.least) - cell.rate
 
     def is_missed(self, cell: Cell, errors: float) -> bool:
-        """Whether a cell is on the wrong side by so many standard errors of the bound itself."""
+        """Return whether a cell misses the bound by `errors` standard errors of the bound."""
         bound = self.least if self.least is not None else self.most
         if bound is None:
             return False
@@ -55,16 +55,16 @@ class Promise:
 
 @dataclass(frozen=True)
 class Limit:
-    """Where a promise cannot be kept, and what the user is told then."""
+    """Cells in which a promise cannot be kept, and the message to the user."""
 
     cells: str
     kinds: Collection[str]
-    told: str
+    message: str
     settings: Collection[str] = ()
     """Parts of the setting's name; empty is all."""
 
     def covers(self, promise: Promise, cell: Cell) -> bool:
-        """Whether it speaks of this cell of this promise."""
+        """Return whether the limit covers this cell of this promise."""
         in_setting = not self.settings or any(part in cell.setting for part in self.settings)
         return promise.cells == self.cells and cell.kind in self.kinds and in_setting
 

@@ -37,7 +37,7 @@ class RunNoise:
 
 
 def in_turns(n: int) -> npt.NDArray[np.bool_]:
-    """Which of 2 n runs are the candidate's, in the order A B, B A, A B, ..."""
+    """Return a mask of the candidate's among 2 n runs, in the order A B, B A, A B, ..."""
     return np.array([(at + pair) % 2 == 1 for pair in range(n) for at in (0, 1)])
 
 
@@ -54,12 +54,12 @@ def _fat_tails(rng: Draw, n: int) -> Values:
     return 0.004 * rng.standard_t(3, n) / 3**0.5
 
 
-def _disturbed(rng: Draw, n: int) -> Values:
+def _disturbance(rng: Draw, n: int) -> Values:
     """A tenth of the runs is 2 to 10% slower."""
     return rng.normal(0, 0.004, n) + (rng.random(n) < 0.1) * rng.uniform(0.02, 0.1, n)
 
 
-def _correlated(rho: float) -> Callable[[Draw, int], Values]:
+def _correlation(rho: float) -> Callable[[Draw, int], Values]:
     def logs(rng: Draw, n: int) -> Values:
         values = rng.normal(0, 0.004, n)
         for at in range(1, n):
@@ -82,7 +82,7 @@ def _drift(rng: Draw, n: int) -> Values:
 
 
 def _two_places(rng: Draw, n: int) -> Values:
-    """Where memory or a process comes to lie: a third of the runs is 1.2% slower."""
+    """Return placement noise of memory or processes: a third of the runs is 1.2% slower."""
     return rng.normal(0, 0.002, n) + 0.012 * (rng.random(n) < 1 / 3)
 
 
@@ -91,9 +91,9 @@ RUN_NOISES: tuple[RunNoise, ...] = (
     RunNoise("normal 0.8%", _normal(0.008)),
     RunNoise("normal 1.5%", _normal(0.015)),
     RunNoise("fat tails", _fat_tails),
-    RunNoise("10% of runs disturbed", _disturbed),
-    RunNoise("correlation 0.3", _correlated(0.3)),
-    RunNoise("correlation 0.8", _correlated(0.8)),
+    RunNoise("10% of runs disturbed", _disturbance),
+    RunNoise("correlation 0.3", _correlation(0.3)),
+    RunNoise("correlation 0.8", _correlation(0.8)),
     RunNoise("days differ by 0.5%", _days),
     RunNoise("drift of 1-2% in ten runs", _drift),
     RunNoise("two places", _two_places),

@@ -19,7 +19,7 @@ BASE_S = 2.337
 
 @dataclass(frozen=True)
 class Excess:
-    """What is added to an undisturbed step, as fractions of it."""
+    """Noise added to an undisturbed step, as fractions of it."""
 
     lasting: Times
     """Belongs to the step time: its mean over the run is the truth."""
@@ -36,7 +36,7 @@ class StepSeries:
     lines: tuple[str, ...]
     """The log."""
     engine: str
-    """Whose log it is."""
+    """Engine whose log is imitated."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class StepNoise:
     name: str
     excess: Callable[[Draw, int], Excess]
     decimals: int | None = 6
-    """Of the printed seconds; None prints three digits, as NeMo 1 does."""
+    """Decimals of the printed seconds; None prints three digits, as NeMo 1 does."""
 
     def series(self, rng: Draw, steps: int) -> StepSeries:
-        """A run of so many steps; its first one is five times as long."""
+        """Return a run of `steps` steps; its first one is five times as long."""
         excess = self.excess(rng, steps)
         level_s = BASE_S * rng.uniform(0.9, 1.1)
         times = level_s * (1 + excess.lasting + excess.passing)
@@ -70,7 +70,7 @@ _NEMO_1 = (
 )
 
 
-def correlated(rng: Draw, steps: int, deviation: float, rho: float) -> Times:
+def correlated_noise(rng: Draw, steps: int, deviation: float, rho: float) -> Times:
     """AR(1) noise of this standard deviation and lag-1 correlation."""
     values = rng.normal(0.0, deviation, steps)
     for at in range(1, steps):
@@ -83,17 +83,17 @@ def _share(rng: Draw, least: float, most: float) -> np.float64:
 
 
 def _jitter(rng: Draw, steps: int, deviation: float = 0.004) -> Times:
-    return correlated(rng, steps, deviation, 0.3)
+    return correlated_noise(rng, steps, deviation, 0.3)
 
 
 def _autoregressive(rho: float) -> Callable[[Draw, int], Excess]:
     def excess(rng: Draw, steps: int) -> Excess:
-        return Excess(np.zeros(steps), correlated(rng, steps, rng.uniform(0.003, 0.02), rho))
+        return Excess(np.zeros(steps), correlated_noise(rng, steps, rng.uniform(0.003, 0.02), rho))
 
     return excess
 
 
-def _rounded(rng: Draw, steps: int) -> Excess:
+def _rounding(rng: Draw, steps: int) -> Excess:
     return Excess(np.zeros(steps), _jitter(rng, steps))
 
 
@@ -101,7 +101,7 @@ def _fat_tails(rng: Draw, steps: int) -> Excess:
     return Excess(np.zeros(steps), 0.004 * rng.standard_t(2.5, steps))
 
 
-def _skewed(rng: Draw, steps: int) -> Excess:
+def _skew(rng: Draw, steps: int) -> Excess:
     """Waiting for the slowest of many: only ever longer."""
     return Excess(np.zeros(steps), 0.015 * (rng.exponential(1.0, steps) - np.log(2)))
 
@@ -125,13 +125,13 @@ def _warm_up(fastest: float, slowest: float) -> Callable[[Draw, int], Excess]:
     return excess
 
 
-def _throttled(rng: Draw, steps: int) -> Excess:
+def _throttling(rng: Draw, steps: int) -> Excess:
     begin = rng.uniform(0.2, 0.9) * steps
     slow = _share(rng, 0.03, 0.1) * (np.arange(steps) >= begin)
     return Excess(slow, _jitter(rng, steps))
 
 
-def _recovered(rng: Draw, steps: int) -> Excess:
+def _recovery(rng: Draw, steps: int) -> Excess:
     """A neighbour's job, which is there for a part of the run."""
     begin, length = rng.uniform(0.1, 0.6), rng.uniform(0.2, 0.35)
     at = np.arange(steps) / steps
@@ -167,18 +167,18 @@ STEP_NOISES: tuple[StepNoise, ...] = (
     StepNoise("correlation 0.6", _autoregressive(0.6)),
     StepNoise("correlation 0.8", _autoregressive(0.8)),
     StepNoise("fat tails", _fat_tails),
-    StepNoise("skewed", _skewed),
+    StepNoise("skewed", _skew),
     StepNoise("random spikes", _random_spikes),
     StepNoise("periodic spikes", _periodic_spikes),
     StepNoise("warm-up, tau 5-12", _warm_up(5, 12)),
     StepNoise("warm-up, tau 12-30", _warm_up(12, 30)),
-    StepNoise("throttled from 20-90% on", _throttled),
-    StepNoise("slow for a part", _recovered),
+    StepNoise("throttled from 20-90% on", _throttling),
+    StepNoise("slow for a part", _recovery),
     StepNoise("drift 1-5%", _drift),
     StepNoise("two kinds of steps", _bimodal),
     StepNoise("two clocks", _switching),
     StepNoise("waves", _waves),
-    StepNoise("printed to 10 ms", _rounded, decimals=2),
-    StepNoise("printed to 0.1 s", _rounded, decimals=1),
-    StepNoise("printed to three digits", _rounded, decimals=None),
+    StepNoise("printed to 10 ms", _rounding, decimals=2),
+    StepNoise("printed to 0.1 s", _rounding, decimals=1),
+    StepNoise("printed to three digits", _rounding, decimals=None),
 )

@@ -82,10 +82,10 @@ class SlowWeight(torch.autograd.Function):
         return grad, None
 
 
-def written_down(passes: Passes) -> None:
+def record_passes(passes: Passes) -> None:
     """Have every stage write its passes into `passes`."""
 
-    def watched(method: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    def record(method: Callable[..., Any], kind: str) -> Callable[..., Any]:
         def run(self: LocalStage, microbatch: int, *args: Any, **kwargs: Any) -> Any:
             begin = time.perf_counter()
             result = method(self, microbatch, *args, **kwargs)
@@ -97,7 +97,7 @@ def written_down(passes: Passes) -> None:
 
     for name, kind in {"forward": "F", "backward": "B", "backward_weight": "W"}.items():
         method = f"{name}_one_chunk"
-        setattr(LocalStage, method, watched(getattr(LocalStage, method), kind))
+        setattr(LocalStage, method, record(getattr(LocalStage, method), kind))
 
 
 def runner_of(config: TrainerConfig, sleep_s: float | None, world: World, mesh: Mesh) -> Runner:
@@ -131,7 +131,7 @@ def main(question: Path, into: Path) -> None:
     """Answer all cases in one world."""
     torch.set_num_threads(1)
     world, passes = join_world("cpu"), list[tuple[str, int, int, float, float]]()
-    written_down(passes)
+    record_passes(passes)
     answers = [answer(case, world, passes) for case in json.loads(question.read_text())]
     into.with_name(f"{world.rank}-{into.name}").write_text(json.dumps(answers))
     dist.barrier()

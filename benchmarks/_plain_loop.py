@@ -40,8 +40,8 @@ def plain_steps(
     torch.set_float32_matmul_precision(training["matmul_precision"])
     torch.manual_seed(training["seed"])
     model = build(settings)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = fused_adamw(trained, training)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = fused_adamw(trainable, training)
     gc.collect()
     gc.disable()  # as the native trainer does between steps
     bf16 = training["dtype"] == "bf16"
@@ -51,17 +51,17 @@ def plain_steps(
         with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
             loss = loss_of(model, ids)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, training["grad_clip"])
+        torch.nn.utils.clip_grad_norm_(trainable, training["grad_clip"])
         optimizer.step()
         optimizer.zero_grad()
         loss.item()
         yield model
 
 
-def fused_adamw(trained: list[nn.Parameter], training: dict[str, Any]) -> torch.optim.AdamW:
+def fused_adamw(parameters: list[nn.Parameter], training: dict[str, Any]) -> torch.optim.AdamW:
     """The optimizer of all plain loops, by the native trainer's settings."""
     return torch.optim.AdamW(
-        trained,
+        parameters,
         lr=training["lr"],
         betas=tuple(training["betas"]),
         eps=training["eps"],

@@ -1,6 +1,6 @@
-"""Dense products at the best rate that this machine reaches: _products_in_turns.py FILE BLOCK.
+"""GEMMs at the best rate that this machine reaches: _products_in_turns.py FILE BLOCK.
 
-A step is STEP_FLOPS of the best of the probe's shapes, chosen anew by every process; FILE is
+A step is STEP_FLOPS of the best of the probe's shapes, chosen by every process; FILE is
 trainer.json, of which dtype, threads and fp32 matrix-product setting are taken.
 """
 

@@ -1,4 +1,4 @@
-"""What every result says besides its figures: spread, machine, versions, and what else ran."""
+"""Context of every result: spread, machine, versions, and other load."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ def native_steps(content: dict[str, Any], folder: Path) -> tuple[list[Step], int
     for name in ("steps", "logs"):
         (folder / name).mkdir()
     command = [sys.executable, str(write_program("main", folder)), "trainer.json"]
-    done = subprocess.run(command, cwd=folder, env=_environment(content))
-    if done.returncode:
+    result = subprocess.run(command, cwd=folder, env=_environment(content))
+    if result.returncode:
         raise RuntimeError((folder / "logs" / "rank-00000.log").read_text()[-3000:])
     log = read_rank((folder / "steps" / "rank-00000.jsonl").read_text().splitlines())
     assert log.start is not None
@@ -74,21 +74,21 @@ def peer_steps(program: str, content: dict[str, Any], folder: Path) -> tuple[lis
     """Steps and parameter count of a plain loop."""
     path = folder / "peer.json"
     path.write_text(json.dumps(content))
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(HERE / program), str(path)],
         check=True,
         capture_output=True,
         text=True,
         env=_environment(content),
     )
-    answer = json.loads(done.stdout.splitlines()[-1])
+    answer = json.loads(result.stdout.splitlines()[-1])
     times = enumerate(answer["step_time_s"], start=1)
     return [Step(index=i, step_time_s=t) for i, t in times], answer["num_parameters"]
 
 
-def steady_median_s(timed: list[Step]) -> float:
+def steady_median_s(timed_steps: list[Step]) -> float:
     """Median of the steady window in seconds."""
-    steps = Steps.of(timed)
+    steps = Steps.of(timed_steps)
     return float(median(steps["step_time_s"][steady_window(steps).rows]))
 
 
@@ -122,14 +122,14 @@ def main(benchmark: str, peer: str, program: str, description: str | None) -> in
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=25)
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     around = Surroundings()
     rows: list[dict[str, Any]] = []
     print(f"| shape | dtype | native tokens/s | {peer} tokens/s | ratio (min-max, n) |")
     print("|---|---|---:|---:|---:|")
     for shape, overrides in SHAPES.items():
         for dtype in ("fp32", "bf16"):
-            row = compare(program, overrides, dtype, chosen.pairs, chosen.steps)
+            row = compare(program, overrides, dtype, options.pairs, options.steps)
             rows.append({"shape": shape, **row})
             print(
                 f"| {shape} | {dtype} | {row['native_tokens_per_s']['median']:,.0f} "

@@ -41,16 +41,16 @@ class Fault:
 
 @dataclass(frozen=True)
 class SimulatedCluster:
-    """What a synthetic cluster is made of."""
+    """Parameters of a synthetic cluster."""
 
     num_nodes: int
     faults: tuple[Fault, ...] = ()
     samples_per_s: float = 100.0
-    """Of the median node."""
+    """Step time of the median node."""
     node_spread: float = 0.003
     """Standard deviation of the nodes' lasting speeds, relative."""
     run_noise: float = 0.0015
-    """Of one node from run to run."""
+    """Run-to-run variation of one node."""
     communication: float = 0.001
     """Loss per doubling of the nodes."""
     nodes_per_switch: int = 16
@@ -91,14 +91,14 @@ class SimulatedCluster:
     def _run(self, hosts: tuple[str, ...], rng: np.random.Generator) -> float:
         at = np.array([self._places[host] for host in hosts])
         speeds = self.true_speeds[at] * np.exp(rng.normal(0, self.run_noise, len(at)))
-        lost = len(hosts) * (1 - self.communication * log2(len(hosts)))
+        wait_share = len(hosts) * (1 - self.communication * log2(len(hosts)))
         for fault in self.faults:
             if fault.kind == "noisy" and (noisy := np.flatnonzero(at == fault.number - 1)).size:
                 speeds[noisy] *= np.exp(-abs(rng.normal(0, fault.size)))
             elif fault.kind == "link":
                 behind = at // self.nodes_per_switch == fault.number - 1
-                lost *= 1 - fault.size if behind.any() and not behind.all() else 1
-        return float(speeds.min()) * lost
+                wait_share *= 1 - fault.size if behind.any() and not behind.all() else 1
+        return float(speeds.min()) * wait_share
 
     @cached_property
     def _places(self) -> Mapping[str, int]:

@@ -48,7 +48,7 @@ class Recorder(TorchDispatchMode):
         if name in PRODUCTS:
             key = (name, str([_form(value) for value in args]), str(kwargs))
             if key not in self._equal:
-                self._equal[key] = _again(name.rstrip("_"), args, kwargs or {}, out)
+                self._equal[key] = _recorded_product(name.rstrip("_"), args, kwargs or {}, out)
             self.calls.append(self._equal[key])
         return out
 
@@ -58,14 +58,14 @@ def _form(value: Any) -> Any:
 
 
 def _like(value: Any) -> Any:
-    """Memory of its own with the same shape and strides; what is no tensor as it is."""
+    """Return a new tensor with the same shape and strides; other values stay unchanged."""
     if not isinstance(value, Tensor):
         return value
     new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
     return new.fill_(0.01)
 
 
-def _again(name: str, args: Any, kwargs: dict[str, Any], out: Tensor) -> Product:
+def _recorded_product(name: str, args: Any, kwargs: dict[str, Any], out: Tensor) -> Product:
     inputs, result = [_like(value) for value in args], _like(out)
     scales = {key: value for key, value in kwargs.items() if key in ("alpha", "beta")}
     operation = getattr(torch, name)
@@ -75,23 +75,23 @@ def _again(name: str, args: Any, kwargs: dict[str, Any], out: Tensor) -> Product
 def products_of(path: str) -> list[Product]:
     """Train as the file says up to the end of the second step; the products of that one."""
     config, events = parse_config(read_json(path)), EventLog("steps", 0)
-    recorder, asked, take = Recorder(), 0, Loader.next
+    recorder, num_batches, take = Recorder(), 0, Loader.next
 
     def count_and_take(self: Loader) -> Any:
-        nonlocal asked
-        asked += 1
-        if asked == 2:
+        nonlocal num_batches
+        num_batches += 1
+        if num_batches == 2:
             recorder.__enter__()
-        if asked == 3:
+        if num_batches == 3:
             recorder.__exit__(None, None, None)
             raise _Recorded
         return take(self)
 
     Loader.next = count_and_take  # type: ignore[method-assign]
-    timed = open_run(config, rank=0)
-    timed.begin()
+    timed_run = open_run(config, rank=0)
+    timed_run.begin()
     with suppress(_Recorded):
-        train.train(config, events, Heartbeat(events, "stack"), timed)
+        train.train(config, events, Heartbeat(events, "stack"), timed_run)
     return recorder.calls
 
 

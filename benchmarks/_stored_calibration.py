@@ -1,4 +1,4 @@
-"""What a calibration measured as JSON, so that it can be weighed anew without measuring."""
+"""A calibration's measurements as JSON, so that they can be weighted again without measuring."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def short_to_json(short: ShortTraining) -> dict[str, Any]:
     return {"recipe": short.recipe, "spec": spec}
 
 
-def short_from_json(kept: Mapping[str, Any]) -> ShortTraining:
-    """What `short_to_json` gave; raises ValueError for anything else."""
-    return ShortTraining(kept["recipe"], RunSpec.model_validate(kept["spec"]))
+def short_from_json(content: Mapping[str, Any]) -> ShortTraining:
+    """Return the training from `short_to_json`; raise ValueError for anything else."""
+    return ShortTraining(content["recipe"], RunSpec.model_validate(content["spec"]))
 
 
 def to_json(measured: Measurements) -> dict[str, Any]:
@@ -42,13 +42,13 @@ def to_json(measured: Measurements) -> dict[str, Any]:
     }
 
 
-def from_json(kept: Mapping[str, Any]) -> Measurements:
-    """What `to_json` gave; raises ValueError for anything else."""
+def from_json(content: Mapping[str, Any]) -> Measurements:
+    """Return the measurements from `to_json`; raise ValueError for anything else."""
     return Measurements(
-        About.model_validate(kept["about"]),
-        [Rates(lines) for lines in kept["rates"]],
+        About.model_validate(content["about"]),
+        [Rates(lines) for lines in content["rates"]],
         [
             TimedTraining(short_from_json(item), item["seconds"], item["n"], item["spread"])
-            for item in kept["timed"]
+            for item in content["timed"]
         ],
     )

@@ -29,21 +29,21 @@ def main() -> None:
     ends: list[float] = []
     write = trainer.Trainer._write
 
-    def toggled(self: Any, done: Any) -> None:
-        if (done.step - 1) // BLOCK_STEPS % 2 == 0:
-            write(self, done)
+    def toggle(self: Any, num_done: Any) -> None:
+        if (num_done.step - 1) // BLOCK_STEPS % 2 == 0:
+            write(self, num_done)
         else:
-            done.loss_and_norm.tolist()  # a trainer looks at its loss in any case
+            num_done.loss_and_norm.tolist()  # a trainer looks at its loss in any case
         ends.append(time.perf_counter())
 
-    trainer.Trainer._write = toggled
+    trainer.Trainer._write = toggle
     rank = int(os.environ.get("RANK", "0"))
     config, events = parse_config(read_json(sys.argv[1])), EventLog("steps", rank)
     heartbeat = Heartbeat(events, f"logs/rank-{rank:05d}.stack")
     heartbeat.start(config.hang_limit_s)
-    timed = open_run(config, rank)
-    timed.begin()
-    train.train(config, events, heartbeat, timed)
+    timed_run = open_run(config, rank)
+    timed_run.begin()
+    train.train(config, events, heartbeat, timed_run)
     heartbeat.stop()
     if rank == 0:
         steps = [b - a for a, b in zip(ends, ends[1:], strict=False)]  # noqa: RUF007

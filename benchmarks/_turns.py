@@ -20,7 +20,7 @@ Cost = tuple[float, float]
 """Seconds by the clock and of the processor, a step."""
 
 
-class Turn:
+class BlockTimer:
     """The training's end of it: tells and asks through standard output and input."""
 
     def __init__(self, block: int, tell: IO[str] = sys.stdout) -> None:
@@ -76,14 +76,14 @@ class Training:
 
     def work(self) -> Cost:
         """Have it do a block. Raises RuntimeError when it ended instead."""
-        process = self._process = self._process or self._started()
+        process = self._process = self._process or self._start()
         assert process.stdin and process.stdout
         process.stdin.write("\n")
         process.stdin.flush()
         line = process.stdout.readline()
         if not line:
-            said = self._log.read_text(errors="replace")[-3000:] if self._log else ""
-            raise RuntimeError(f"{self._command} ended with {process.wait()}\n{said}")
+            output = self._log.read_text(errors="replace")[-3000:] if self._log else ""
+            raise RuntimeError(f"{self._command} ended with {process.wait()}\n{output}")
         wall_s, cpu_s = json.loads(line)
         return wall_s, cpu_s
 
@@ -92,7 +92,7 @@ class Training:
         if self._process is not None:
             self._process.communicate()
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[str]:
         errors = self._log.open("w") if self._log else None
         try:
             return subprocess.Popen(

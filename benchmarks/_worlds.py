@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def settings(ranks: int, *overrides: str, threads: int = 1) -> dict[str, Any]:
-    """trainer.json of tiny-llama on so many CPU processes, with synthetic data."""
+    """Return trainer.json of tiny-llama on `ranks` CPU processes, with synthetic data."""
     recipe = load_recipe("tiny-llama", None, ["data.source=synthetic", *overrides])
     cluster = Cluster(name="here", device="cpu", devices_per_node=ranks, threads_per_device=threads)
     spec = resolve(recipe, cluster, True, None)
@@ -27,14 +27,14 @@ def settings(ranks: int, *overrides: str, threads: int = 1) -> dict[str, Any]:
 
 
 def start(program: str, ranks: int, question: Any, folder: Path, threads: int = 1) -> list[Any]:
-    """What each rank of a new world answers: `program QUESTION.json ANSWER.json`, one file a rank.
+    """Return the answers of the ranks of a new world: `program QUESTION.json ANSWER.json` per rank.
 
     A rank finds its answer's name with its rank put before it. Raises RuntimeError with what the
     world printed when it fails.
     """
     question_file, answer = folder / "question.json", folder / "answer.json"
     question_file.write_text(json.dumps(question))
-    done = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -50,8 +50,8 @@ def start(program: str, ranks: int, question: Any, folder: Path, threads: int = 
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": str(threads)},
     )
-    if done.returncode:
-        raise RuntimeError(f"{program} on {ranks} ranks failed:\n{done.stderr[-3000:]}")
+    if result.returncode:
+        raise RuntimeError(f"{program} on {ranks} ranks failed:\n{result.stderr[-3000:]}")
     return [json.loads(answer_of(answer, rank).read_text()) for rank in range(ranks)]
 
 

@@ -1,4 +1,4 @@
-"""How often a slow node is named, how often a healthy one, and how well the factors are known.
+"""Rates of flagged slow and healthy nodes, and the coverage of the factors' intervals.
 
     python benchmarks/blame_power.py [--quick]        (about ten minutes of one core)
 
@@ -34,17 +34,17 @@ TRIALS = 1000
 FAULTS = (0.0, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1)
 LARGE_FAULTS = (0.0, 0.1, 0.15, 0.2, 0.3)
 FINDABLE = "as small as findable"
-MOST_FALSE, LEAST_POWER, LEAST_COVERAGE, MOST_CLAIMED = 0.05, 0.95, 0.9, 0.02
+MAX_FALSE, MIN_POWER, MIN_COVERAGE, MAX_CLAIMED = 0.05, 0.95, 0.9, 0.02
 OFTEN = 0.05
-"""Share of the clusters of uneven and shaky hosts in which a straggler factor must be told for its
-intervals to be judged: where it is told more seldom it is a false claim, with its own target."""
+"""Share of the clusters of uneven and noisy hosts that need a straggler factor before its
+intervals are judged: a factor in fewer clusters is a false claim, with its own target."""
 SURE = 0.03
 """Faults from this size on must be found; ten times as large on hosts that differ so much more."""
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A kind of cluster and how it is measured."""
+class ClusterKind:
+    """Kind of cluster, and how it is measured."""
 
     nodes: int
     rounds: int = 1
@@ -54,13 +54,13 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """As the tables call it."""
+        """Name in the tables."""
         arrangements = f", {self.rounds} rounds" if self.rounds > 1 else ""
         return f"{self.nodes} nodes{arrangements}" + (f", {self.kind}" if self.kind else "")
 
     @property
     def faults(self) -> tuple[float | None, ...]:
-        """What is tried on one node of it."""
+        """Faults to try on one node."""
         if self.kind == ALIKE:
             return (0.0,)
         return (*(LARGE_FAULTS if self.kind else FAULTS), None)
@@ -77,9 +77,15 @@ class Setting:
 
 
 ALIKE, UNEVEN, SHAKY = "all alike", "uneven", "shaky"
-SETTINGS = (Setting(8), Setting(8, rounds=3), Setting(16), Setting(64), Setting(64, rounds=3))
+SETTINGS = (
+    ClusterKind(8),
+    ClusterKind(8, rounds=3),
+    ClusterKind(16),
+    ClusterKind(64),
+    ClusterKind(64, rounds=3),
+)
 HARD = tuple(
-    Setting(nodes, node_spread=spread, run_noise=noise, kind=kind)
+    ClusterKind(nodes, node_spread=spread, run_noise=noise, kind=kind)
     for kind, spread, noise in ((UNEVEN, 0.03, 0.01), (SHAKY, 0.001, 0.03))
     for nodes in (8, 16, 64)
 )
@@ -88,7 +94,7 @@ HARD = tuple(
 
 @dataclass(frozen=True)
 class Trial:
-    """What one faulty cluster led to."""
+    """Outcome of one faulty cluster."""
 
     found: bool
     healthy_flagged: int
@@ -96,13 +102,13 @@ class Trial:
     """Without the suspected ones."""
     healthy_at_once: int
     second_pass: bool
-    """Whether there was a second pass."""
+    """True if there was a second pass."""
     separable: bool
-    covered: bool
-    """Whether the true straggler factor lies in its interval."""
+    is_covered: bool
+    """True if the interval contains the true straggler factor."""
 
 
-def trial(setting: Setting, fault: float | None, seed: int) -> Trial:
+def trial(setting: ClusterKind, fault: float | None, seed: int) -> Trial:
     """One cluster with a slow node; None: as slow as the healthy one's report calls findable."""
     cluster = setting.cluster(seed)
     if fault is None:
@@ -111,33 +117,35 @@ def trial(setting: Setting, fault: float | None, seed: int) -> Trial:
     if fault:
         cluster = replace(cluster, faults=(Fault("slow", victim + 1, fault),))
     analysis = setting.analysis(cluster)
-    flagged = {node.host for node in analysis.flagged}
-    at_once = flagged - {node.host for node in analysis.blame.suspected}
+    suspects = {node.host for node in analysis.flagged}
+    at_once = suspects - {node.host for node in analysis.blame.suspected}
     is_victim = {cluster.hosts[victim]} if fault else set[str]()
     straggler = analysis.largest.straggler
     truth = float(cluster.true_speeds.min() / np.median(cluster.true_speeds))
-    covered = straggler is not None and (straggler.low or 0) <= truth <= (straggler.high or 0)
+    is_covered = straggler is not None and (straggler.low or 0) <= truth <= (straggler.high or 0)
     return Trial(
-        bool(flagged & is_victim),
-        len(flagged - is_victim),
+        bool(suspects & is_victim),
+        len(suspects - is_victim),
         bool(at_once & is_victim),
         len(at_once - is_victim),
         any(group.purpose == "second pass" for group in analysis.measured),
         straggler is not None,
-        covered,
+        is_covered,
     )
 
 
-def rates(setting: Setting, fault: float | None, trials: int) -> dict[str, float | None]:
+def rates(setting: ClusterKind, fault: float | None, trials: int) -> dict[str, float | None]:
     """Shares of the trials."""
-    done = [trial(setting, fault, seed) for seed in range(trials)]
-    separable = [case for case in done if case.separable]
+    trials_done = [trial(setting, fault, seed) for seed in range(trials)]
+    separable = [case for case in trials_done if case.separable]
     return {
-        "found": None if fault == 0 else sum(case.found for case in done) / trials,
-        "healthy flagged": sum(case.healthy_flagged > 0 for case in done) / trials,
-        "found at once": None if fault == 0 else sum(case.found_at_once for case in done) / trials,
-        "healthy flagged at once": sum(case.healthy_at_once > 0 for case in done) / trials,
-        "second pass": sum(case.second_pass for case in done) / trials,
+        "found": None if fault == 0 else sum(case.found for case in trials_done) / trials,
+        "healthy flagged": sum(case.healthy_flagged > 0 for case in trials_done) / trials,
+        "found at once": None
+        if fault == 0
+        else sum(case.found_at_once for case in trials_done) / trials,
+        "healthy flagged at once": sum(case.healthy_at_once > 0 for case in trials_done) / trials,
+        "second pass": sum(case.second_pass for case in trials_done) / trials,
         "separable": len(separable) / trials,
         "true straggler in interval": (
             sum(case.covered for case in separable) / len(separable) if separable else None
@@ -152,7 +160,7 @@ def label(fault: float | None) -> str:
 
 def measured(trials: int) -> Rates:
     """Setting -> fault -> rates; last, nodes that differ by luck alone."""
-    alike = Setting(64, rounds=2, node_spread=0.0, kind=ALIKE)
+    alike = ClusterKind(64, rounds=2, node_spread=0.0, kind=ALIKE)
     return {
         setting.name: {label(fault): rates(setting, fault, trials) for fault in setting.faults}
         for setting in (*SETTINGS, *HARD, alike)
@@ -168,16 +176,18 @@ def missed(result: Rates, trials: int) -> list[str]:
             size = float(fault.removesuffix("%")) / 100 if fault.endswith("%") else 0.0
             hard = UNEVEN in setting or SHAKY in setting
             sure = SURE * (10 if hard else 1)
-            covered = _coverage(row, OFTEN if hard else 0.0)
+            is_covered = _coverage(row, OFTEN if hard else 0.0)
             checks = {
-                "healthy flagged": (row["healthy flagged"] or 0.0) <= MOST_FALSE + slack,
-                "found": size < sure or (row["found"] or 0.0) >= LEAST_POWER - slack,
+                "healthy flagged": (row["healthy flagged"] or 0.0) <= MAX_FALSE + slack,
+                "found": size < sure or (row["found"] or 0.0) >= MIN_POWER - slack,
                 "coverage": ALIKE in setting
-                or covered is None
-                or covered >= LEAST_COVERAGE - slack,
-                "claimed": ALIKE not in setting or (row["separable"] or 0) <= MOST_CLAIMED + slack,
+                or is_covered is None
+                or is_covered >= MIN_COVERAGE - slack,
+                "claimed": ALIKE not in setting or (row["separable"] or 0) <= MAX_CLAIMED + slack,
             }
-            faults += [f"{setting}, {fault}: {name}" for name, met in checks.items() if not met]
+            faults += [
+                f"{setting}, {fault}: {name}" for name, is_met in checks.items() if not is_met
+            ]
     return faults
 
 
@@ -189,7 +199,7 @@ def tables(result: Rates) -> str:
         f"{100 * (result[name]['none']['separable'] or 0):.0f}% of healthy clusters ({name})"
         for name in usual
     ]
-    covered = _least_coverage(result, [*usual, *hard])
+    is_covered = _min_coverage(result, [*usual, *hard])
     first = (
         f"A healthy node was flagged in at most {_most(result, usual)}% of the clusters of a cell. "
         "The next table has hosts with ten times the differences (*uneven*: 3% persistent, 1% "
@@ -200,7 +210,7 @@ def tables(result: Rates) -> str:
         f"{_most(result, hard, ' at once')}% without second passes of suspects. A straggler "
         f"efficiency was reported in {'; '.join(shares)}. Wherever it was reported in at least "
         f"{100 * OFTEN:.0f}% of the clusters, its interval contained the true value in at least "
-        f"{covered}%. Of clusters whose nodes differ by noise alone (64 nodes, 2 rounds), "
+        f"{is_covered}%. Of clusters whose nodes differ by noise alone (64 nodes, 2 rounds), "
         f"{100 * (result[alike]['none']['separable'] or 0):.1f}% reported one."
     )
     parts = (
@@ -213,11 +223,11 @@ def tables(result: Rates) -> str:
 
 
 def _coverage(row: dict[str, float | None], least_told: float) -> float | None:
-    """How often the interval holds the true straggler factor; None where it is told more seldom."""
+    """Return the coverage of the straggler factor's interval; None if reported too rarely."""
     return row["true straggler in interval"] if (row["separable"] or 0.0) >= least_told else None
 
 
-def _least_coverage(result: Rates, names: list[str]) -> str:
+def _min_coverage(result: Rates, names: list[str]) -> str:
     """The smallest share of true straggler factors in their intervals, in per cent."""
     coverages = [_coverage(row, OFTEN) for name in names for row in result[name].values()]
     return f"{100 * min(coverage for coverage in coverages if coverage is not None):.0f}"
@@ -247,8 +257,8 @@ def _most(result: Rates, names: list[str], when: str = "") -> str:
 
 def with_tables(text: str, result: Rates) -> str:
     """The page with today's tables between their marks."""
-    before, rest = text.split(MARKS[0])
-    return before + MARKS[0] + tables(result) + MARKS[1] + rest.partition(MARKS[1])[2]
+    before, tail = text.split(MARKS[0])
+    return before + MARKS[0] + tables(result) + MARKS[1] + tail.partition(MARKS[1])[2]
 
 
 def main() -> int:

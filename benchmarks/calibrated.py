@@ -1,4 +1,4 @@
-"""How well a calibrated machine's step times are predicted, in layouts that were not timed for it.
+"""Accuracy of predicted step times on a calibrated machine, in layouts outside the calibration.
 
     python benchmarks/calibrated.py [--steps N] [--passes N] [--few] [--no-oversubscribed] | --refit
 
@@ -7,7 +7,7 @@ trainings of both in other layouts and micro-batches, on 1 and 2 processes whose
 cores, in `--passes` rounds in turn. What needs more processes than cores is measured and told
 apart. Prints a table, writes benchmarks/results/calibrated.json; a missed target makes the exit
 code 1. Takes about eight minutes on two idle cores. The file keeps every probe and step: `--refit`
-weighs and predicts them anew, after a change of the formulas, and measures nothing.
+weights and predicts them again after a change of the formulas, and measures nothing.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from paceline.estimate.model.case import cases_of
 from paceline.files.documents import write_text
 from paceline.machines.probe.inventory import inventory
 
-MOST_MEDIAN = 0.10
+MAX_MEDIAN = 0.10
 FEWEST_LAYOUTS = 24
 BATCH = 8
 
 
 def layouts(ranks: int) -> Iterator[Axes]:
-    """The layouts that are predicted on so many ranks; the calibration times others."""
+    """Return the layouts to predict on `ranks` ranks; the calibration times others."""
     if ranks == 1:
         yield from ({"micro_batch": size} for size in (2, 4))
         yield from ({"micro_batch": size, "recompute": "full"} for size in (2, 8))
@@ -111,7 +111,7 @@ def measured(
 def predicted(
     trainings: Sequence[ShortTraining], calibration: Calibration
 ) -> list[dict[str, float]]:
-    """Seconds and the 80 % interval of each."""
+    """Return the seconds and the 80% interval of each."""
     x, fit = (
         cases_of([case_here(training.spec, calibration) for training in trainings]),
         calibration.evidence.fit(),
@@ -136,7 +136,7 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    """Predicted beside measured, as markdown."""
+    """Return a Markdown table of predicted and measured times."""
     print("| model | layout | processes x threads | measured | predicted | error |")
     print("|---|---|---:|---:|---:|---:|")
     for row in rows:
@@ -147,7 +147,9 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def judged(measurement: Measurements, rows: Sequence[dict[str, Any]], cores: int) -> dict[str, Any]:
+def evaluate(
+    measurement: Measurements, rows: Sequence[dict[str, Any]], cores: int
+) -> dict[str, Any]:
     """The calibration, and the measured rows with their predictions by it; prints the table."""
     calibration = weighed(measurement.about, measurement.rates, measurement.timed)
     predictions = predicted([short_from_json(row) for row in rows], calibration)
@@ -159,7 +161,7 @@ def judged(measurement: Measurements, rows: Sequence[dict[str, Any]], cores: int
     print(
         f"{result['n']} layouts: median error {result['median_error']:.1%}, "
         f"MAPE {result['mape']:.1%}, "
-        f"{result['coverage_80']:.0%} in the 80 % interval"
+        f"{result['coverage_80']:.0%} in the 80% interval"
     )
     return {
         "calibration": calibration.model_dump(mode="json"),
@@ -171,16 +173,16 @@ def judged(measurement: Measurements, rows: Sequence[dict[str, Any]], cores: int
     }
 
 
-def refitted() -> dict[str, Any]:
-    """The stored measurements weighed and predicted anew; SystemExit for a file without them."""
+def refit() -> dict[str, Any]:
+    """Weight and predict the stored measurements again; SystemExit for a file without them."""
     path = FOLDER / "calibrated.json"
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    if "measured" not in kept:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if "measured" not in content:
         raise SystemExit(f"{path.name} keeps no measurements; run without --refit first")
-    measurement, cores = from_json(kept["measured"]), kept["machine"]["cpu"]["usable_cores"]
-    anew = judged(measurement, [*kept["rows"], *kept["oversubscribed"]], cores)
-    write_text(path, json.dumps(kept | anew, indent=2) + "\n")
-    return anew["overall"]
+    measurement, cores = from_json(content["measured"]), content["machine"]["cpu"]["usable_cores"]
+    result = evaluate(measurement, [*content["rows"], *content["oversubscribed"]], cores)
+    write_text(path, json.dumps(content | result, indent=2) + "\n")
+    return result["overall"]
 
 
 def timed_here(options: argparse.Namespace) -> dict[str, Any]:
@@ -189,15 +191,19 @@ def timed_here(options: argparse.Namespace) -> dict[str, Any]:
     cores = machine["cpu"]["usable_cores"]
     calibration = measure(DEFAULTS["cpu"], "cpu", None, print)
     dtype = calibration.about.dtype
-    seen = {s.name for n in (1, 2) for s in shorts(recipes_of((), "cpu"), machine, "cpu", dtype, n)}
+    known_names = {
+        s.name for n in (1, 2) for s in shorts(recipes_of((), "cpu"), machine, "cpu", dtype, n)
+    }
     measurement.STEPS = options.steps
     rows: list[dict[str, Any]] = []
     for ranks in (1, 2, 4):
         if ranks > cores and options.no_oversubscribed:
             continue
-        some = [s for s in shorts_of(machine, dtype, ranks, options.few) if s.name not in seen]
+        some = [
+            s for s in shorts_of(machine, dtype, ranks, options.few) if s.name not in known_names
+        ]
         rows += measured(some, ranks, cores, options.passes)
-    result = judged(calibration, rows, cores)
+    result = evaluate(calibration, rows, cores)
     keep("calibrated", "seconds of a step", around, **result)
     return result["overall"]
 
@@ -213,12 +219,12 @@ def main() -> int:
     parser.add_argument("--no-oversubscribed", action="store_true")
     parser.add_argument("--refit", action="store_true", help="what is stored, without measuring")
     options = parser.parse_args()
-    result = refitted() if options.refit else timed_here(options)
-    missed = result["median_error"] > MOST_MEDIAN or (
+    result = refit() if options.refit else timed_here(options)
+    missed = result["median_error"] > MAX_MEDIAN or (
         result["n"] < FEWEST_LAYOUTS and not options.few
     )
     if missed:
-        print(f"missed: at most {MOST_MEDIAN:.0%} over at least {FEWEST_LAYOUTS} layouts")
+        print(f"missed: at most {MAX_MEDIAN:.0%} over at least {FEWEST_LAYOUTS} layouts")
     return int(missed)
 
 

@@ -1,4 +1,4 @@
-"""What compiling costs a run, with an empty cache and with that of the run before.
+"""Cost of compiling for a run, with an empty cache and with that of the previous run.
 
     python benchmarks/compile_cache.py [--pairs 1]
 
@@ -34,7 +34,7 @@ STEPS = 6
 def processor_s(recipe: str, compiled: str, folder: Path) -> float:
     """User and system seconds of one run and all that it starts."""
     before = os.times()
-    done = subprocess.run(
+    result = subprocess.run(
         [
             *(sys.executable, "-m", "paceline", "run", recipe, "--devices", "1", "--force"),
             *("--runs-dir", str(folder / "runs"), "--set", f"steps={STEPS}"),
@@ -44,8 +44,8 @@ def processor_s(recipe: str, compiled: str, folder: Path) -> float:
         capture_output=True,
         text=True,
     )
-    if f"{STEPS} of {STEPS} steps" not in done.stdout and done.returncode:
-        raise SystemExit(done.stdout + done.stderr)
+    if f"{STEPS} of {STEPS} steps" not in result.stdout and result.returncode:
+        raise SystemExit(result.stdout + result.stderr)
     after = os.times()
     used = zip(after[2:4], before[2:4], strict=True)
     return sum(now - then for now, then in used)

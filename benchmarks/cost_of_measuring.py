@@ -1,10 +1,10 @@
-"""What measuring costs: step time with and without the event line and rank statistics.
+"""Cost of measuring: step time with and without the event line and rank statistics.
 
     python benchmarks/cost_of_measuring.py [--pairs 40]
 
 One training of tiny-llama on two ranks measures in every other block of ten steps; a pair is a
-measured block and the bare one after it. The contract is 1 % at a step of 0.2 s: the upper end of
-the median's 95 % interval (by order statistics of the pairs) must not exceed it.
+measured block and the bare one after it. The contract is 1% at a step of 0.2 s: the upper end of
+the median's 95% interval (by order statistics of the pairs) must not exceed it.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ def train(num_blocks: int) -> list[list[float]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         local.prepare(plan.job, folder)
-        toggled = str(HERE / "_toggled_trainer.py")
+        program = str(HERE / "_toggled_trainer.py")
         write_text(
             folder / "job.sh",
-            plan.script.replace("trainer trainer.json", f"{toggled} trainer.json"),
+            plan.script.replace("trainer trainer.json", f"{program} trainer.json"),
         )
         subprocess.run(["bash", str(folder / "job.sh")], check=True, capture_output=True)
         return json.loads((folder / "blocks.json").read_text())
 
 
-def median_interval(ordered: list[float]) -> tuple[float, float]:
-    """95 % interval of the median of sorted values: the k-th from either end (binomial)."""
-    n = len(ordered)
+def median_interval(values: list[float]) -> tuple[float, float]:
+    """95% interval of the median of sorted values: the k-th from either end (binomial)."""
+    n = len(values)
     rank, tail = 0, 0.5**n
     while tail <= 0.025:
         rank += 1
         tail += comb(n, rank) * 0.5**n
     outer = max(rank - 1, 0)
-    return ordered[outer], ordered[n - 1 - outer]
+    return values[outer], values[n - 1 - outer]
 
 
 def main() -> int:
@@ -76,7 +76,7 @@ def main() -> int:
     path = HERE / "results" / "cost_of_measuring.json"
     write_text(path, json.dumps(result, indent=2) + "\n")
     print(
-        f"measuring costs {median(costs):+.2%} (95 % interval {low:+.2%} to {high:+.2%}, "
+        f"measuring costs {median(costs):+.2%} (95% interval {low:+.2%} to {high:+.2%}, "
         f"n {len(costs)} pairs) of a {result['bare_step_time_s']:.3f} s step; limit {LIMIT:.0%}"
     )
     return int(high > LIMIT)

@@ -1,4 +1,4 @@
-"""What this CPU can do at most: products by dtype, memory, gloo's exchanges, each by itself.
+"""Peak rates of this CPU: GEMMs by dtype, memory, gloo's exchanges, each alone.
 
     python benchmarks/cpu_limits.py [--repeats 15]
 

@@ -1,4 +1,4 @@
-"""How well the time model predicts published step times, and the coefficients that are shipped.
+"""Accuracy of the time model on published step times, and the shipped coefficients.
 
     python benchmarks/estimator.py [TABLE ...] [--leave-out KIND] [--write]
 
@@ -38,7 +38,7 @@ from paceline.files.documents import write_text
 TABLES = ("measured_open.csv", "measured_2026_open.csv")
 ALWAYS = ("stack", "device", "source")
 """Groups that say how wide intervals are."""
-MOST_MAPE, MOST_MEDIAN, COVERAGE = 0.10, 0.075, (0.75, 0.85)
+MAX_MAPE, MAX_MEDIAN, COVERAGE = 0.10, 0.075, (0.75, 0.85)
 
 
 def reference_tables() -> list[Path]:
@@ -61,31 +61,33 @@ def read_tables(paths: Sequence[Path]) -> tuple[list[PublishedStep], Counter[str
     return rows, left_out
 
 
-def write_evidence(rows: Sequence[PublishedStep], fitted: Fit, held: Mapping[str, Held]) -> None:
+def write_evidence(
+    rows: Sequence[PublishedStep], fitted: Fit, predictions: Mapping[str, Held]
+) -> None:
     """Store the fit to all rows, with how far sources, stacks and devices lay from fits without
     them, beyond what this fit leaves open.
     """
     x = cases_of([row.case for row in rows])
-    known, dense = open_variance(slopes(x, fitted.centre), fitted), of_kind(rows, "dense")
+    variance, dense = open_variance(slopes(x, fitted.centre), fitted), of_kind(rows, "dense")
     sources = np.array([row.source for row in rows])[dense].tolist()
-    missed = held["source"].missed(rows)[dense]
-    residual = residual_sd(x.pick(dense), missed, known[dense], sources)
-    counted = [row for row in rows if row.kind != "lora"]
-    publications = len({row.source for row in counted})
-    title = f"{len(counted)} published step times from {publications} sources"
-    evidence = evidence_of_fit(title, fitted, residual, len(counted), publications)
+    missed = predictions["source"].missed(rows)[dense]
+    residual = residual_sd(x.pick(dense), missed, variance[dense], sources)
+    measured_rows = [row for row in rows if row.kind != "lora"]
+    publications = len({row.source for row in measured_rows})
+    title = f"{len(measured_rows)} published step times from {publications} sources"
+    evidence = evidence_of_fit(title, fitted, residual, len(measured_rows), publications)
     unseen_sd = {
         "software" if kind == "stack" else kind: between_sd(
-            out.missed(rows)[dense], out.names[dense].tolist(), known[dense]
+            out.missed(rows)[dense], out.names[dense].tolist(), variance[dense]
         )
-        for kind, out in held.items()
+        for kind, out in predictions.items()
         if kind in ("stack", "device")
     }
     whole = evidence.model_copy(
         update={
             "unseen_sd": {kind: round(width, 4) for kind, width in unseen_sd.items()},
-            "software": tuple(sorted({row.software for row in counted})),
-            "devices": tuple(sorted({row.device for row in counted})),
+            "software": tuple(sorted({row.software for row in measured_rows})),
+            "devices": tuple(sorted({row.device for row in measured_rows})),
         }
     )
     folder = Path(__file__).parents[1] / "paceline/estimate/fit"
@@ -101,13 +103,13 @@ def missed(left_out: str, result: dict[str, Any]) -> list[str]:
         if row["advantage_95"] is not None and row["advantage_95"][1] < 0
     ]
     checks = {
-        f"MAPE at most {MOST_MAPE:.0%}": overall["mape"] <= MOST_MAPE,
-        f"median |ln| at most {MOST_MEDIAN}": overall["median_abs_log"] <= MOST_MEDIAN,
+        f"MAPE at most {MAX_MAPE:.0%}": overall["mape"] <= MAX_MAPE,
+        f"median |ln| at most {MAX_MEDIAN}": overall["median_abs_log"] <= MAX_MEDIAN,
         "better than the flat rule": overall["advantage_95"][0] > 0,
         f"no {left_out} worse than the flat rule beyond noise ({', '.join(worse)})": not worse,
-        "80 % intervals hold 75 to 85 %": COVERAGE[0] <= overall["coverage_80"] <= COVERAGE[1],
+        "80% intervals hold 75 to 85%": COVERAGE[0] <= overall["coverage_80"] <= COVERAGE[1],
     }
-    return [f"{left_out} left out: {what}" for what, met in checks.items() if not met]
+    return [f"{left_out} left out: {what}" for what, is_met in checks.items() if not is_met]
 
 
 def main() -> int:
@@ -129,14 +131,14 @@ def main() -> int:
     fitted = fit_with_experts(x, measured, sources, [row.software for row in rows])
     rows += [row for row in every if row.kind == "lora"]
     x = cases_of([row.case for row in rows])
-    held, results = dict[str, Held](), dict[str, Any]()
+    predictions, results = dict[str, Held](), dict[str, Any]()
     for what in GROUPS:
         if options.leave_out in (None, what) or what in ALWAYS:
-            held[what] = held_out(rows, x, what, fitted.centre)
+            predictions[what] = held_out(rows, x, what, fitted.centre)
     if options.write:
-        write_evidence(rows, fitted, held)
-    for what in held:
-        results[what] = judged(rows, x, held[what], held)
+        write_evidence(rows, fitted, predictions)
+    for what in predictions:
+        results[what] = judged(rows, x, predictions[what], predictions)
         whole = {
             name: results[what][name]
             for name in ("overall", "experts", "adapters")
@@ -145,7 +147,7 @@ def main() -> int:
         print_table(f"{what} left out", whole)
         groups = results[what]["groups"]
         print(
-            f"\n{groups['n']} groups of equal weight: {groups['coverage_80']:.0%} in 80 %, "
+            f"\n{groups['n']} groups of equal weight: {groups['coverage_80']:.0%} in 80%, "
             f"the mean of {groups['mean_inside']:.0%}"
         )
         print_table(what, results[what][f"by_{what}"])

@@ -1,10 +1,10 @@
-"""Whether the cause of a slow run is named first, and nothing on healthy runs.
+"""Share of slow runs whose cause ranks first, and false causes on healthy runs.
 
     python benchmarks/explain.py [--healthy 4]
 
 The median one of some healthy trainings of the native trainer is the baseline of all. Ten others
 have one fault each, seeded for real: a rank that stands still again and again, a loopback of 300
-Mbit/s, a late loader, a CPU quota, busy loops beside, both ranks on one core, a checkpoint every
+Mbit/s, a late loader, a CPU quota, other busy loops, both ranks on one core, a checkpoint every
 step, and settings. `paceline explain` is asked against the baseline and against the run itself.
 Ranks go before other programs of the machine, which needs root, as some of the faults do. Exit code
 1 when fewer than nine in ten faults are named first, or a cause is named on a healthy run.
@@ -27,7 +27,7 @@ from paceline.explain.explanation import Explanation
 from tests.explain.faults import FAULTS, SETTINGS, as_urgent, explain_tagged_run, train
 
 URGENT = 19
-LEAST_NAMED = 0.9
+MIN_NAMED = 0.9
 
 
 def main() -> int:
@@ -46,10 +46,11 @@ def main() -> int:
         usual = tags.pop(len(tags) // 2)
         healthy = [_row(root, tag, usual, None) for tag in tags]
         faults = [_faulty(root, cause, usual) for cause in FAULTS if FAULTS[cause].needs()]
-    named = sum(row["named_first"] for row in faults)
+    num_named = sum(row["named_first"] for row in faults)
     wrong = sum(bool(row["against_run"]["causes"]) for row in healthy)
     print(
-        f"{named} of {len(faults)} faults named first; causes on {wrong} of {len(healthy)} healthy"
+        f"{num_named} of {len(faults)} causes ranked first; false causes on {wrong} of "
+        f"{len(healthy)} healthy runs"
     )
     keep(
         "explain",
@@ -58,12 +59,12 @@ def main() -> int:
         settings=SETTINGS,
         left_out=[cause for cause in FAULTS if not FAULTS[cause].needs()],
         faults=len(faults),
-        named_first=named,
+        named_first=num_named,
         healthy=len(healthy),
         healthy_with_a_cause=wrong,
         runs=[*faults, *healthy],
     )
-    return int(named < LEAST_NAMED * len(faults) or wrong > 0)
+    return int(num_named < MIN_NAMED * len(faults) or wrong > 0)
 
 
 def _faulty(root: Path, cause: str, usual: str) -> dict[str, Any]:
@@ -76,17 +77,17 @@ def _faulty(root: Path, cause: str, usual: str) -> dict[str, Any]:
 
 
 def _row(root: Path, tag: str, usual: str, fault: str | None) -> dict[str, Any]:
-    beside, alone = explain_tagged_run(root, tag, usual), explain_tagged_run(root, tag, None)
-    row = {"fault": fault, "against_run": _said(beside), "against_itself": _said(alone)}
-    told = ", ".join(f"{c.cause} {c.share:.0%}" for c in beside.causes) or "nothing"
+    faulty, alone = explain_tagged_run(root, tag, usual), explain_tagged_run(root, tag, None)
+    row = {"fault": fault, "against_run": _as_json(faulty), "against_itself": _as_json(alone)}
+    causes = ", ".join(f"{c.cause} {c.share:.0%}" for c in faulty.causes) or "nothing"
     print(
-        f"{fault or 'healthy':18} {beside.step_s:.3f} s, lost {beside.lost_s:.3f}: {told}",
+        f"{fault or 'healthy':18} {faulty.step_s:.3f} s, lost {faulty.lost_s:.3f}: {causes}",
         flush=True,
     )
     return row
 
 
-def _said(answer: Explanation) -> dict[str, Any]:
+def _as_json(answer: Explanation) -> dict[str, Any]:
     return {
         "step_s": answer.step_s,
         "baseline_s": answer.baseline_s,

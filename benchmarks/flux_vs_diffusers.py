@@ -5,7 +5,7 @@
 As workloads_vs_peers.py: both sides train the same model with equal settings in a process of their
 own, block by block. A ratio is the peer's time over the native trainer's: above 1 the native
 trainer is faster. The peer trains on one batch again and again; the native trainer draws every
-batch anew.
+batch again.
 
 Two threads of one side can wait for each other on a machine that others use, while the other side
 gets by with one: such a ratio says nothing of the programs. So nothing is kept, and the exit code
@@ -39,7 +39,7 @@ SHAPES: dict[str, list[str]] = {
 
 
 def cores(row: dict[str, Any], side: str) -> float:
-    """How many cores a side kept at work."""
+    """Return the number of cores that a side used."""
     name = f"{side}_step_time_s"
     return row["processor"][name]["median"] / row["wall"][name]["median"]
 
@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--block", type=int, default=5)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--dtype", default=["fp32", "bf16"], nargs="+")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     around = Surroundings()
     rows: list[dict[str, Any]] = []
     print(
@@ -60,10 +60,10 @@ def main() -> int:
     )
     print("|---|---|---:|---:|---:|---:|---:|---:|")
     for name, overrides in SHAPES.items():
-        for dtype in chosen.dtype:
-            content = settings("flux1-schnell-tiny", overrides, dtype, chosen.threads)
-            row = compare(content, chosen.pairs, chosen.block, "_diffusers_in_turns.py")
-            rows.append({"shape": name, "dtype": dtype, "threads": chosen.threads, **row})
+        for dtype in options.dtype:
+            content = settings("flux1-schnell-tiny", overrides, dtype, options.threads)
+            row = compare(content, options.pairs, options.block, "_diffusers_in_turns.py")
+            rows.append({"shape": name, "dtype": dtype, "threads": options.threads, **row})
             wall, cpu = row["wall"], row["processor"]
             native_ms, peer_ms = (
                 1e3 * wall[f"{side}_step_time_s"]["median"] for side in ("native", "peer")
@@ -72,7 +72,7 @@ def main() -> int:
                 f"| {name} | {dtype} | {native_ms:.1f} | {peer_ms:.1f} "
                 f"| {spread_text(wall['ratio'])} | {spread_text(cpu['ratio'])} "
                 f"| {cores(row, 'native'):.2f}, {cores(row, 'peer'):.2f} "
-                f"| {chosen.pairs} |",
+                f"| {options.pairs} |",
                 flush=True,
             )
     uneven = [r for r in rows if abs(cores(r, "native") / cores(r, "peer") - 1) > SAME_CORES]

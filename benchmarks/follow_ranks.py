@@ -1,4 +1,4 @@
-"""What it costs the controller to follow a job of very many ranks: share of one core.
+"""Cost for the controller of following a job with very many ranks: share of one core.
 
     python benchmarks/follow_ranks.py [--ranks 16384] [--seconds 60] [--quick]
 
@@ -28,11 +28,11 @@ from paceline.trainer.measure.event_log import EventLog
 HANG_LIMIT_S = 300.0
 STEP_S = 1.0
 WRITERS = 2000
-"""Ranks whose files the generator writes anew in each step; the others' stay as they are."""
+"""Ranks whose files the generator rewrites in each step; the others stay unchanged."""
 
 
 def make_ranks(folder: Path, ranks: int) -> None:
-    """The files of so many ranks that have begun: event lines, log, stacks."""
+    """Write the files of `ranks` started ranks: event lines, log, stacks."""
     start = json.dumps({"event": "start", "schema": 1}) + "\n"
     for name in (STEPS_FOLDER, LOGS_FOLDER):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def generate(folder: Path, ranks: int) -> None:
 
 
 def follow(folder: Path, seconds: float, failing: int | None = None) -> dict[str, Any]:
-    """Follow for so long, or until the failure of a rank is known, which comes at once."""
+    """Follow for `seconds`, or until a rank's failure is reported, which is immediate."""
     steps = StepFollower(folder / STEPS_FOLDER / "rank-00000.jsonl")
     heartbeat = JobHeartbeat(folder, HANG_LIMIT_S)
     if failing is None:
@@ -80,16 +80,16 @@ def follow(folder: Path, seconds: float, failing: int | None = None) -> dict[str
         heartbeat.check()
         log = EventLog(str(folder / STEPS_FOLDER), failing)
         log.write("end", status="failed", reason="a test", steps=1, time_unix=time.time())
-    began, cpu, seen, silent_s = time.monotonic(), time.process_time(), 0, 0.0
+    began, cpu, num_steps, silent_s = time.monotonic(), time.process_time(), 0, 0.0
     while time.monotonic() - began < seconds and not heartbeat.failed_s:
-        seen += len(steps.new_steps())
+        num_steps += len(steps.new_steps())
         heartbeat.check()
         silent_s = max(silent_s, heartbeat.silent_s)
         time.sleep(POLL_S)
     took = time.monotonic() - began
     return {
         "seconds": took,
-        "steps_seen": seen,
+        "steps_seen": num_steps,
         "share_of_a_core": (time.process_time() - cpu) / took,
         "longest_silence_s": silent_s,
         "failed": bool(heartbeat.failed_s),
@@ -97,20 +97,20 @@ def follow(folder: Path, seconds: float, failing: int | None = None) -> dict[str
 
 
 def measure(ranks: int, seconds: float) -> dict[str, Any]:
-    """The figures of a job of so many ranks."""
+    """Return the figures of a job with `ranks` ranks."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_ranks(folder, ranks)
         generator = subprocess.Popen([sys.executable, __file__, "--write", name, str(ranks)])
         try:
             time.sleep(2 * STEP_S)
-            followed = follow(folder, seconds)
+            figures = follow(folder, seconds)
             failure = follow(folder, seconds, failing=ranks - 1)
         finally:
             generator.kill()
             generator.wait()
-    noticed = failure["seconds"] if failure["failed"] else None
-    return {"ranks": ranks, **followed, "failure_noticed_after_s": noticed}
+    notice_s = failure["seconds"] if failure["failed"] else None
+    return {"ranks": ranks, **figures, "failure_noticed_after_s": notice_s}
 
 
 def main() -> int:
@@ -121,10 +121,10 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=16384)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--quick", action="store_true", help="512 ranks, 4 s; nothing is written")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     around = Surroundings()
-    sizes = (512,) if chosen.quick else (64, 1024, chosen.ranks)
-    rows = [measure(ranks, 4.0 if chosen.quick else chosen.seconds) for ranks in sizes]
+    sizes = (512,) if options.quick else (64, 1024, options.ranks)
+    rows = [measure(ranks, 4.0 if options.quick else options.seconds) for ranks in sizes]
     for row in rows:
         print(
             f"{row['ranks']:6d} ranks: {row['share_of_a_core']:.2%} of a core, "
@@ -132,7 +132,7 @@ def main() -> int:
             f"{row['longest_silence_s']:.1f} s, failure noticed after "
             f"{row['failure_noticed_after_s']:.1f} s"
         )
-    if not chosen.quick:
+    if not options.quick:
         keep("follow_ranks", "share of one core", around, step_time_s=STEP_S, rows=rows)
     return 0
 

@@ -42,8 +42,8 @@ from tests.engines.samples import log_text, times_of
 from tests.machines.slurm.test_states import SACCT, SINFO, SQUEUE, SRUN
 
 LIMIT_S, HANG_S = 20, 600
-"""Of processor time for one input, of which the slowest kind takes a tenth of a second; and of any
-time, which a busy machine stretches."""
+"""Limits for one input in seconds: of processor time (the slowest kind takes 0.1 s), and of wall
+time, which other load extends."""
 TOO_LONG = "takes longer than"
 SHARES = {"fields": 0.02, "log formats": 0.28, "recipes": 0.05, "tables": 0.25, "slurm": 0.40}
 TABLES = Path(__file__).parents[1] / "tests" / "forms" / "inputs"
@@ -55,7 +55,7 @@ PIECES = (
 Try = Callable[[], object]
 
 
-def mutated(text: bytes, rng: random.Random) -> bytes:
+def mutate(text: bytes, rng: random.Random) -> bytes:
     """`text` with one to six places overwritten, doubled or cut out."""
     content = bytearray(text)
     for _ in range(rng.randint(1, 6)):
@@ -68,11 +68,11 @@ def mutated(text: bytes, rng: random.Random) -> bytes:
 
 def of_fields(rng: random.Random, work: Path) -> Iterator[Try]:
     """Run folders with one hostile field, through all verbs."""
-    folders, listed = Folders(work / "runs"), changes()
+    folders, change_kinds = Folders(work / "runs"), changes()
     VERBS["page"](folders)  # what charts are drawn with is put together once a process
     verbs = ("list", "show", "compare", "history", "names")
     while True:
-        change = rng.choice(listed)
+        change = rng.choice(change_kinds)
         page = ("page",) if rng.random() < 0.05 else ()
         yield lambda change=change, page=page: _no_falls(folders.read_with(change, *verbs, *page))
 
@@ -82,7 +82,7 @@ def of_log_formats(rng: random.Random, work: Path) -> Iterator[Try]:
     texts = {name: log_text(name, times_of(3)) for name in log_formats()}
     while True:
         name = rng.choice(sorted(texts))
-        content = mutated(texts[name], rng)
+        content = mutate(texts[name], rng)
         yield lambda name=name, content=content: _check_log_format(name, content)
 
 
@@ -99,7 +99,7 @@ def of_recipes(rng: random.Random, work: Path) -> Iterator[Try]:
     texts = [(folder / f"{name}.yaml").read_bytes() for name in recipe_names()]
     path = work / "recipe.yaml"
     while True:
-        path.write_bytes(mutated(rng.choice(texts), rng))
+        path.write_bytes(mutate(rng.choice(texts), rng))
         yield lambda: load_recipe(str(path))
 
 
@@ -108,12 +108,12 @@ def of_tables(rng: random.Random, work: Path) -> Iterator[Try]:
     texts = [(TABLES / f"{name}.csv").read_bytes() for name in ("audit", "validate")]
     path = work / "table.csv"
     while True:
-        path.write_bytes(mutated(rng.choice(texts), rng))
+        path.write_bytes(mutate(rng.choice(texts), rng))
         yield lambda: read_csv(path, TableDefaults())
 
 
 def of_slurm(rng: random.Random, work: Path) -> Iterator[Try]:
-    """What squeue, sacct, sinfo and srun print."""
+    """Return the output of squeue, sacct, sinfo and srun."""
     readers: list[tuple[str, Callable[[str], Any]]] = [
         (SQUEUE, _verdicts_of_queue),
         (SACCT, _verdicts_of_accounts),
@@ -124,7 +124,7 @@ def of_slurm(rng: random.Random, work: Path) -> Iterator[Try]:
     ]
     while True:
         text, reader = rng.choice(readers)
-        printed = mutated(text.encode(), rng).decode(errors="replace")
+        printed = mutate(text.encode(), rng).decode(errors="replace")
         yield lambda reader=reader, printed=printed: reader(printed)
 
 
@@ -138,7 +138,7 @@ KINDS = {
 
 
 def campaign(kind: str, inputs: int, seed: int, work: Path) -> dict[str, Any]:
-    """So many inputs of one kind: falls by cause, seconds, the slowest, and peak memory.
+    """Try `inputs` inputs of one kind; return failures by cause, seconds, the slowest, peak memory.
 
     `first` is the number of the first input with a cause, which --replay brings again.
     """
@@ -163,19 +163,19 @@ def campaign(kind: str, inputs: int, seed: int, work: Path) -> dict[str, Any]:
 
 
 def _cause(attempt: Try) -> str | None:
-    """What fell and where, None for an answer or a clear error.
+    """Return the failure and its place, or None for an answer or a clear error.
 
     The clock goes on while the campaign is stopped, so an input that took long without the
     processor is asked again.
     """
     before_s = time.process_time()
-    cause = _asked(attempt)
+    cause = _run_attempt(attempt)
     if cause and TOO_LONG in cause and time.process_time() - before_s < LIMIT_S:
-        return _asked(attempt)
+        return _run_attempt(attempt)
     return cause
 
 
-def _asked(attempt: Try) -> str | None:
+def _run_attempt(attempt: Try) -> str | None:
     signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     signal.alarm(HANG_S)
     try:
@@ -221,8 +221,8 @@ def main() -> int:
     around = Surroundings()
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, _too_long)
-    stats.BOOTSTRAP_RESAMPLES = 10  # its intervals are no matter here, and most of the time
-    kinds = _stored(options.inputs, options.seed)
+    stats.BOOTSTRAP_RESAMPLES = 10  # its intervals do not matter here, and take most of the time
+    kinds = _stored_kinds(options.inputs, options.seed)
     with tempfile.TemporaryDirectory() as name:
         for kind in options.kinds:
             inputs = round(options.inputs * SHARES[kind])
@@ -257,8 +257,8 @@ def replay(kind: str, number: int, seed: int) -> int:
     return 0
 
 
-def _stored(inputs: int, seed: int) -> dict[str, dict[str, Any]]:
-    """What an earlier call left of the same campaign: its kinds may be gone through one by one."""
+def _stored_kinds(inputs: int, seed: int) -> dict[str, dict[str, Any]]:
+    """Return the results of an earlier call of the same campaign; kinds may run one by one."""
     try:
         content = json.loads((FOLDER / "fuzz.json").read_text())
     except FileNotFoundError:

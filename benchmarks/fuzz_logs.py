@@ -3,7 +3,7 @@
     python benchmarks/fuzz_logs.py [--seconds 600] [--seed 1] [--corpus DIR]
 
 libFuzzer, through atheris, changes made-up logs so that new branches of the readers are reached.
-Sought are exceptions, answers that depend on how the file is cut into blocks, numbers that are no
+It searches for exceptions, answers that depend on the block size, numbers that are not valid
 figures, time beyond a linear bound, and memory that grows. An input that breaks a promise is kept
 in the folder `found` of the corpus and told; the exit code is then 1.
 """
@@ -32,8 +32,8 @@ from tests.engines.samples import NOISE, PREFIXES, SAMPLES, log_text, times_of  
 
 TARGET = ROOT / "benchmarks" / "_fuzz_target.py"
 RESULT = ROOT / "benchmarks" / "results" / "fuzz_logs.json"
-MOST_GROWTH_BYTES = 8 << 20
-MOST_FOUND = 10
+MAX_GROWTH_BYTES = 8 << 20
+MAX_FINDINGS = 10
 LONGEST_INPUT = 6000
 WORD = re.compile(rb"[A-Za-z][A-Za-z_/-]{3,30}|[=:|,\[\]{}'\"]{1,2}")
 
@@ -73,7 +73,7 @@ def fuzz(work: Path, corpus: Path, seconds: int, seed: int) -> dict[str, Any]:
     """One run of the fuzzer, to the end of its time or to the first broken promise."""
     statistics = work / "statistics.json"
     statistics.unlink(missing_ok=True)
-    done = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable,
             str(TARGET),
@@ -93,17 +93,17 @@ def fuzz(work: Path, corpus: Path, seconds: int, seed: int) -> dict[str, Any]:
         cwd=work,
     )
     counts = json.loads(statistics.read_text()) if statistics.exists() else {}
-    coverage = re.findall(r"cov: (\d+) ft: (\d+)", done.stderr)
+    coverage = re.findall(r"cov: (\d+) ft: (\d+)", result.stderr)
     return {
         "executions": counts.get("executions", 0),
         "branches": int(coverage[-1][0]) if coverage else 0,
         "features": int(coverage[-1][1]) if coverage else 0,
-        "finding": _finding(done.stdout + done.stderr) if done.returncode else None,
+        "finding": _finding(result.stdout + result.stderr) if result.returncode else None,
     }
 
 
 def _finding(text: str) -> str:
-    """Who read the input, the exception, and the last of our own lines on the way to it."""
+    """Return the reader, the exception, and the last line of Paceline's code in its traceback."""
     readers = re.findall(r"^read by (\w+)$", text, re.MULTILINE)
     errors = re.findall(r"^(?:[\w.]*(?:Error|Exception|Warning)\b|SUMMARY).*$", text, re.MULTILINE)
     places = re.findall(r'File ".*?(paceline/[\w/]+\.py)", line (\d+)', text)
@@ -123,8 +123,8 @@ def campaign(work: Path, corpus: Path, seconds: int, seed: int) -> dict[str, Any
     write_dictionary(work / "words")
     runs: list[dict[str, Any]] = []
     end = time.monotonic() + seconds
-    while (left := int(end - time.monotonic())) > 5 and len(runs) <= MOST_FOUND:
-        runs.append(fuzz(work, corpus, left, seed + len(runs)))
+    while (seconds_left := int(end - time.monotonic())) > 5 and len(runs) <= MAX_FINDINGS:
+        runs.append(fuzz(work, corpus, seconds_left, seed + len(runs)))
         print(
             "{executions:,} inputs, {branches} branches, finding: {finding}".format_map(runs[-1]),
             flush=True,
@@ -169,13 +169,16 @@ def main() -> int:
 
 
 def _grew(replay: dict[str, Any]) -> bool:
-    grown = replay["resident_bytes_after_last_pass"] - replay["resident_bytes_after_first_pass"]
-    print(
-        f"{replay['inputs']:,} inputs replayed: memory {grown / 1024:+,.0f} KiB from pass 1 to "
-        f"{replay['passes']}; the slowest takes {replay['slowest_s'] * 1000:.0f} ms, repeated to "
-        f"{replay['enlarged_bytes'] >> 10} KiB {replay['slowest_enlarged_s'] * 1000:.0f} ms"
+    growth_bytes = (
+        replay["resident_bytes_after_last_pass"] - replay["resident_bytes_after_first_pass"]
     )
-    return grown > MOST_GROWTH_BYTES
+    print(
+        f"{replay['inputs']:,} inputs replayed: {growth_bytes / 1024:+,.0f} KiB of memory from "
+        f"pass 1 to {replay['passes']}; the slowest takes {replay['slowest_s'] * 1000:.0f} ms, "
+        f"repeated to {replay['enlarged_bytes'] >> 10} KiB "
+        f"{replay['slowest_enlarged_s'] * 1000:.0f} ms"
+    )
+    return growth_bytes > MAX_GROWTH_BYTES
 
 
 if __name__ == "__main__":

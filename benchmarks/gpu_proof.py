@@ -1,4 +1,4 @@
-"""What one GPU proves within a budget of time: products, trainings, peers, tests.
+"""Proof on one GPU within a time budget: GEMMs, trainings, peers, tests.
 
     python benchmarks/gpu_proof.py [--budget 520] [--only WORD ...] [--no-tests]
     python benchmarks/gpu_proof.py --device cpu    # the same way with tiny shapes, about a minute
@@ -8,7 +8,7 @@ that would not end within the budget is left out and named. The result is writte
 Trainings go through the native trainer as `paceline run` starts it, without its probes, and one
 through `paceline run` itself; peers train the same shape, batch and dtype in a loop of their own
 (benchmarks/_gpu_peer.py). A figure is the median step after the first ones, which pay for
-compilation; a share of the GEMM rate is of the best GEMM in the same call.
+compilation; shares of the GEMM rate refer to the best GEMM of the same call.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from paceline.machines.probe.gpus import gpus
 
 HERE = Path(__file__).parent
 CONVENTIONS = ("causal", "full-attention")
-LEAST_S = 25.0
-"""A part is not begun with less of the budget left."""
+MIN_S = 25.0
+"""Minimum budget in seconds for starting another part."""
 LOG_END = 1500
 """Characters of a failed part's log."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What the whole call is about."""
+    """Options and results of the whole call."""
 
     device: str
     device_name: str
@@ -69,11 +69,11 @@ def native_training(spec: RunSpec, call: Call) -> dict[str, Any]:
         for part in ("steps", "logs"):
             (folder / part).mkdir()
         command = [sys.executable, str(write_program("main", folder)), "trainer.json"]
-        done = ended(command, folder, call, {**os.environ, **native.job(spec, "proof").env})
-        if done.returncode:
+        result = run_command(command, folder, call, {**os.environ, **native.job(spec, "proof").env})
+        if result.returncode:
             log = folder / "logs" / "rank-00000.log"
             text = log.read_text(errors="replace") if log.exists() else ""
-            raise RuntimeError((done.stderr + text)[-LOG_END:])
+            raise RuntimeError((result.stderr + text)[-LOG_END:])
         lines = (folder / "steps" / "rank-00000.jsonl").read_text().splitlines()
         events = [json.loads(line) for line in lines]
         steps = [event for event in events if event["event"] == "step"]
@@ -95,14 +95,14 @@ def peer_training(case: Case, spec: RunSpec, call: Call) -> dict[str, Any]:
         path.write_text(json.dumps(native.settings(spec)))
         command = [sys.executable, str(HERE / "_gpu_peer.py"), case.peer, str(path)]
         compiled = {"PACELINE_PEER_COMPILE": "1"} if call.device == "cuda" else {}
-        done = ended(command, Path(name), call, {**os.environ, **compiled})
-        if done.returncode:
-            raise RuntimeError((done.stdout + done.stderr)[-LOG_END:])
-        answer = json.loads(done.stdout.splitlines()[-1])
+        result = run_command(command, Path(name), call, {**os.environ, **compiled})
+        if result.returncode:
+            raise RuntimeError((result.stdout + result.stderr)[-LOG_END:])
+        answer = json.loads(result.stdout.splitlines()[-1])
         return {**answer, "times_s": answer.pop("step_time_s")}
 
 
-def ended(
+def run_command(
     command: list[str], folder: Path, call: Call, environment: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """A finished process; raises RuntimeError when the budget ends before it."""
@@ -122,8 +122,8 @@ def ended(
 def row(case: Case, spec: RunSpec, side: str, got: dict[str, Any], best: float) -> dict[str, Any]:
     """A training's figures; `best` is the fastest product of this call in FLOP/s, 0 unknown."""
     warmup = WARMUP["cpu" if spec.cluster.device == "cpu" else "cuda"]
-    timed = got["times_s"][warmup:]
-    step_s = median(timed)
+    step_times = got["times_s"][warmup:]
+    step_s = median(step_times)
     tokens = spec.training.global_batch * spec.training.seq_len
     x = flops_input(spec.model, spec.training.seq_len, spec.layout, spec.lora)
     entry = find_device(spec.cluster.device)
@@ -137,7 +137,7 @@ def row(case: Case, spec: RunSpec, side: str, got: dict[str, Any], best: float) 
         "micro_batch": spec.layout.micro_batch,
         "global_batch": spec.training.global_batch,
         "num_parameters": got["num_parameters"],
-        "step_time_s": spread_of(timed),
+        "step_time_s": spread_of(step_times),
         "first_steps_s": sum(got["times_s"][:warmup]),
         "tokens_per_s": tokens / step_s,
         "allocated_bytes": got["allocated_bytes"],
@@ -161,12 +161,12 @@ def row(case: Case, spec: RunSpec, side: str, got: dict[str, Any], best: float) 
 
 
 def bound(spec: RunSpec) -> float:
-    """What the static bound says that the device must hold, in bytes."""
+    """Return the static lower bound of the device memory in bytes."""
     return memory_per_device(spec.parallel).total_bytes
 
 
 def products(call: Call, dtypes: list[str]) -> list[dict[str, Any]]:
-    """The GEMMs of `paceline probe`, all shapes."""
+    """Run the GEMMs of `paceline probe`, all shapes."""
     question = {
         "device": call.device,
         "dtypes": dtypes,
@@ -176,41 +176,41 @@ def products(call: Call, dtypes: list[str]) -> list[dict[str, Any]]:
     }
     command = [sys.executable, "-m", "paceline.trainer.programs.gemm", json.dumps(question)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path[1:]])}
-    done = ended(command, HERE.parent, call, environment)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-LOG_END:])
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    result = run_command(command, HERE.parent, call, environment)
+    if result.returncode:
+        raise RuntimeError(result.stderr[-LOG_END:])
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
 
 
 def gpu_tests(call: Call) -> dict[str, Any]:
     """`make test-gpu` in short: what is short, and one dtype of each recipe."""
-    chosen = "(recipe_s_first_step and (bf16 or fp8)) or kernels or memory or compiled"
+    options = "(recipe_s_first_step and (bf16 or fp8)) or kernels or memory or compiled"
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rs", "-p", "no:cacheprovider"]
-    done = ended(
-        [*command, "-k", chosen, "--continue-on-collection-errors", "tests/trainer"],
+    result = run_command(
+        [*command, "-k", options, "--continue-on-collection-errors", "tests/trainer"],
         HERE.parent,
         call,
         dict(os.environ),
     )
-    lines = done.stdout.splitlines()
+    lines = result.stdout.splitlines()
     return {
-        "returncode": done.returncode,
+        "returncode": result.returncode,
         "summary": lines[-1] if lines else "",
         "lines": lines[-20:],
     }
 
 
 def package_run(call: Call) -> dict[str, Any]:
-    """What `paceline run` itself answers, probes and report included; raises RuntimeError."""
+    """Return the answer of `paceline run`, including probes and report; raise RuntimeError."""
     changes = ["--set", "steps=30", "--set", "data.source=synthetic"]
     command = [sys.executable, "-m", "paceline", "run", "tiny-llama", "--device", call.device]
     with tempfile.TemporaryDirectory() as name:
-        done = ended(
+        result = run_command(
             [*command, *changes, "--runs-dir", name, "--json"], HERE.parent, call, dict(os.environ)
         )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-LOG_END:])
-    return json.loads(done.stdout)
+    if result.returncode:
+        raise RuntimeError(result.stderr[-LOG_END:])
+    return json.loads(result.stdout)
 
 
 def machine_state() -> str | None:
@@ -251,7 +251,7 @@ class Proof:
             return
         entry: dict[str, Any] = {"part": name, "status": "ok"}
         begin = time.monotonic()
-        if self.call.left_s < LEAST_S:
+        if self.call.left_s < MIN_S:
             entry["status"] = "left out: the budget was used up"
         else:
             try:
@@ -311,7 +311,7 @@ class Proof:
 
     @property
     def product_rate(self) -> float:
-        """Of the best bf16 product, FLOP/s; 0 where none was measured."""
+        """FLOP/s of the best bf16 GEMM; 0 if none was measured."""
         return self.best.get("bf16", 0.0)
 
     def add(self, figures: dict[str, Any]) -> None:
@@ -363,30 +363,30 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     """Run all parts; 1 when one failed."""
-    chosen, devices = parse(), gpus()
-    if chosen.device == "cuda" and not devices:
+    options, devices = parse(), gpus()
+    if options.device == "cuda" and not devices:
         print(json.dumps({"benchmark": "gpu_proof", "skipped": "no NVIDIA GPU is visible here"}))
         return 0
-    name = devices[0]["name"] if chosen.device == "cuda" else "cpu"
-    call = Call(chosen.device, name, time.monotonic() + chosen.budget)
-    proof = Proof(chosen.result, call, chosen.only)
+    name = devices[0]["name"] if options.device == "cuda" else "cpu"
+    call = Call(options.device, name, time.monotonic() + options.budget)
+    proof = Proof(options.result, call, options.only)
     print(
         "| training | by | tokens/s | MFU, causal / full | of the product rate | allocated, GiB |"
     )
     print("|---|---|---:|---:|---:|---:|")
     proof.part("products", proof.measure_products)
     for case in CASES:
-        for dtype, compile_ in case.variants if chosen.device == "cuda" else [("fp32", "none")]:
+        for dtype, compile_ in case.variants if options.device == "cuda" else [("fp32", "none")]:
             label = f"{case.name}: {dtype}, compile {compile_}"
             proof.part(label, lambda c=case, d=dtype, k=compile_: proof.train(c, d, k))
         proof.part(f"{case.name}: {case.peer}", lambda c=case: proof.train_peer(c))
     for side in (BASE, *RECIPES):
         proof.part(f"low precision: {side.name}", lambda s=side: proof.train_narrow(s))
     proof.part("paceline run", proof.run_package)
-    if not chosen.no_tests and chosen.device == "cuda":
+    if not options.no_tests and options.device == "cuda":
         proof.part("tests", proof.test)
-    if chosen.device == "cuda":
-        print(f"result: {FOLDER / chosen.result}.json")
+    if options.device == "cuda":
+        print(f"result: {FOLDER / options.result}.json")
     return int(any(part["status"] != "ok" for part in proof.parts))
 
 

@@ -1,4 +1,4 @@
-"""How long `paceline --help` takes beside an empty program with the same command-line library.
+"""Time of `paceline --help` compared with an empty program with the same command-line library.
 
     python benchmarks/help_time.py [--pairs 10]
 

@@ -1,4 +1,4 @@
-"""What each low precision does to the loss of 50 steps, beside its speed; bf16 is the measure.
+"""Loss deviation of each low precision over 50 steps, and its speed, relative to bf16.
 
     python benchmarks/low_precision.py [--steps 50] [--shape tiny-llama ...]
 
@@ -24,7 +24,7 @@ from gpu_proof import Call, native_training
 from paceline.machines.probe.gpus import gpus
 
 LIMIT_S = 7200.0
-"""Of all trainings together."""
+"""Time limit of all trainings together."""
 
 
 def of_shape(name: str, call: Call, steps: int) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--shape", nargs="+", default=[], choices=[*SHAPES, *ON_A_GPU])
     parser.add_argument("--result", default="low_precision", help="name of the result's file")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     devices = gpus()
     if not devices:
         print(
@@ -55,14 +55,14 @@ def main() -> int:
     call = Call("cuda", devices[0]["name"], time.monotonic() + LIMIT_S)
     print(HEADER)
     rows: list[dict[str, Any]] = []
-    for name in chosen.shape or [*SHAPES, *ON_A_GPU]:
-        rows += of_shape(name, call, chosen.steps)
+    for name in options.shape or [*SHAPES, *ON_A_GPU]:
+        rows += of_shape(name, call, options.steps)
         keep(
-            chosen.result,
+            options.result,
             "shares of bf16's loss; ratios of tokens/s",
             around,
             device=call.device_name,
-            steps=chosen.steps,
+            steps=options.steps,
             rows=rows,
         )
     return 0

@@ -2,7 +2,7 @@
 
     python benchmarks/many_ranks.py [--ranks 64] [--limit 1500]                 (`make nightly`)
 
-`paceline run` trains the smallest sibling of Llama with ZeRO 1 over all ranks, one thread each, and
+`paceline run` trains the smallest Llama variant with ZeRO 1 over all ranks, one thread each, and
 saves a checkpoint every few steps. When two are written, one rank is killed by its process id. The
 run must end by itself, name that rank and its signal, keep a whole checkpoint and the steps of all
 ranks, and leave no process. Exit code 1 when one of these does not hold.
@@ -26,7 +26,7 @@ import psutil
 from _result import Surroundings, keep
 
 RANK_BYTES = 200 * 2**20
-"""What a rank needs of its own, with room to spare; libraries are shared."""
+"""Memory per rank with some margin; libraries are shared."""
 EVERY = 4
 """Steps between two checkpoints."""
 SETTINGS = (
@@ -53,7 +53,7 @@ class LateError(Exception):
 
 
 def start(runs: Path, ranks: int) -> subprocess.Popen[str]:
-    """The run, whose answer goes to a file beside its folder."""
+    """Start the run, whose answer goes to a file next to its folder."""
     sets = [word for setting in (*SETTINGS, f"global_batch={ranks}") for word in ("--set", setting)]
     call = [sys.executable, "-m", "paceline", "run", "tiny-llama", "--devices", str(ranks)]
     call += ["--no-probe", "--runs-dir", str(runs), *sets, "--json"]
@@ -62,11 +62,11 @@ def start(runs: Path, ranks: int) -> subprocess.Popen[str]:
         return subprocess.Popen(call, stdout=answer, stderr=errors, env=environment, text=True)
 
 
-def wait_for(what: str, there: Any, process: subprocess.Popen[str], deadline: float) -> Any:
-    """What `there` says as soon as it is true; LateError when the run ends before or is late."""
+def wait_for(what: str, condition: Any, process: subprocess.Popen[str], deadline: float) -> Any:
+    """Return the value of `condition` once it is true; LateError if the run ends or is late."""
     while time.monotonic() < deadline:
-        if found := there():
-            return found
+        if value := condition():
+            return value
         if process.poll() is not None:
             raise LateError(f"the run ended before {what}")
         time.sleep(POLL_S)
@@ -74,7 +74,7 @@ def wait_for(what: str, there: Any, process: subprocess.Popen[str], deadline: fl
 
 
 def first_lines(folder: Path, ranks: int) -> list[dict[str, Any]] | None:
-    """The start lines of all ranks, once all have begun."""
+    """Return the start lines of all ranks once all have started."""
     files = sorted(folder.glob("steps/rank-*.jsonl"))
     if len(files) < ranks:
         return None
@@ -90,7 +90,7 @@ def resident(pids: list[int]) -> int:
 
 
 def trial(runs: Path, ranks: int, limit_s: float) -> dict[str, Any]:
-    """What a run of so many ranks came to, of which the last but one is killed."""
+    """Return the outcome of a run with `ranks` ranks, of which the last but one is killed."""
     began = time.monotonic()
     deadline = began + limit_s
     process = start(runs, ranks)
@@ -101,27 +101,27 @@ def trial(runs: Path, ranks: int, limit_s: float) -> dict[str, Any]:
         started_s = time.monotonic() - began
         latest = folder / f"checkpoints/step-{2 * EVERY:06d}/state.json"
         wait_for("second checkpoint", latest.exists, process, deadline)
-        pids, lost = [line["pid"] for line in starts], ranks - 2
+        pids, killed_rank = [line["pid"] for line in starts], ranks - 2
         largest = resident(pids)
-        os.kill(pids[lost], signal.SIGKILL)
-        killed = time.monotonic()
+        os.kill(pids[killed_rank], signal.SIGKILL)
+        kill_time = time.monotonic()
         process.wait(max(1.0, deadline - time.monotonic()))
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             process.wait(120)
-    ended_s = time.monotonic() - killed
+    ended_s = time.monotonic() - kill_time
     result = json.loads((folder / "result.json").read_text())
     whole = folder.glob("checkpoints/step-*/state.json")
-    saved = [line for line in steps_of(folder, 0) if "checkpoint_s" in line]
+    checkpoint_steps = [line for line in steps_of(folder, 0) if "checkpoint_s" in line]
     return {
         "ranks": ranks,
         "started_s": started_s,
         "resident_bytes": largest,
         "steps": min(len(steps_of(folder, rank)) for rank in range(ranks)),
         "step_time_s": median(line["step_time_s"] for line in steps_of(folder, 0)),
-        "checkpoint_s": [line["checkpoint_s"] for line in saved],
-        "killed_rank": lost,
+        "checkpoint_s": [line["checkpoint_s"] for line in checkpoint_steps],
+        "killed_rank": killed_rank,
         "ended_after_s": ended_s,
         "exit_code": process.returncode,
         "status": result["status"],
@@ -137,18 +137,18 @@ def steps_of(folder: Path, rank: int) -> list[dict[str, Any]]:
     return [step for line in lines if (step := json.loads(line))["event"] == "step"]
 
 
-def faults(found: dict[str, Any]) -> list[str]:
-    """What a trial promised and did not keep."""
-    named = f"rank {found['killed_rank']} was killed by SIGKILL"
-    kept = {
-        f"the reason is {found['reason']!r}": named in str(found["reason"]),
-        f"the status is {found['status']}": found["status"] == "failed",
-        f"the exit code is {found['exit_code']}": found["exit_code"] == 2,
-        "no whole checkpoint is left": bool(found["whole_checkpoints"]),
-        f"{found['left_running']} ranks are left": not found["left_running"],
-        f"a rank has {found['steps']} steps": found["steps"] >= 2 * EVERY,
+def faults(trial: dict[str, Any]) -> list[str]:
+    """Return the checks that a trial failed."""
+    end_reason = f"rank {trial['killed_rank']} was killed by SIGKILL"
+    checks = {
+        f"the reason is {trial['reason']!r}": end_reason in str(trial["reason"]),
+        f"the status is {trial['status']}": trial["status"] == "failed",
+        f"the exit code is {trial['exit_code']}": trial["exit_code"] == 2,
+        "no whole checkpoint is left": bool(trial["whole_checkpoints"]),
+        f"{trial['left_running']} ranks are left": not trial["left_running"],
+        f"a rank has {trial['steps']} steps": trial["steps"] >= 2 * EVERY,
     }
-    return [fault for fault, held in kept.items() if not held]
+    return [fault for fault, is_met in checks.items() if not is_met]
 
 
 def main() -> int:
@@ -156,24 +156,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--limit", type=float, default=1500.0, help="seconds for all of it")
-    chosen = parser.parse_args()
-    if psutil.virtual_memory().available < chosen.ranks * RANK_BYTES:
-        print(f"{chosen.ranks} ranks need {chosen.ranks * RANK_BYTES / 2**30:.0f} GiB of memory")
+    options = parser.parse_args()
+    if psutil.virtual_memory().available < options.ranks * RANK_BYTES:
+        print(f"{options.ranks} ranks need {options.ranks * RANK_BYTES / 2**30:.0f} GiB of memory")
         return 2
     around = Surroundings()
     with tempfile.TemporaryDirectory() as name:
         try:
-            found = trial(Path(name), chosen.ranks, chosen.limit)
+            outcome = trial(Path(name), options.ranks, options.limit)
         except LateError as error:
             errors = (Path(name) / "errors.txt").read_text()[-1500:]
             answer = (Path(name) / "answer.json").read_text()[-1500:]
             print(f"{error}\n{errors}\n{answer}", file=sys.stderr)
             return 1
-    broken = faults(found)
-    print(json.dumps(found, indent=2))
-    print("\n".join(broken) or "all kept")
-    keep("many_ranks", "seconds", around, **found, faults=broken)
-    return 1 if broken else 0
+    failures = faults(outcome)
+    print(json.dumps(outcome, indent=2))
+    print("\n".join(failures) or "all kept")
+    keep("many_ranks", "seconds", around, **outcome, faults=failures)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

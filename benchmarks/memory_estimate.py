@@ -1,11 +1,11 @@
-"""How well the memory model meets published memories, and what the native trainer measures.
+"""Accuracy of the memory model on published memories and on those of the native trainer.
 
     python benchmarks/memory_estimate.py measured_open.csv [--golden FILE] [--runs FOLDER ...]
 
 Rows are estimated with the constants that are shipped, with ones that were fitted without the
 row's source, and with ones without its stack. Rows that ran out of memory must be called so, rows
-that ran must not. BigScience printed whole GB, of which half a GB is 1 to 6 %: beside the rows that
-are met within 5 % it is told how many are met within 5 % of a value that is printed so.
+that ran must not. BigScience printed whole GB, of which half a GB is 1 to 6%. The result therefore
+also has the number of rows within 5% of a value that rounds to the printed one.
 `--golden`: a table of Megatron's tests with the bytes that stay allocated between steps, which are
 the states alone. `--runs`: finished runs of the native trainer on CPUs, whose tracked peaks are
 compared as well; without them the result keeps those of an earlier call. What the native trainer
@@ -48,13 +48,13 @@ from paceline.estimate.run_case import with_memory
 from paceline.files.documents import read_value
 from paceline.files.run_folder import RESULT_FILE, RUN_FILE, RunRecord
 
-MOST_MEDIAN, NATIVE_PEAK = 0.10, 0.10
-CLOSE, MOST_WITHIN = 0.05, 0.9
-"""How many rows are to be met how closely."""
+MAX_MEDIAN, NATIVE_PEAK = 0.10, 0.10
+CLOSE, MIN_WITHIN = 0.05, 0.9
+"""Tolerance, and the minimum share of rows within it."""
 WHOLE_GB = "bigscience"
 """Sources that printed whole GB."""
 OOM_SOURCE = "tr3m-1B3"
-"""The source whose rows that ran out are to be told from their neighbours."""
+"""Source whose out-of-memory rows must be distinguished from their neighbors."""
 EVEN = 0.5
 DEVICES = {"a100": "A100-SXM-80GB", "h100": "H100-SXM-80GB", "gb200": "GB200"}
 GOLDEN = {
@@ -88,14 +88,14 @@ def read_rows(path: Path) -> tuple[list[PublishedMemory], Counter[str]]:
 
 
 def probabilities(rows: list[PublishedMemory], frameworks: Mapping[str, Framework]) -> Floats:
-    """Of running out, for each row's own device."""
+    """Return the probability of running out of memory for each row's device."""
     estimate = memory(cases_of([row.case for row in rows]), frameworks)
     return p_oom(estimate, np.array([row.device_bytes for row in rows]))
 
 
-def judged(rows: list[PublishedMemory]) -> list[dict[str, Any]]:
+def evaluate(rows: list[PublishedMemory]) -> list[dict[str, Any]]:
     """Every row with both estimates and both probabilities."""
-    shipped, chance = memory_as_reported(rows, FRAMEWORKS), probabilities(rows, FRAMEWORKS)
+    with_source, chance = memory_as_reported(rows, FRAMEWORKS), probabilities(rows, FRAMEWORKS)
     others, prior = leave_one_source_out(rows), memory_as_reported(rows, PRIORS)
     return [
         {
@@ -104,7 +104,7 @@ def judged(rows: list[PublishedMemory]) -> list[dict[str, Any]]:
             "stack": row.case.implementation,
             "stated_gib": row.stated_bytes / GIB if row.stated_bytes else None,
             "printed_to_gib": 1.0 if WHOLE_GB in row.source else 0.0,
-            "shipped_gib": shipped[i] / GIB,
+            "shipped_gib": with_source[i] / GIB,
             "without_own_source_gib": float(memory_as_reported([row], others[i])[0]) / GIB,
             # A stack is fitted by its own rows alone: without them its prior is left.
             "without_own_stack_gib": prior[i] / GIB,
@@ -116,14 +116,14 @@ def judged(rows: list[PublishedMemory]) -> list[dict[str, Any]]:
 
 
 def score(rows: list[dict[str, Any]], which: str) -> dict[str, float]:
-    """Median and mean |estimated / stated - 1|, bias, shares within 5 and 10 %, of stated rows.
+    """Return median and mean absolute error, bias, and shares within 5% and 10%.
 
-    `within_5_as_printed` is the share within 5 % of a value that rounds to what is stated.
+    `within_5_as_printed` is the share within 5% of a value that rounds to the stated one.
     """
-    stated = [row for row in rows if row["stated_gib"]]
-    ratio = np.array([row[which] / row["stated_gib"] for row in stated])
+    stated_rows = [row for row in rows if row["stated_gib"]]
+    ratio = np.array([row[which] / row["stated_gib"] for row in stated_rows])
     error = np.abs(ratio - 1)
-    rounding = np.array([row["printed_to_gib"] / 2 / row["stated_gib"] for row in stated])
+    rounding = np.array([row["printed_to_gib"] / 2 / row["stated_gib"] for row in stated_rows])
     least, most = (1 - rounding) * (1 - CLOSE), (1 + rounding) * (1 + CLOSE)
     return {
         "n": len(error),
@@ -201,7 +201,7 @@ def native(folder: Path) -> dict[str, Any]:
     spec, by_part = record.spec, result.memory
     if spec is None or by_part is None:
         raise SystemExit(f"{folder} has no memory by part")
-    rank = max(by_part.ranks, key=lambda ranked: ranked.peak_bytes["tracked"] or 0)
+    rank = max(by_part.ranks, key=lambda rank_peaks: rank_peaks.peak_bytes["tracked"] or 0)
     stages = spec.world_size // spec.layout.pp
     estimate = rank_memory(cases_of([native_case(spec)]), rank.rank // stages, NATIVE_CPU)
     parts = {name: rank.parts_bytes[name] for name in ("weights", "gradients", "optimizer")}
@@ -233,9 +233,9 @@ def _earlier_runs() -> list[dict[str, Any]]:
     path = FOLDER / "memory_estimate.json"
     if not path.exists():
         return []
-    stored = json.loads(path.read_text())
-    call = {key: stored[key] for key in ("machine", "versions")}
-    return [{"earlier_call": call, **run} for run in stored["native"]]
+    content = json.loads(path.read_text())
+    call = {key: content[key] for key in ("machine", "versions")}
+    return [{"earlier_call": call, **run} for run in content["native"]]
 
 
 def native_case(spec: Any) -> Case:
@@ -275,49 +275,52 @@ def missed(
     scores: dict[str, Any], rows: list[dict[str, Any]], runs: list[dict[str, Any]]
 ) -> list[str]:
     """The targets that were not met."""
-    tried = [row for row in rows if OOM_SOURCE in row["source"]]
-    ran_out = [row["p_oom"] > EVEN for row in tried if row["stated_gib"] is None]
-    blamed = [row["id"] for row in tried if row["stated_gib"] and row["p_oom"] > EVEN]
-    shipped, held_out = (scores["all"][which] for which in ("shipped", "without_own_source"))
-    called = f"{sum(ran_out)} of {len(ran_out)}"
+    candidates = [row for row in rows if OOM_SOURCE in row["source"]]
+    ran_out = [row["p_oom"] > EVEN for row in candidates if row["stated_gib"] is None]
+    false_alarms = [row["id"] for row in candidates if row["stated_gib"] and row["p_oom"] > EVEN]
+    with_source, held_out = (scores["all"][which] for which in ("shipped", "without_own_source"))
+    num_called = f"{sum(ran_out)} of {len(ran_out)}"
     peaks_fit = all(abs(run["ratio"]["peak"] - 1) <= NATIVE_PEAK for run in runs)
-    most = f"{MOST_MEDIAN:.0%}"
+    most = f"{MAX_MEDIAN:.0%}"
     checks = [
-        (f"median error at most {most}", shipped["median"] <= MOST_MEDIAN),
+        (f"median error at most {most}", with_source["median"] <= MAX_MEDIAN),
         (
             f"median error without a row's own source at most {most}",
-            held_out["median"] <= MOST_MEDIAN,
+            held_out["median"] <= MAX_MEDIAN,
         ),
         (
-            f"{MOST_WITHIN:.0%} of rows within {CLOSE:.0%} ({shipped['within_5']:.0%})",
-            shipped["within_5"] >= MOST_WITHIN,
+            f"{MIN_WITHIN:.0%} of rows within {CLOSE:.0%} ({with_source['within_5']:.0%})",
+            with_source["within_5"] >= MIN_WITHIN,
         ),
-        (f"all rows of {OOM_SOURCE} that ran out called so ({called})", all(ran_out)),
-        (f"no row of {OOM_SOURCE} that ran called out of memory ({', '.join(blamed)})", not blamed),
+        (f"all rows of {OOM_SOURCE} that ran out called so ({num_called})", all(ran_out)),
+        (
+            f"no row of {OOM_SOURCE} that ran called out of memory ({', '.join(false_alarms)})",
+            not false_alarms,
+        ),
         (f"native peaks within {NATIVE_PEAK:.0%}", peaks_fit),
     ]
-    return [what for what, met in checks if not met]
+    return [what for what, is_met in checks if not is_met]
 
 
 def print_tables(
     scores: dict[str, Any], rows: list[dict[str, Any]], runs: list[dict[str, Any]]
 ) -> None:
     """Sources, the rows that ran out, and native runs as markdown."""
-    columns = ("source", "rows", "median error", "MAPE", "within 5 %", "as printed", "within 10 %")
+    columns = ("source", "rows", "median error", "MAPE", "within 5%", "as printed", "within 10%")
     print(f"| {' | '.join(columns)} | the same without the own source |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for name, both in scores.items():
-        shipped, other = both["shipped"], both["without_own_source"]
+        shared, other = both["shipped"], both["without_own_source"]
         print(
-            f"| {name} | {shipped['n']} | {shipped['median']:.1%} | {shipped['mape']:.1%} "
-            f"| {shipped['within_5']:.0%} | {shipped['within_5_as_printed']:.0%} "
-            f"| {shipped['within_10']:.0%} | {other['median']:.1%}, {other['mape']:.1%}, "
+            f"| {name} | {shared['n']} | {shared['median']:.1%} | {shared['mape']:.1%} "
+            f"| {shared['within_5']:.0%} | {shared['within_5_as_printed']:.0%} "
+            f"| {shared['within_10']:.0%} | {other['median']:.1%}, {other['mape']:.1%}, "
             f"{other['within_5']:.0%}, {other['within_5_as_printed']:.0%}, "
             f"{other['within_10']:.0%} |"
         )
     stack = scores["all"]["without_own_stack"]
     print(
-        f"\nwithout the own stack: median {stack['median']:.1%}, within 5 % "
+        f"\nwithout the own stack: median {stack['median']:.1%}, within 5% "
         f"{stack['within_5']:.0%}, as printed {stack['within_5_as_printed']:.0%}"
     )
     print("\n| ran out | P(OOM) | without the own source |\n|---|---:|---:|")
@@ -348,14 +351,14 @@ def main() -> int:
     around = Surroundings()
     states = golden_states(options.golden) if options.golden else None
     memories, left_out = read_rows(options.table)
-    rows, runs = judged(memories), [native(folder) for folder in options.runs]
+    rows, runs = evaluate(memories), [native(folder) for folder in options.runs]
     scores, on_gpu = by_source(rows), native_on_a_gpu()
     print_tables(scores, rows, runs)
     print_gpu_table(on_gpu)
     if states:
         print(
             f"\nstates of {states['n']} golden rows: median error {states['median']:.1%}, "
-            f"bias {states['bias']:+.1%}, within 10 % {states['within_10']:.0%}"
+            f"bias {states['bias']:+.1%}, within 10% {states['within_10']:.0%}"
         )
     fitted = {
         stack: {name: getattr(framework, name) for name in (*FITTED, "log_sd")}

@@ -4,7 +4,7 @@
 
 The trainer's own step is followed on tensors without memory, rank by rank (`paceline estimate
 --trace-memory`). A row is the rank of a layout that needs most: live tensors at its peak, traced
-and estimated. At least 20 layouts must be within 5 %; a missed target makes the exit code 1.
+and estimated. At least 20 layouts must be within 5%; a missed target makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LLAMA = (
     "zero_stage=1 pp=4 tp=2 recompute=full",
     "zero_stage=1 pp=2 tp=4 sequence_parallel=true",
 )
-"""Of Llama 3.1 8B at 8,192 tokens on 64 H100."""
+"""Layouts of Llama 3.1 8B at 8,192 tokens on 64 H100."""
 OTHERS = (
     ("gpt-1b3", "V100-SXM-32GB", 16, "zero_stage=1 tp=2 micro_batch=2"),
     ("gpt-1b3", "V100-SXM-32GB", 16, "zero_stage=1 pp=4 micro_batch=1"),
@@ -67,8 +67,8 @@ def measured(recipe: str, device: str, devices: int, layout: str) -> dict[str, A
     """One layout's fullest rank."""
     batch = ("training.global_batch=128",) if recipe == "llama31-8b" else ()
     axes = tuple(f"layout.{axis}" for axis in layout.split())
-    traced = trace(EstimateRequest(recipe, device, devices, overrides=(*ONE, *batch, *axes)))
-    most = traced.largest
+    outcome = trace(EstimateRequest(recipe, device, devices, overrides=(*ONE, *batch, *axes)))
+    most = outcome.largest
     row = {
         "recipe": recipe,
         "device": device,
@@ -89,7 +89,7 @@ def measured(recipe: str, device: str, devices: int, layout: str) -> dict[str, A
 
 
 def main() -> int:
-    """Print the table, keep the result; 1 when fewer than 20 layouts are within 5 %."""
+    """Print the table, keep the result; 1 when fewer than 20 layouts are within 5%."""
     around = Surroundings()
     print(
         "| layout | pipeline rank | traced GiB | estimated GiB | ratio |\n|---|---:|---:|---:|---:|"

@@ -53,8 +53,8 @@ RECIPES = {
 }
 FOUR_BIT = 2
 WIDTHS: tuple[Dtype, ...] = ("nvfp4", "mxfp4", "mxfp8", "fp8", "bf16")
-RELEASED = {"5.1.0": 2025.75, "6.0.0": 2026.25}
-"""Of software whose release a row does not name: when submissions of the round were due."""
+ROUND_YEARS = {"5.1.0": 2025.75, "6.0.0": 2026.25}
+"""Year of the submission deadline, for software without a stated release."""
 OF_LAMBDA = {"b200_n1": ("B200", 1, 8), "b200_n2": ("B200", 2, 8)}
 """Its runs on 72 GB300 are those of round 5.1 and counted there."""
 LAYOUTS = {
@@ -66,7 +66,7 @@ LAYOUTS = {
 configurations have them (mlcommons/training_results_v5.1, NVIDIA/benchmarks): one of GB200 or GB300
 for both."""
 BESIDE_LAYERS = (0, 2, 3)
-"""What a pipeline counts as layers beside them: embedding and head, and DeepSeek's second head."""
+"""Additional pipeline layers: embedding and head, and DeepSeek's second head."""
 SPACE = SearchSpace(
     micro_batches=(1, 2, 4, 8), zero_stages=(1, 3), recompute=("none", "full"), max_cp=8
 )
@@ -87,7 +87,7 @@ class Row:
     dtype: str | None = None
     layout: tuple[int, int, int, int] | None = None
     """tp, pp, cp, ep."""
-    accumulated: int | None = None
+    accumulation: int | None = None
     software: str = "any"
     minutes: float | None = None
     samples: float | None = None
@@ -113,7 +113,7 @@ def rows_of_round_51() -> Iterator[Row]:
 
 
 def rows_of_open(path: Path) -> Iterator[Row]:
-    """Of round 6.0; a row of one run has that run's minutes, where they were read."""
+    """Return the rows of round 6.0; a row of one run has that run's minutes, if known."""
     lines = list(csv.DictReader(path.open(encoding="utf-8")))
     for line in lines:
         score, factor = _number(line["score_minutes"]), _number(line["rcp_scaling_factor"]) or 1.0
@@ -125,7 +125,7 @@ def rows_of_open(path: Path) -> Iterator[Row]:
             int(line["nodes"]), int(line["gpus_per_node"]), _batch(line, lines),
             dtype=line["dtype"] or None,
             layout=(tp, others[0], others[1], others[2]) if axes[0] else None,
-            accumulated=_whole(line["grad_accum"]), software=_software(line["stack"]),
+            accumulation=_whole(line["grad_accum"]), software=_software(line["stack"]),
             framework=line["framework"],
             minutes=minutes or _number(line["minutes_this_run"]),
             samples=_number(line["mean_samples_to_target"]) or _number(line["samples_this_run"]),
@@ -134,9 +134,9 @@ def rows_of_open(path: Path) -> Iterator[Row]:
 
 
 def _batch(line: Mapping[str, str], lines: Sequence[Mapping[str, str]]) -> int | None:
-    """What a line states, else what its submitter's others of that benchmark all have.
+    """Return a row's batch, else the one that all of its submitter's rows of that benchmark share.
 
-    On as many devices and with the same software, so that they differ by the device alone.
+    These rows have the same number of devices and the same software.
     """
     alike = ("submitter", "benchmark", "gpus", "stack")
     others = [other for other in lines if all(other[name] == line[name] for name in alike)]
@@ -152,10 +152,10 @@ def rows_of_lambda(path: Path) -> Iterator[Row]:
             key = (line["system"], line["benchmark"], int(line["gbs"]))
             groups[key].append(float(line["run_min"]))
     for (system, name, batch), minutes in groups.items():
-        known = next((v for k, v in OF_LAMBDA.items() if system.startswith(k)), None)
-        if known is None:
+        device_of_lambda = next((v for k, v in OF_LAMBDA.items() if system.startswith(k)), None)
+        if device_of_lambda is None:
             continue
-        device, nodes, per_node = known
+        device, nodes, per_node = device_of_lambda
         benchmark, _, width = name.partition("_fp")
         yield Row(
             "5.1.0", "Lambda (rerun)", system, benchmark, device, nodes, per_node, batch,
@@ -172,20 +172,20 @@ def predicted(row: Row) -> dict[str, Any]:
         raise UserError("a row", "states no global batch")
     devices = row.nodes * row.per_node
     layout = row.layout or (LAYOUTS.get((row.benchmark, devices)) if row.round == "5.1.0" else None)
-    stated = (layout, row.accumulated) if layout else None
+    stated_axes = (layout, row.accumulation) if layout else None
     device = catalog.device(row.accelerator).name
     place = (device, devices, row.per_node, row.batch, _dtype(row, device))
-    due = RELEASED[row.round]
-    released = min(due, release_of({"source": f"{row.system} {row.framework}"}) or due)
-    software = (row.software, _captured(row), released)
-    spec, found = _estimated(row.benchmark, place, software, stated)
-    time = time_to_train(spec, found, row.round)
+    due = ROUND_YEARS[row.round]
+    release = min(due, release_of({"source": f"{row.system} {row.framework}"}) or due)
+    software = (row.software, _cuda_graphs(row), release)
+    spec, estimate = _estimated(row.benchmark, place, software, stated_axes)
+    time = time_to_train(spec, estimate, row.round)
     return {
         "dtype": spec.training.dtype,
-        "layout": found.layout,
-        "step_s": found.step_time_s,
-        "step_low_s": found.low_s,
-        "step_high_s": found.high_s,
+        "layout": estimate.layout,
+        "step_s": estimate.step_time_s,
+        "step_low_s": estimate.low_s,
+        "step_high_s": estimate.high_s,
         "samples": time.samples,
         "minutes": time.minutes,
         "low_minutes": time.low_minutes,
@@ -198,28 +198,29 @@ def _estimated(
     benchmark: str,
     place: tuple[str, int, int, int, str],
     software: tuple[str, CudaGraphs, float],
-    stated: tuple[tuple[int, int, int, int], int | None] | None,
+    stated_axes: tuple[tuple[int, int, int, int], int | None] | None,
 ) -> tuple[RunSpec, Estimate]:
-    """The run and its estimate; `place`: device, devices, per node, batch, dtype.
+    """Return the run and its estimate.
 
-    `software` is its name, what CUDA graphs capture, and when it came out;
-    `stated` tp, pp, cp and how often gradients are accumulated.
+    `place` is device, devices, devices per node, batch and dtype. `software` is its name, the scope
+    of CUDA graphs, and its release.
+    `stated_axes` are tp, pp, cp, ep and the gradient accumulation steps.
     """
     device, devices, per_node, batch, dtype = place
     changes = (f"training.global_batch={batch}", f"training.dtype={dtype}")
-    stack, captured, released = software
+    stack, cuda_graphs, release = software
     question = EstimateRequest(
         *(RECIPES[benchmark], device, devices, "mlperf-trial", changes, min(per_node, devices)),
         software=stack,
-        cuda_graphs=captured,
-        software_date=released,
+        cuda_graphs=cuda_graphs,
+        software_date=release,
     )
     spec, machine = question.spec_of_any_layout, question.machine
-    if stated is None:
+    if stated_axes is None:
         sizes = (spec.world_size, batch, spec.training.seq_len)
         layouts, _ = feasible_layouts(spec.model, *sizes, SPACE)
     else:
-        layouts = _stated_layouts(spec, *stated)
+        layouts = _stated_layouts(spec, *stated_axes)
     if not layouts:
         raise UserError(f"{benchmark} on {devices} devices", "has no layout that divides")
     every = estimates_of_layouts(spec, machine, shipped(), layouts, question.resolved_software)
@@ -229,13 +230,13 @@ def _estimated(
 
 
 def _stated_layouts(
-    spec: RunSpec, axes: tuple[int, int, int, int], accumulated: int | None
+    spec: RunSpec, axes: tuple[int, int, int, int], accumulation: int | None
 ) -> list[Layout]:
     """A pipeline of that many stages in every number of chunks that comes out even."""
     (tp, pp, cp, ep), layers = axes, spec.model.num_layers
     batch, devices = spec.training.global_batch, spec.world_size
     each = batch * tp * pp * cp // devices
-    micro = 1 if pp > 1 else max(1, each // (accumulated or 1))
+    micro = 1 if pp > 1 else max(1, each // (accumulation or 1))
     return [
         Layout(
             tp=tp, pp=pp, cp=cp, ep=ep, vp=vp, micro_batch=micro, zero_stage=1,
@@ -246,8 +247,8 @@ def _stated_layouts(
     ]  # fmt: skip
 
 
-def _captured(row: Row) -> CudaGraphs:
-    """What CUDA graphs hold by logs and configurations that submitters publish.
+def _cuda_graphs(row: Row) -> CudaGraphs:
+    """Return the scope of CUDA graphs according to the submitters' logs and configurations.
 
     Whole iterations of language models in NVIDIA's NeMo, blocks of Flux.1 there, nothing of AMD's.
     """
@@ -257,7 +258,7 @@ def _captured(row: Row) -> CudaGraphs:
 
 
 def _dtype(row: Row, device: str) -> str:
-    """As stated; else the rule of the docstring, 4 bit of AMD from round 6.0 on, which says so."""
+    """Return the stated dtype, else that of the module's rule; 4 bits for AMD since round 6.0."""
     peaks = catalog.device(device).peaks
     if row.dtype in peaks:
         return row.dtype
@@ -283,36 +284,36 @@ def summary(rows: Sequence[dict[str, Any]], of: str) -> dict[str, Any]:
     }
 
 
-def grouped(rows: Sequence[dict[str, Any]], of: str) -> dict[str, Any]:
-    """The summary of all, and by round, benchmark and maker of the devices."""
-    told = [row for row in rows if row["published"][of]]
-    keys = {(kind, row[kind]) for row in told for kind in ("round", "benchmark", "maker")}
+def summaries(rows: Sequence[dict[str, Any]], of: str) -> dict[str, Any]:
+    """Return the summary of all rows, and by round, benchmark and device vendor."""
+    published = [row for row in rows if row["published"][of]]
+    keys = {(kind, row[kind]) for row in published for kind in ("round", "benchmark", "vendor")}
     parts = {
-        f"{kind} {value}": summary([row for row in told if row[kind] == value], of)
+        f"{kind} {value}": summary([row for row in published if row[kind] == value], of)
         for kind, value in sorted(keys)
     }
-    return {"all": summary(told, of), **parts}
+    return {"all": summary(published, of), **parts}
 
 
-def compared(rows: Iterable[Row]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+def compare_rows(rows: Iterable[Row]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """(rows that were predicted, those that were not and why)."""
-    done: list[dict[str, Any]] = []
-    left: list[dict[str, str]] = []
+    predictions: list[dict[str, Any]] = []
+    omissions: list[dict[str, str]] = []
     for row in rows:
         print(f"{row.submitter} {row.system} {row.benchmark}", file=sys.stderr, flush=True)
         names = {name: getattr(row, name) for name in ("round", "submitter", "system", "benchmark")}
         try:
-            found = predicted(row)
+            estimate = predicted(row)
         except UserError as error:
-            left.append({**names, "reason": f"{error.where} {error.what}"})
+            omissions.append({**names, "reason": f"{error.where} {error.what}"})
             continue
         devices = {"devices": f"{row.nodes * row.per_node} x {row.accelerator}"}
         published = {"minutes": row.minutes, "step_s": row.step_s, "samples": row.samples}
-        done.append(
-            {**names, "maker": row.maker, **devices, "batch": row.batch}
-            | {"predicted": found, "published": published}
+        predictions.append(
+            {**names, "vendor": row.maker, **devices, "batch": row.batch}
+            | {"predicted": estimate, "published": published}
         )
-    return done, left
+    return predictions, omissions
 
 
 def _software(text: str | None) -> str:
@@ -337,19 +338,26 @@ def main() -> int:
     rows = [*rows_of_round_51()]
     rows += rows_of_open(options.open) if options.open else []
     rows += rows_of_lambda(options.of_lambda) if options.of_lambda else []
-    done, left = compared(rows)
-    scores = {of: grouped(done, of) for of in ("minutes", "step_s")}
+    predictions, omissions = compare_rows(rows)
+    scores = {of: summaries(predictions, of) for of in ("minutes", "step_s")}
     for of, by in scores.items():
         for name, each in by.items():
             if each["n"]:
                 print(
                     f"{of:8} {name:28} n {each['n']:3}  MAPE {each['mape']:6.1%}  "
                     f"median {each['median']:.3f}  bias {each['bias']:+.3f}  "
-                    f"in 80 % {each['coverage_80']:.0%}"
+                    f"in 80% {each['coverage_80']:.0%}"
                 )
-    for reason, count in Counter(each["reason"] for each in left).most_common():
+    for reason, count in Counter(each["reason"] for each in omissions).most_common():
         print(f"not predicted: {count} x {reason}")
-    keep("mlperf_time_to_train", "minutes", around, scores=scores, rows=done, not_predicted=left)
+    keep(
+        "mlperf_time_to_train",
+        "minutes",
+        around,
+        scores=scores,
+        rows=predictions,
+        not_predicted=omissions,
+    )
     return 0
 
 

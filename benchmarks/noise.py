@@ -1,11 +1,11 @@
-"""What holds of the verdicts on noise that nobody chose for them, promise by promise.
+"""Measured reliability of the verdicts under independent noise, promise by promise.
 
     python benchmarks/noise.py [--quick]            (about two minutes of one core; quick: 10 s)
 
 The noise comes from generators of their own (_noise_steps.py, _noise_runs.py, _noise_clusters.py),
 goes through the public functions behind `parse`, `compare`, `scale` and `history`, and is counted
 for each kind. Stores all cells and writes the table into docs/dev/evidence/statistics.md. A promise
-that is missed in a cell is an error unless LIMITS says so, with what the user is told there.
+that is missed in a cell is an error unless LIMITS lists it with the message to the user.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ where a cell has few trials."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A promise with the cells that it was held against."""
+class PromiseCells:
+    """Promise with the cells that it was checked with."""
 
     promise: Promise
     cells: tuple[Cell, ...]
@@ -58,7 +58,7 @@ class Kept:
 
     def missed(self, errors: float) -> list[Cell]:
         """Cells, and kinds of noise with all their cells together, that are on the wrong side by
-        more than so many standard errors of the simulation.
+        more than `errors` standard errors of the simulation.
         """
         cells = [*self.cells, *self.kinds]
         return [cell for cell in cells if self.promise.is_missed(cell, errors)]
@@ -76,64 +76,64 @@ class Kept:
                 setting=TOGETHER,
                 hits=sum(c.hits for c in cells),
                 n=sum(c.n for c in cells),
-                marked=None,
+                num_warned=None,
             )
             for cells in of_kind
             if len(cells) > 1
         ]
 
 
-def held(cells: Sequence[Cell]) -> list[Kept]:
+def checked_promises(cells: Sequence[Cell]) -> list[PromiseCells]:
     """Every promise that has cells."""
     return [
-        Kept(promise, mine)
+        PromiseCells(promise, mine)
         for promise in PROMISES
         if (mine := tuple(cell for cell in cells if promise.covers(cell)))
     ]
 
 
-def excused(kept: Kept, cell: Cell) -> str | None:
-    """What the user is told where the promise cannot be kept."""
-    return next((limit.told for limit in LIMITS if limit.covers(kept.promise, cell)), None)
+def limit_message(entry: PromiseCells, cell: Cell) -> str | None:
+    """Return the message to the user if the promise cannot be kept, or None."""
+    return next((limit.message for limit in LIMITS if limit.covers(entry.promise, cell)), None)
 
 
-def show(promises: Sequence[Kept], errors: float) -> list[str]:
+def show(promises: Sequence[PromiseCells], errors: float) -> list[str]:
     """Print a line a promise and one a missed cell; the misses that nothing excuses."""
     faults: list[str] = []
-    for kept in promises:
-        worst = kept.worst
+    for entry in promises:
+        worst = entry.worst
         print(
-            f"{kept.promise.text}: promised {kept.promise.bound}, measured {kept.rate:.1%} "
-            f"(n {kept.n:,}), worst {worst.rate:.1%} of {worst.n} ({worst.kind}, {worst.setting})"
+            f"{entry.promise.text}: promised {entry.promise.bound}, measured {entry.rate:.1%} "
+            f"(n {entry.n:,}), worst {worst.rate:.1%} of {worst.n} ({worst.kind}, {worst.setting})"
         )
-        for cell in kept.missed(errors):
-            told = excused(kept, cell)
-            marked = "" if cell.marked is None else f", marked {cell.marked}"
+        for cell in entry.missed(errors):
+            message = limit_message(entry, cell)
+            warnings = "" if cell.num_warned is None else f", with a warning {cell.num_warned}"
             print(
-                f"  {'limit ' if told else 'MISSED'} {cell.kind}, {cell.setting}: {cell.rate:.1%} "
-                f"of {cell.n}{marked}" + (f"; {told}" if told else "")
+                f"  {'limit ' if message else 'MISSED'} {cell.kind}, {cell.setting}: "
+                f"{cell.rate:.1%} of {cell.n}{warnings}" + (f"; {message}" if message else "")
             )
-            if not told:
-                faults.append(f"{kept.promise.text}: {cell.kind}, {cell.setting}")
+            if not message:
+                faults.append(f"{entry.promise.text}: {cell.kind}, {cell.setting}")
     return faults
 
 
-def table(promises: Sequence[Kept]) -> str:
+def table(promises: Sequence[PromiseCells]) -> str:
     """The promises as docs/dev/evidence/statistics.md has them, with the limits below."""
     rows = [
         "| promise | bound | measured | n | worst case |",
         "| --- | --- | ---: | ---: | --- |",
     ]
-    for kept in promises:
-        worst = kept.worst
+    for entry in promises:
+        worst = entry.worst
         rows.append(
-            f"| {kept.promise.text} | {kept.promise.bound} | {100 * kept.rate:.1f}% | "
-            f"{kept.n:,} | {100 * worst.rate:.0f}% of {worst.n}: {worst.kind}, {worst.setting} |"
+            f"| {entry.promise.text} | {entry.promise.bound} | {100 * entry.rate:.1f}% | "
+            f"{entry.n:,} | {100 * worst.rate:.0f}% of {worst.n}: {worst.kind}, {worst.setting} |"
         )
     limits = [
-        f"- {kept.promise.text}, {kind}: {_span(cells)}. {told}"
-        for kept in promises
-        for (kind, told), cells in _limits(kept).items()
+        f"- {entry.promise.text}, {kind}: {_span(cells)}. {message}"
+        for entry in promises
+        for (kind, message), cells in _limits(entry).items()
     ]
     text = "\n".join(rows)
     if limits:
@@ -141,11 +141,11 @@ def table(promises: Sequence[Kept]) -> str:
     return text + "\n"
 
 
-def _limits(kept: Kept) -> dict[tuple[str, str], list[Cell]]:
-    """Missed cells by kind and by what the user is told."""
+def _limits(entry: PromiseCells) -> dict[tuple[str, str], list[Cell]]:
+    """Return missed cells by kind and message."""
     groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in kept.missed(STANDARD_ERRORS):
-        groups.setdefault((cell.kind, excused(kept, cell) or "Not kept."), []).append(cell)
+    for cell in entry.missed(STANDARD_ERRORS):
+        groups.setdefault((cell.kind, limit_message(entry, cell) or "Not kept."), []).append(cell)
     return groups
 
 
@@ -154,27 +154,27 @@ def _span(cells: Sequence[Cell]) -> str:
     return f"{low:.0f}%" if round(low) == round(high) else f"{low:.0f} to {high:.0f}%"
 
 
-def with_table(text: str, promises: Sequence[Kept]) -> str:
+def with_table(text: str, promises: Sequence[PromiseCells]) -> str:
     """The page with today's table between its marks."""
-    before, rest = text.split(MARKS[0])
-    return before + MARKS[0] + table(promises) + MARKS[1] + rest.partition(MARKS[1])[2]
+    before, tail = text.split(MARKS[0])
+    return before + MARKS[0] + table(promises) + MARKS[1] + tail.partition(MARKS[1])[2]
 
 
-def store(cells: Sequence[Cell], promises: Sequence[Kept], around: Surroundings) -> None:
+def store(cells: Sequence[Cell], promises: Sequence[PromiseCells], around: Surroundings) -> None:
     """Keep every cell and what became of the promises, and write the table into the page."""
     summary = [
         {
-            "promise": kept.promise.text,
-            "promised": kept.promise.bound,
-            "measured": kept.rate,
-            "n": kept.n,
-            "worst": {**asdict(kept.worst), "rate": kept.worst.rate},
+            "promise": entry.promise.text,
+            "promised": entry.promise.bound,
+            "measured": entry.rate,
+            "n": entry.n,
+            "worst": {**asdict(entry.worst), "rate": entry.worst.rate},
             "missed": [
-                {**asdict(cell), "rate": cell.rate, "told": excused(kept, cell)}
-                for cell in kept.missed(STANDARD_ERRORS)
+                {**asdict(cell), "rate": cell.rate, "message": limit_message(entry, cell)}
+                for cell in entry.missed(STANDARD_ERRORS)
             ],
         }
-        for kept in promises
+        for entry in promises
     ]
     rows = [{**asdict(cell), "rate": cell.rate} for cell in cells]
     keep("noise", "share of trials", around, seed=SEED, promises=summary, cells=rows)
@@ -189,7 +189,7 @@ def main() -> int:
     around, begin = Surroundings(), time.perf_counter()
     size = QUICK if quick else WHOLE
     cells = [cell for measure in MEASURES for cell in measure(size)]
-    promises = held(cells)
+    promises = checked_promises(cells)
     faults = show(promises, QUICK_ERRORS if quick else STANDARD_ERRORS)
     print(f"{len(cells)} cells, {sum(c.n for c in cells):,} trials, {_since(begin)}")
     print("missed: " + "; ".join(faults) if faults else "every promise is kept, or its limit said")

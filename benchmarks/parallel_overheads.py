@@ -1,4 +1,4 @@
-"""What each kind of parallelism costs: tokens/s of N processes against one, and where it goes.
+"""Overhead of each kind of parallelism: tokens/s of N processes relative to one, and the causes.
 
     python benchmarks/parallel_overheads.py [--rounds 7] [--dtype fp32] [--quick]
 
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 def layouts(ranks: int) -> dict[str, list[str]]:
-    """Layouts of so many processes by what is printed: fields of the recipe's layout."""
+    """Return the layouts of `ranks` processes by printed name: fields of the recipe's layout."""
     if ranks == 1:
         return {"one process, micro-batches of 1": ["micro_batch=1"]}
     share = f"micro_batch={BATCH // ranks}"
@@ -94,10 +94,10 @@ def row(name: str, ranks: int, cores: int, by_rank: list[list[Any]]) -> Row:
 
 def rows_of(ranks: int, dtype: str, rounds: int, cores: int) -> list[Row]:
     """All layouts of one world."""
-    named, threads = layouts(ranks), 1 if ranks > 1 else cores
+    layouts_by_name, threads = layouts(ranks), 1 if ranks > 1 else cores
     question = {
         "reference": raw(1, dtype, [f"micro_batch={BATCH}"], threads=cores),
-        "layouts": [raw(ranks, dtype, words, threads) for words in named.values()],
+        "layouts": [raw(ranks, dtype, words, threads) for words in layouts_by_name.values()],
         "rounds": rounds,
         "threads": cores,
         "threads_of_a_rank": threads,
@@ -105,7 +105,8 @@ def rows_of(ranks: int, dtype: str, rounds: int, cores: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         answers = start("_layout_ranks.py", ranks, question, Path(folder))
     return [
-        row(name, ranks, cores, [answer[i] for answer in answers]) for i, name in enumerate(named)
+        row(name, ranks, cores, [answer[i] for answer in answers])
+        for i, name in enumerate(layouts_by_name)
     ]
 
 
@@ -115,7 +116,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--quick", action="store_true", help="2 processes; nothing is written")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     around, cores = Surroundings(), usable_cores()
     print(
         "| processes | layout | tokens/s, ratio (min-max) | blocked in collectives "
@@ -123,8 +124,8 @@ def main() -> int:
     )
     print("|---:|---|---:|---:|---:|---:|---:|")
     rows: list[Row] = []
-    for ranks in (2,) if chosen.quick else (1, 2, 4):
-        for r in rows_of(ranks, chosen.dtype, chosen.rounds, cores):
+    for ranks in (2,) if options.quick else (1, 2, 4):
+        for r in rows_of(ranks, options.dtype, options.rounds, cores):
             rows.append(r)
             print(
                 f"| {ranks} | {r['layout']} | {spread_text(r['tokens_per_s_ratio'], 2)} "
@@ -134,12 +135,12 @@ def main() -> int:
                 f"| {r['idle_cores']['median']:.0%} |",
                 flush=True,
             )
-    if not chosen.quick:
+    if not options.quick:
         keep(
             "parallel_overheads",
             "ratio to one process on all cores",
             around,
-            dtype=chosen.dtype,
+            dtype=options.dtype,
             cores=cores,
             global_batch=BATCH,
             rows=rows,

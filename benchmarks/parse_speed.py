@@ -1,4 +1,4 @@
-"""How fast `paceline parse` reads a large log, and how much memory that takes.
+"""Speed and memory of `paceline parse` for a large log.
 
     python benchmarks/parse_speed.py [--size 1073741824] [--only megatron,gzip] [--folder DIR]
 
@@ -34,8 +34,8 @@ sys.path.insert(0, str(ROOT))
 from tests.engines.samples import NOISE, SAMPLES  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "parse_speed.json"
-LEAST_MB_PER_S = 50.0
-MOST_MIB = 200.0
+MIN_MB_PER_S = 50.0
+MAX_MIB = 200.0
 BYTES_PER_STEP = 358
 """1 GiB over 3 million steps."""
 
@@ -54,25 +54,25 @@ class Case:
 
 
 def format_log(name: str, num_steps: int, bytes_per_step: int = 0) -> Iterator[bytes]:
-    """A log of so many steps; noise lines fill each up to its share of bytes."""
+    """Write a log of `steps` steps; noise lines fill each up to its share of bytes."""
     sample = SAMPLES[name]
     yield sample.head
-    written = 0
+    num_bytes = 0
     noise = cycle(NOISE)
     for start in range(0, num_steps, STEPS_A_WRITE):
         parts: list[bytes] = []
         for step in range(start, min(start + STEPS_A_WRITE, num_steps)):
             number = sample.first + step * sample.every
             parts.append(sample.line(number, 1 + step % DIFFERENT_TIMES / 1e4))
-            written += len(parts[-1])
-            while written < (step + 1) * bytes_per_step:
+            num_bytes += len(parts[-1])
+            while num_bytes < (step + 1) * bytes_per_step:
                 parts.append(next(noise))
-                written += len(parts[-1])
+                num_bytes += len(parts[-1])
         yield b"".join(parts)
     yield sample.tail
 
 
-def repeated(piece: bytes, size: int) -> Iterator[bytes]:
+def repeat_piece(piece: bytes, size: int) -> Iterator[bytes]:
     """`size` bytes or a little less of `piece` again and again."""
     block = piece * max(1, MIB // len(piece))
     return islice(cycle([block]), max(1, size // len(block)))
@@ -81,12 +81,12 @@ def repeated(piece: bytes, size: int) -> Iterator[bytes]:
 def near_matches(size: int) -> Iterator[bytes]:
     """Every log format's step line without its beginning, without its end, and broken inside."""
     lines = [SAMPLES[name].line(20, 1.25).rstrip(b"\r\n") for name in log_formats()]
-    broken = [
+    failures = [
         part + b"\n"
         for line in lines
         for part in (line[1:-1], line[: len(line) // 2], line.replace(b"2", b"x"), line[:40] * 8)
     ]
-    return repeated(b"".join(broken), size)
+    return repeat_piece(b"".join(failures), size)
 
 
 def cases(size: int) -> Iterator[Case]:
@@ -96,11 +96,11 @@ def cases(size: int) -> Iterator[Case]:
         yield Case(name, format_log(name, num_steps, BYTES_PER_STEP))
     for name in log_formats():
         yield Case(f"{name}, steps only", format_log(name, num_steps))
-    yield Case("no line end", repeated(b"iteration | x: 1.0, ", size))
-    yield Case("carriage returns only", repeated(b"\r", size))
+    yield Case("no line end", repeat_piece(b"iteration | x: 1.0, ", size))
+    yield Case("carriage returns only", repeat_piece(b"\r", size))
     yield Case("near matches", near_matches(size))
     yield Case("gzip 100:1", format_log("maxtext", size >> 14, 1 << 14), packed=True)
-    yield Case("zeros in gzip", repeated(b"\0", size), packed=True)
+    yield Case("zeros in gzip", repeat_piece(b"\0", size), packed=True)
 
 
 def write_case(case: Case, path: Path) -> tuple[int, float]:
@@ -120,16 +120,16 @@ def parse(path: Path) -> tuple[dict[str, Any], float, float]:
     """The document of `paceline parse`, its processor seconds and its largest resident MiB."""
     answer = path.with_suffix(".json")
     program = [sys.executable, "-m", "paceline", "parse", str(path), "--json"]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-S", str(ROOT / "benchmarks" / "_usage.py"), str(answer), *program],
         check=True,
         capture_output=True,
         text=True,
         cwd=path.parent,
     )
-    code, cpu_s, peak_bytes = done.stdout.split()
+    code, cpu_s, peak_bytes = result.stdout.split()
     if code != "0":
-        raise SystemExit(f"{path.name}: exit code {code}: {done.stderr}")
+        raise SystemExit(f"{path.name}: exit code {code}: {result.stderr}")
     return json.loads(answer.read_text()), float(cpu_s), float(peak_bytes) / MIB
 
 
@@ -177,19 +177,19 @@ def main() -> int:
                     "{status}".format_map(rows[-1]),
                     flush=True,
                 )
-    slow = [r["file"] for r in rows if r["mb_per_s"] < LEAST_MB_PER_S or r["peak_mib"] > MOST_MIB]
+    slow = [r["file"] for r in rows if r["mb_per_s"] < MIN_MB_PER_S or r["peak_mib"] > MAX_MIB]
     write_text(options.result, json.dumps(result(options.size, rows), indent=2) + "\n")
     print(f"beyond the limits: {', '.join(slow) or 'none'}")
     return int(bool(slow))
 
 
 def result(size: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is stored: the limits, the machine, the rows."""
+    """Return the stored result: limits, machine, rows."""
     return {
         "benchmark": "parse_speed",
         "size": size,
-        "least_mb_per_s": LEAST_MB_PER_S,
-        "most_mib": MOST_MIB,
+        "least_mb_per_s": MIN_MB_PER_S,
+        "most_mib": MAX_MIB,
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "rows": rows,

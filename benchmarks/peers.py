@@ -8,9 +8,9 @@ collection. Megatron-Core, torchtitan and transformers' Trainer run as engines o
 the environments of `make frameworks`; a side that cannot train the shape is left out, with the
 reason. One more side multiplies matrices: the share is the model's FLOPs (causal attention) over
 that rate, of the same rounds. Another does the products of the native step and nothing else: how
-far ahead of a peer a trainer would be that did no other work beside the same products. What a side
-needs to start and compile is told apart. A call for some shapes or dtypes leaves the result of the
-others in the file, marked as an earlier call's.
+far ahead of a peer a trainer would be that did nothing but the same GEMMs. The time that a side
+needs to start and compile is listed separately. A call for some shapes or dtypes keeps the results
+of the others in the file, marked as an earlier call's.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ Row = dict[str, Any]
 class Case:
     """A shape in a dtype: the specs of its sides and the folder in which they train."""
 
-    def __init__(self, recipe: str, changes: list[str], chosen: argparse.Namespace) -> None:
-        self.recipe, self.changes = recipe, [*PLAIN, *changes, f"steps={chosen.steps}"]
-        self.block, self.threads = chosen.block, chosen.threads
+    def __init__(self, recipe: str, changes: list[str], options: argparse.Namespace) -> None:
+        self.recipe, self.changes = recipe, [*PLAIN, *changes, f"steps={options.steps}"]
+        self.block, self.threads = options.block, options.threads
 
     def spec(self, *more: str) -> RunSpec:
         """The run of one process on this machine."""
@@ -98,32 +98,36 @@ class Case:
         """The sides by name, and why others are left out."""
         spec, left_out = self.spec(), dict[str, str]()
         sides = {
-            "native, compiled": self._own("_native_in_turns.py", root, "training.compile=blocks"),
-            "native": self._own("_native_in_turns.py", root, "training.compile=none"),
+            "native, compiled": self._trainer(
+                "_native_in_turns.py", root, "training.compile=blocks"
+            ),
+            "native": self._trainer("_native_in_turns.py", root, "training.compile=none"),
         }
         if spec.model.kind == "decoder":
             library = "transformers + peft" if spec.lora else "transformers"
-            sides[library] = self._own("_peer_in_turns.py", root)
-            sides[f"{library}, compiled"] = self._own("_peer_in_turns.py", root, word="compiled")
+            sides[library] = self._trainer("_peer_in_turns.py", root)
+            sides[f"{library}, compiled"] = self._trainer(
+                "_peer_in_turns.py", root, word="compiled"
+            )
             if environment := installed("deepspeed_chat"):
                 python = str(environment.python)
                 program = "_deepspeed_in_turns.py"
-                sides["DeepSpeed ZeRO-0"] = self._own(program, root, python=python)
+                sides["DeepSpeed ZeRO-0"] = self._trainer(program, root, python=python)
             else:
                 left_out["DeepSpeed ZeRO-0"] = "`make frameworks` has not been run"
         else:
-            sides["diffusers"] = self._own("_diffusers_in_turns.py", root)
+            sides["diffusers"] = self._trainer("_diffusers_in_turns.py", root)
         for name, (engine, more) in ENGINE_SIDES.items():
             reason = self._engine_side(name, engine, more, root, sides)
             if reason:
                 left_out[name] = reason
-        sides[PRODUCTS] = self._own(
+        sides[PRODUCTS] = self._trainer(
             "_step_products_in_turns.py", root, "training.compile=none", "steps=3"
         )
-        sides["products"] = self._own("_products_in_turns.py", root)
+        sides["products"] = self._trainer("_products_in_turns.py", root)
         return sides, left_out
 
-    def _own(
+    def _trainer(
         self, program: str, root: Path, *more: str, word: str = "", python: str | None = None
     ) -> Training:
         """A side that reads the native trainer's settings."""
@@ -186,7 +190,7 @@ def compare(case: Case, rounds: int) -> Row:
     """Step times of all sides, their rates and ratios to ours compiled, of equal rounds."""
     with tempfile.TemporaryDirectory() as name:
         sides, left_out = case.sides(Path(name))
-        started = start_up(sides, left_out)
+        startup = start_up(sides, left_out)
         try:
             costs = in_turn(list(sides.values()), rounds, WARMUP_ROUNDS - 1)
         finally:
@@ -205,7 +209,7 @@ def compare(case: Case, rounds: int) -> Row:
         "product_flops_per_s": spread_of(rates),
         "left_out": left_out,
         "sides": {
-            side: _figures(took, by_side[OURS[0]], tokens, flops, rates, started[side])
+            side: _figures(took, by_side[OURS[0]], tokens, flops, rates, startup[side])
             for side, took in by_side.items()
         },
     }
@@ -278,17 +282,17 @@ def best_peer(row: Row) -> Row:
 
 
 def earlier(rows: list[Row]) -> list[Row]:
-    """What is kept of an earlier call, of shapes and dtypes that this one has not measured.
+    """Return rows of an earlier call with shapes and dtypes that this call has not measured.
 
     Each row has its own call's machine and versions with it.
     """
     path = FOLDER / "peers.json"
     if not path.exists():
         return []
-    stored = json.loads(path.read_text())
-    call = {key: stored[key] for key in OF_A_CALL}
+    content = json.loads(path.read_text())
+    call = {key: content[key] for key in OF_A_CALL}
     measured = {(row["shape"], row["dtype"]) for row in rows}
-    others = [row for row in stored["rows"] if (row["shape"], row["dtype"]) not in measured]
+    others = [row for row in content["rows"] if (row["shape"], row["dtype"]) not in measured]
     return [{"earlier_call": call, **row} for row in others]
 
 
@@ -301,21 +305,21 @@ def main() -> int:
     parser.add_argument("--only", default="", help="shapes whose name has this in it")
     parser.add_argument("--dtype", nargs="+", help="fp32, and bf16 where the cores have it")
     parser.add_argument("--quick", action="store_true", help="one round of one step; keeps nothing")
-    chosen = parser.parse_args()
-    if chosen.quick:
-        chosen.rounds = chosen.block = 1
-    chosen.steps = (WARMUP_ROUNDS + chosen.rounds + 1) * chosen.block + 1
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds = options.block = 1
+    options.steps = (WARMUP_ROUNDS + options.rounds + 1) * options.block + 1
     around, rows = Surroundings(), list[Row]()
     # Emulated, a bf16 product takes a hundred times as long and says nothing of any trainer.
     native_bf16 = around.before["cpu"]["native_bf16"]
-    chosen.dtype = chosen.dtype or ["fp32", *(["bf16"] if native_bf16 else [])]
+    options.dtype = options.dtype or ["fp32", *(["bf16"] if native_bf16 else [])]
     print(
         "| shape | dtype | by | tokens/s | of native, compiled | of processor time | of products |"
     )
     print("|---|---|---|---:|---:|---:|---:|")
     for shape, (recipe, changes) in SHAPES.items():
-        for dtype in chosen.dtype if chosen.only in shape else ():
-            row = compare(Case(recipe, [*changes, f"dtype={dtype}"], chosen), chosen.rounds)
+        for dtype in options.dtype if options.only in shape else ():
+            row = compare(Case(recipe, [*changes, f"dtype={dtype}"], options), options.rounds)
             row = {"shape": shape, "dtype": dtype, **row, **best_peer(row)}
             rows.append(row)
             print("\n".join(table(row)))
@@ -324,7 +328,7 @@ def main() -> int:
                 f"products {row['products_times_the_best_peer']:.2f}",
                 flush=True,
             )
-            if not chosen.quick:
+            if not options.quick:
                 # After each, so that one that is interrupted leaves what it measured.
                 unit = "s a step; ratio of native compiled to side"
                 keep("peers", unit, around, rows=[*rows, *earlier(rows)])

@@ -5,7 +5,7 @@
 The schedules, stages and exchanges are the trainer's. Where processes would compete for cores, a
 pass is a sleep of fixed length instead of arithmetic; two stages run real arithmetic as well. The
 measured bubble is 1 - the ranks' time in passes / (ranks x the time from the first pass to the last
-one's end). Beside the formula stands what the observed order of passes gives when it is followed
+one's end). Next to the formula is the result of following the observed order of passes
 without any cost of exchange: with equal passes, and with the passes as long as they were. The rest
 is lost between passes.
 """
@@ -52,7 +52,7 @@ class Case:
     sleeps: bool
 
     def question(self, repeats: int) -> dict[str, Any]:
-        """What the ranks are asked."""
+        """Input of the ranks."""
         size = (
             [f"model.{name}" for name in ARITHMETIC]
             if not self.sleeps
@@ -87,7 +87,7 @@ def measured(traces: list[Trace]) -> float:
     return 1 - busy / (len(traces) * (ends - begins))
 
 
-def followed(traces: list[Trace]) -> tuple[list[list[Pass]], dict[Pass, float]]:
+def follow_traces(traces: list[Trace]) -> tuple[list[list[Pass]], dict[Pass, float]]:
     """The order of each rank's passes, and how long each took."""
     took = {Pass(kind, stage, mb): e - b for trace in traces for kind, stage, mb, b, e in trace}  # type: ignore[arg-type]
     orders = [[Pass(kind, stage, mb) for kind, stage, mb, *_ in trace] for trace in traces]  # type: ignore[arg-type]
@@ -96,18 +96,18 @@ def followed(traces: list[Trace]) -> tuple[list[list[Pass]], dict[Pass, float]]:
 
 def between_s(traces: list[Trace]) -> float:
     """Seconds that a rank loses at every pass beyond what order and lengths of passes explain."""
-    orders, took = followed(traces)
+    orders, took = follow_traces(traces)
     begins = min(begin for trace in traces for *_, begin, _ in trace)
     length = max(end for trace in traces for *_, end in trace) - begins
-    explained = length * (1 - measured(traces)) / (1 - idle_fraction(orders, took.__getitem__))
-    return (length - explained) / len(orders[0])
+    explanation = length * (1 - measured(traces)) / (1 - idle_fraction(orders, took.__getitem__))
+    return (length - explanation) / len(orders[0])
 
 
 def row(case: Case, by_rank: list[list[Trace]]) -> dict[str, Any]:
     """Formula, measurement, and what the order alone explains."""
     repeats = [list(traces) for traces in zip(*by_rank, strict=True)]
-    orders, _ = followed(repeats[0])
-    with_durations = [idle_fraction(o, took.__getitem__) for o, took in map(followed, repeats)]
+    orders, _ = follow_traces(repeats[0])
+    with_durations = [idle_fraction(o, took.__getitem__) for o, took in map(follow_traces, repeats)]
     return {
         "work": "sleep" if case.sleeps else "arithmetic",
         "schedule": case.schedule,
@@ -146,14 +146,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="fewer cases; nothing is written")
-    chosen = parser.parse_args()
-    around, all_cases = Surroundings(), cases(chosen.quick)
+    options = parser.parse_args()
+    around, all_cases = Surroundings(), cases(options.quick)
     print(
         "| passes | schedule | pp | vp | micro-batches | formula | order, equal passes "
         "| order, passes as measured | measured (min-max) | lost at a pass |"
     )
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|")
-    rows = [row for pp in (2, 4) for row in rows_of(all_cases, pp, chosen.repeats)]
+    rows = [row for pp in (2, 4) for row in rows_of(all_cases, pp, options.repeats)]
     for r in rows:
         print(
             f"| {r['work']} | {r['schedule']} | {r['pp']} | {r['vp']} | {r['num_microbatches']} "
@@ -161,7 +161,7 @@ def main() -> int:
             f"| {r['order_with_measured_passes']['median']:.3f} | {spread_text(r['measured'])} "
             f"| {r['between_passes_s']['median'] * 1e3:.2f} ms |"
         )
-    if not chosen.quick:
+    if not options.quick:
         keep("pipeline_bubble", "idle share of the step", around, sleep_s=SLEEP_S, rows=rows)
     return 0
 

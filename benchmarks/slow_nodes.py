@@ -1,11 +1,11 @@
-"""Whether a node that is really slow is named, and a healthy one left in peace.
+"""Detection of a really slow node, and false alarms on healthy nodes.
 
     python benchmarks/slow_nodes.py [--trials 20] [--seed 0]        (`make nightly`)
 
 Eight virtual hosts with a real sshd each. In every trial the luck of the seed decides whether one
 is slowed, which, and how much; a control step measures how much slower it really is; `paceline
-scale` trains the tiny sibling of OPT-350M on every host over SSH and says who is slow. At most two
-hosts compute at the same time. Exit code 1 when fewer than 95 % of the slowed hosts are named or
+scale` trains the tiny variant of OPT-350M on every host over SSH and flags slow hosts. At most two
+hosts compute at the same time. Exit code 1 when fewer than 95% of the slowed hosts are named or
 healthy ones are blamed in more than one trial. Needs root and the packages of `make deps-clusters`.
 """
 
@@ -39,7 +39,7 @@ def main() -> int:
         return 2
     around = Surroundings()
     trials = run_trials(planned(options.trials, options.seed))
-    broken = broken_rules(trials)
+    failures = broken_rules(trials)
     faulty = [trial for trial in trials if trial.fault]
     keep(
         "slow_nodes",
@@ -49,11 +49,11 @@ def main() -> int:
         slowed=len(faulty),
         named=sum(trial.named for trial in faulty),
         trials_that_blame_a_healthy_node=sum(bool(trial.blamed) for trial in trials),
-        broken_rules=broken,
+        broken_rules=failures,
         trials=[as_row(trial) for trial in trials],
     )
-    print("\n".join(broken) or "every rule holds")
-    return int(bool(broken))
+    print("\n".join(failures) or "every rule holds")
+    return int(bool(failures))
 
 
 def run_trials(faults: list[Fault | None]) -> list[Trial]:

@@ -1,4 +1,4 @@
-"""What following many ssh hosts costs the machine that follows them.
+"""Cost for the controller of following many SSH hosts.
 
     python benchmarks/ssh_controller.py [--hosts 512] [--seconds 30] [--real 0]
 
@@ -57,7 +57,7 @@ def main() -> int:
         print(json.dumps(follow(options.follow, options.seconds)))
         return 0
     around = Surroundings()
-    result: dict[str, Any] = {"stand_ins": with_stand_ins(options.hosts, options.seconds)}
+    result: dict[str, Any] = {"fakes": with_fakes(options.hosts, options.seconds)}
     if options.real:
         result["real"] = with_real_hosts(options.real, options.seconds)
     limits = {"first_line_of_all_s": LIMIT_S, "peak_bytes": LIMIT_BYTES, "cores": LIMIT_CORES}
@@ -67,18 +67,18 @@ def main() -> int:
     return int(any(row[key] > limit for row in result.values() for key, limit in limits.items()))
 
 
-def with_stand_ins(hosts: int, seconds: float) -> dict[str, Any]:
+def with_fakes(hosts: int, seconds: float) -> dict[str, Any]:
     """The figures of one controller whose hosts are local shells."""
     with tempfile.TemporaryDirectory() as folder:
         programs = Path(folder, "bin")
         programs.mkdir()
-        for name, text in (("ssh", SSH), ("stand-in-python", PYTHON)):
+        for name, text in (("ssh", SSH), ("fake-python", PYTHON)):
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
         job = {
             "names": [f"node-{i:04}" for i in range(hosts)],
             "config": None,
-            "python": str(programs / "stand-in-python"),
+            "python": str(programs / "fake-python"),
             "folder": folder,
         }
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
@@ -92,7 +92,7 @@ def with_real_hosts(hosts: int, seconds: float) -> dict[str, Any]:
     bed = Bed.up(f"controller-{os.getpid()}", Plan(hosts=hosts), tied=True)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            python = Path(folder, "stand-in-python")
+            python = Path(folder, "fake-python")
             python.write_text(PYTHON)
             python.chmod(0o755)
             job = {
@@ -107,10 +107,10 @@ def with_real_hosts(hosts: int, seconds: float) -> dict[str, Any]:
 
 
 def controller(job: dict[str, Any], seconds: float, env: dict[str, str]) -> dict[str, Any]:
-    """What a process of its own measures of itself while it follows the job."""
+    """Return the measurements of a separate process that follows the job."""
     command = [sys.executable, __file__, "--seconds", f"{seconds:g}", "--follow", json.dumps(job)]
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True, text=True)
-    return {"hosts": len(job["names"]), **json.loads(done.stdout)}
+    result = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True, text=True)
+    return {"hosts": len(job["names"]), **json.loads(result.stdout)}
 
 
 def follow(text: str, seconds: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How often `paceline history` calls noise a change, and how often it finds a real one.
+"""False alarms and detected step changes of `paceline history`.
 
     python benchmarks/step_changes.py [--quick]
 
@@ -42,7 +42,7 @@ def share(is_true: Callable[[int], bool], trials: int) -> float:
 
 
 def alarm(make: Callable[[int, int, float], FloatColumn], n: int, spread: float) -> Trial:
-    """Whether a step or a drift is named in a series without any."""
+    """Return whether a step change or a drift is reported in a series without any."""
 
     def is_named(seed: int) -> bool:
         fit = fit_series(make(n, seed, spread))
@@ -52,12 +52,12 @@ def alarm(make: Callable[[int, int, float], FloatColumn], n: int, spread: float)
 
 
 def step(ratio: float, before: int, after: int) -> Trial:
-    """Whether one step is found at its place, give or take one run."""
+    """Return whether one step change is found at its position, within one run."""
     return lambda seed: found_at(fit_series(stepped(before, after, ratio, seed)), before)
 
 
 def drift(ratio: float, n: int) -> Trial:
-    """Whether a drift is named as such."""
+    """Return whether a drift is reported as such."""
     return lambda seed: fit_series(drifting(n, ratio, seed)).drift is not None
 
 
@@ -102,11 +102,11 @@ def main() -> int:
     slack = 2 * (FALSE_ALARMS / trials) ** 0.5
     alarms = max(tables[ALARMS].values())
     power = next(iter(tables[STEPS].values()))
-    kept = alarms <= FALSE_ALARMS + slack and power >= POWER
-    print(f"targets {'kept' if kept else 'MISSED'}: false alarms {alarms:.2%}, power {power:.2%}")
+    is_met = alarms <= FALSE_ALARMS + slack and power >= POWER
+    print(f"targets {'kept' if is_met else 'MISSED'}: false alarms {alarms:.2%}, power {power:.2%}")
     if trials == 5000:
         write_text(RESULTS, json.dumps({"series": trials, **tables}, indent=2) + "\n")
-    return 0 if kept else 1
+    return 0 if is_met else 1
 
 
 if __name__ == "__main__":

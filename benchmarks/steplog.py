@@ -1,10 +1,10 @@
-"""What `paceline.steplog` costs a training loop: steps of 0.1 s with it and without, in turn.
+"""Overhead of `paceline.steplog` in a training loop: steps of 0.1 s with and without it, in turn.
 
     python benchmarks/steplog.py [--pairs 200]
 
 A step sleeps, as a program does that waits for its GPU, so that what else runs disturbs it least.
 The measured one marks its waits for data and for other ranks and tells tokens, samples and the loss
-of a tensor; the file lies on a disk. The contract is 1 %: the upper end of the median's 95 %
+of a tensor; the file lies on a disk. The contract is 1%: the upper end of the median's 95%
 interval (by order statistics of the pairs) must not exceed it.
 """
 
@@ -49,7 +49,7 @@ def measured() -> None:
 
 
 def cost(side: Callable[[], None]) -> Cost:
-    """What one call of a side takes."""
+    """Return the time of one call of a side."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     side()
     return time.perf_counter() - wall_s, time.process_time() - cpu_s
@@ -87,7 +87,7 @@ def main() -> int:
         cost=figures,
     )
     print(
-        f"steplog costs {median(shares):+.3%} (95 % interval {low:+.3%} to {high:+.3%}, n "
+        f"steplog costs {median(shares):+.3%} (95% interval {low:+.3%} to {high:+.3%}, n "
         f"{len(shares)} pairs) of a {STEP_S} s step, {1e6 * cpu_s:.0f} us of the processor; "
         f"limit {LIMIT:.0%}"
     )

@@ -1,11 +1,11 @@
-"""Records how many samples the small siblings need to their targets: 20 runs each, in turn.
+"""Samples that the tiny variants need to reach their targets: 20 runs each, in turn.
 
     python benchmarks/tiny_convergence.py [--runs 20] [--only NAME] [--write]
     python benchmarks/tiny_convergence.py --curve [--runs 3] [--only NAME]
 
 `--curve` shows how the held-out loss falls over all steps, whatever the target. Samples do not
 depend on how fast the machine is. `--write` puts the points into
-paceline/files/references/mlperf-tiny.yaml; a series that was broken off is gone on with.
+paceline/files/references/mlperf-tiny.yaml; an interrupted series is resumed.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ NAMES = {benchmark.option: benchmark.name for benchmark in BENCHMARKS.values()}
 """Names on the command line and in the rules."""
 REFERENCES = Path(__file__).parents[1] / f"paceline/files/references/{TINY_POINTS}.yaml"
 HEADER = """\
-# Reference convergence points of our own small siblings of the benchmarks: samples to the target in
-# {runs} runs each, recorded by benchmarks/tiny_convergence.py with Python {python} and
+# Reference convergence points of Paceline's tiny variants of the benchmarks: samples to the target
+# in {runs} runs each, recorded by benchmarks/tiny_convergence.py with Python {python} and
 # PyTorch {torch}. They say nothing about MLPerf, and no round has them.
-source: Own runs of Paceline's small siblings of MLPerf Training
+source: Runs of Paceline's tiny variants of MLPerf Training
 where: benchmarks/tiny_convergence.py
 window: samples to target
 convergence:
 """
 
 
-def recorded(name: str, num_runs: int) -> dict[str, Any]:
-    """One sibling's samples to the target by run, and what they were recorded with."""
+def record_runs(name: str, num_runs: int) -> dict[str, Any]:
+    """Return one variant's samples to the target by run, and the software of the recording."""
     request = Request("", None, (), 1, "cpu")
     display = TrialsDisplay()
     trials = plan_trials(
@@ -140,7 +140,7 @@ def main() -> None:
         show_curves(names, options.runs or 3)
         return
     around = Surroundings()
-    points = [recorded(name, options.runs or 20) for name in names]
+    points = [record_runs(name, options.runs or 20) for name in names]
     for point in points:
         print(
             f"{point['benchmark']}: {point['olympic_mean']:.1f} samples (olympic mean), deviation "

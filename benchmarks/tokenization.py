@@ -36,13 +36,13 @@ VOCABULARY = 8192
 
 def records(megabytes: int) -> Iterator[str]:
     """Lines of jsonl, the sources again and again."""
-    left = megabytes * 10**6
+    remaining = megabytes * 10**6
     texts = [text for _, text in stdlib_corpus.sources()]
-    while left > 0:
+    while remaining > 0:
         for text in texts:
             yield json.dumps({"text": text}) + "\n"
-            left -= len(text)
-            if left <= 0:
+            remaining -= len(text)
+            if remaining <= 0:
                 return
 
 
@@ -62,13 +62,13 @@ def processor_s() -> float:
 
 def megatrons(folder: Path, workers: int, python: str) -> tuple[float, float]:
     """(seconds, processor seconds) of Megatron's side."""
-    done = subprocess.run(
+    result = subprocess.run(
         [python, "-W", "ignore", str(HERE / "_megatron_tokens.py"), str(folder), str(workers)],
         capture_output=True,
         text=True,
         check=True,
     )
-    seconds, used = done.stdout.splitlines()[-1].split()
+    seconds, used = result.stdout.splitlines()[-1].split()
     return float(seconds), float(used)
 
 
@@ -115,11 +115,11 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=40)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     from _result import Surroundings, keep, spread_text
 
     around = Surroundings()
-    result = measure(asked.pairs, asked.megabytes, asked.python)
+    result = measure(options.pairs, options.megabytes, options.python)
     keep("tokenization", "s", around, **result)
     for name in ("seconds", "processor_seconds"):
         print(

@@ -1,8 +1,8 @@
-"""How long `tune --estimate-only` takes to rank every layout on 65,536 devices.
+"""Time of `tune --estimate-only` to rank every layout on 65,536 devices.
 
     python benchmarks/tune_ranking.py [--repeats 3]
 
-Processor seconds of one thread, from the question to the ranked list, the catalog's files read anew
+Processor seconds of one thread from the request to the ranked list, with the catalog's files reread
 included; the limit is 10 s. The model with experts is Llama 3.1 405B with 128 of them.
 """
 
@@ -46,11 +46,11 @@ print(json.dumps({
 """
 
 
-def ranked(name: str) -> dict[str, Any]:
+def rank_layouts(name: str) -> dict[str, Any]:
     """One ranking in a process of its own."""
     command = [sys.executable, "-c", PROGRAM, name.partition(",")[0], str(DEVICES), *CASES[name]]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout)
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(result.stdout)
 
 
 def main() -> int:
@@ -60,7 +60,7 @@ def main() -> int:
     repeats, around = parser.parse_args().repeats, Surroundings()
     rows: dict[str, Any] = {}
     for name in CASES:
-        answers = [ranked(name) for _ in range(repeats)]
+        answers = [rank_layouts(name) for _ in range(repeats)]
         seconds = spread_of([answer.pop("processor_s") for answer in answers])
         rows[name] = {**answers[0], "processor_s": seconds}
         print(f"{name}: {spread_text(seconds, 2)} s, {answers[0]['estimated']:,} layouts estimated")

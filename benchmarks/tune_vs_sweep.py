@@ -5,7 +5,7 @@
 sweep: every layout of a tiny model on two processes (at least 60 that can run), the trainer's own
        steps, all layouts in turn in one world; written to results/layout_sweep.json.
 replay: 20 tunings and 20 random searches on the recorded sweep, each with a quarter of its runs. A
-       run is the median of half of a layout's recorded rounds, drawn anew for each replay; random
+       run is the median of half of a layout's recorded rounds, redrawn for each replay; random
        search takes the layouts in another order each time and, like the tuning, knows nothing
        beforehand.
 again: the layouts that the tunings chose, the sweep's winner and its second, as runs of `paceline`,
@@ -89,7 +89,7 @@ class Recorded:
         return np.median(self.seconds, axis=1)
 
     def regret(self, row: int) -> float:
-        """How much slower than the sweep's winner."""
+        """Relative slowdown compared with the sweep's winner."""
         return float(self.truth[row] / self.truth.min()) - 1
 
     def draw(self, row: int, random: np.random.Generator) -> float:
@@ -117,27 +117,27 @@ def sweep(find_candidates: Candidates, rounds: int) -> Recorded:
     return Recorded(list(find_candidates.layouts), np.array(ranks).max(axis=0))
 
 
-def recorded() -> Recorded:
+def load_sweep() -> Recorded:
     """The sweep of before."""
     rows = json.loads((FOLDER / f"{SWEEP}.json").read_text())["rows"]
     layouts = [Layout.model_validate(row["layout"]) for row in rows]
     return Recorded(layouts, np.array([row["rounds_s"] for row in rows]))
 
 
-def replayed() -> dict[str, Any]:
-    """What the stored replays found; empty before the first."""
+def stored_replays() -> dict[str, Any]:
+    """Return the stored replays; empty before the first."""
     path = FOLDER / "tune_vs_sweep.json"
     if not path.is_file():
         return {}
-    stored = json.loads(path.read_text())
-    return {name: stored[name] for name in REPLAYED}
+    content = json.loads(path.read_text())
+    return {name: content[name] for name in REPLAYED}
 
 
 def replays(find_candidates: Candidates, world: Recorded) -> dict[str, Any]:
     """Tunings and random searches on the recorded sweep."""
     budget = len(world.layouts) // 4
     rows = {layout: row for row, layout in enumerate(world.layouts)}
-    tuned: list[dict[str, Any]] = []
+    replays: list[dict[str, Any]] = []
     for seed in range(REPLAYS):
         random = np.random.default_rng(seed)
 
@@ -149,7 +149,7 @@ def replays(find_candidates: Candidates, world: Recorded) -> dict[str, Any]:
         assert search.best is not None
         row = rows[find_candidates.layouts[search.best]]
         runs = len(search.took_s)
-        tuned.append(
+        replays.append(
             {
                 "row": row,
                 "runs": runs,
@@ -161,21 +161,21 @@ def replays(find_candidates: Candidates, world: Recorded) -> dict[str, Any]:
         )
         print(
             f"replay {seed}: {runs} runs of {len(search.tried_layouts)} layouts ({search.stop}), "
-            f"{tuned[-1]['regret']:.1%} slower than the best; "
-            f"random search {tuned[-1]['random']:.1%}"
+            f"{replays[-1]['regret']:.1%} slower than the best; "
+            f"random search {replays[-1]['random']:.1%}"
         )
-    return {"budget": budget, "of": len(world.layouts), "replays": tuned, **_compared(tuned)}
+    return {"budget": budget, "of": len(world.layouts), "replays": replays, **_comparison(replays)}
 
 
 def _random(world: Recorded, runs: int, seed: int) -> float:
-    """How far the best of so many layouts drawn at random is from the winner."""
+    """Return the distance from the winner of the best of `count` random layouts."""
     random = np.random.default_rng(1000 + seed)
     rows = random.choice(len(world.layouts), runs, replace=False)
     return world.regret(min(rows.tolist(), key=lambda row: world.draw(row, random)))
 
 
-def _compared(tuned: list[dict[str, Any]]) -> dict[str, Any]:
-    ours, others = (np.array([row[name] for row in tuned]) for name in ("regret", "random"))
+def _comparison(replays: list[dict[str, Any]]) -> dict[str, Any]:
+    ours, others = (np.array([row[name] for row in replays]) for name in ("regret", "random"))
     random = np.random.default_rng(0)
     picks = random.integers(0, len(ours), (10_000, len(ours)))
     low, high = np.quantile((others - ours)[picks].mean(axis=1), (0.025, 0.975))
@@ -198,17 +198,17 @@ class Silent:
         print(f"run {task.repeat} of {task.trial.choice.settings['layout']}")
         yield lambda progress: None
 
-    def task_ended(self, task: SweepTask, kept: Any) -> None:
-        """Nothing to tell."""
+    def task_ended(self, task: SweepTask, outcome: Any) -> None:
+        """Do nothing."""
 
     def slot_lost(self, slot: Any, why: str, for_good: bool) -> None:
-        """Nothing to tell."""
+        """Do nothing."""
 
 
-def again(chosen: list[Layout], winner: Layout, repeats: int) -> list[dict[str, Any]]:
-    """Chosen layouts and the winner as runs, in turn; ratios of their times with 95 % intervals."""
+def rerun(candidates: list[Layout], winner: Layout, repeats: int) -> list[dict[str, Any]]:
+    """Run layouts and the winner in turn; return ratios of their times with 95% intervals."""
     find_candidates = question()
-    layouts = list(dict.fromkeys([winner, *chosen]))
+    layouts = list(dict.fromkeys([winner, *candidates]))
     rows = [find_candidates.layouts.index(layout) for layout in layouts]
     choices = tuple(
         Combination({"layout": label(layout, RANKS)}, layout, find_candidates.plan(row))
@@ -254,40 +254,40 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="two rounds and repeats; nothing is written"
     )
-    chosen = parser.parse_args()
-    parts, around = chosen.parts.split(","), Surroundings()
+    options = parser.parse_args()
+    parts, around = options.parts.split(","), Surroundings()
     find_candidates = question()
     print(
         f"{len(find_candidates.layouts)} layouts can run, {find_candidates.num_infeasible} cannot"
     )
     world = (
-        sweep(find_candidates, 2 if chosen.quick else chosen.rounds)
+        sweep(find_candidates, 2 if options.quick else options.rounds)
         if "sweep" in parts
-        else recorded()
+        else load_sweep()
     )
-    if "sweep" in parts and not chosen.quick:
+    if "sweep" in parts and not options.quick:
         _keep_sweep(find_candidates, world, around)
     winner = world.layouts[int(world.truth.argmin())]
     print(
         f"the sweep's winner: {label(winner, RANKS)}, {world.truth.min():.4f} s; "
         f"slowest {world.truth.max():.4f} s"
     )
-    content = replayed()
+    content = stored_replays()
     if "replay" in parts:
         content = replays(find_candidates, world)
         print({name: value for name, value in content.items() if name != "replays"})
     if "again" in parts and content:
-        picked = [world.layouts[replay["row"]] for replay in content["replays"]]
-        common = sorted(set(picked), key=lambda layout: -picked.count(layout))[:3]
+        picks = [world.layouts[replay["row"]] for replay in content["replays"]]
+        common = sorted(set(picks), key=lambda layout: -picks.count(layout))[:3]
         second = world.layouts[int(world.truth.argsort()[1])]
-        content["again"] = again([*common, second], winner, 2 if chosen.quick else AGAIN)
+        content["again"] = rerun([*common, second], winner, 2 if options.quick else AGAIN)
         for row in content["again"]:
-            row["chosen_by"] = [label(layout, RANKS) for layout in picked].count(row["layout"])
+            row["chosen_by"] = [label(layout, RANKS) for layout in picks].count(row["layout"])
             print(
-                f"{row['layout']}, chosen by {row['chosen_by']} of {len(picked)}: "
+                f"{row['layout']}, chosen by {row['chosen_by']} of {len(picks)}: "
                 f"{row['ratio']:.3f} of the winner ({row['low']:.3f}-{row['high']:.3f})"
             )
-    if content and not chosen.quick:
+    if content and not options.quick:
         keep("tune_vs_sweep", "share slower than the sweep's winner", around, **content)
     return 0
 

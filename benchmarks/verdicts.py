@@ -1,4 +1,4 @@
-"""How well the reported step time and the verdicts of `paceline compare` hold on known truth.
+"""Accuracy of the reported step time and of `paceline compare`'s verdicts on known truth.
 
     python benchmarks/verdicts.py [--quick]
 
@@ -158,8 +158,8 @@ def main() -> int:
     result = {"step_time_rmse": step_times(n_series), "verdicts": verdicts(n_trials)}
     show(result)  # type: ignore[arg-type]
     faults = missed(result)  # type: ignore[arg-type]
-    spent = time.perf_counter() - begin
-    print(f"\n{n_series} series a scenario, {n_trials} comparisons a trial, {spent:.0f} s")
+    elapsed_s = time.perf_counter() - begin
+    print(f"\n{n_series} series a scenario, {n_trials} comparisons a trial, {elapsed_s:.0f} s")
     print("missed: " + "; ".join(faults) if faults else "every target is met")
     if not quick:
         content = {

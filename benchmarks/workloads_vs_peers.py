@@ -35,7 +35,7 @@ PLAIN = [
     "training.ramp_up=null",
     f"steps={MORE_STEPS_THAN_ANY}",
 ]
-"""What a loop on one process does without."""
+"""Settings that a loop on one process does not need."""
 
 WORKLOADS: dict[str, tuple[str, list[str]]] = {
     "opt-350m-sft-tiny": ("opt-350m-sft-tiny", []),
@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--only", default="", help="workloads whose name has this in it")
     parser.add_argument("--dtype", default=["fp32", "bf16"], nargs="+")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     around = Surroundings()
     rows: list[dict[str, Any]] = []
     print(
@@ -103,20 +103,20 @@ def main() -> int:
     )
     print("|---|---|---:|---:|---:|---:|---:|")
     for name, (recipe, overrides) in WORKLOADS.items():
-        for dtype in chosen.dtype if chosen.only in name else ():
-            content = settings(recipe, overrides, dtype, chosen.threads)
-            row = compare(content, chosen.pairs, chosen.block)
-            rows.append({"workload": name, "dtype": dtype, "threads": chosen.threads, **row})
+        for dtype in options.dtype if options.only in name else ():
+            content = settings(recipe, overrides, dtype, options.threads)
+            row = compare(content, options.pairs, options.block)
+            rows.append({"workload": name, "dtype": dtype, "threads": options.threads, **row})
             wall, cpu = row["wall"], row["processor"]
             native_ms, peer_ms = (
                 1e3 * wall[f"{side}_step_time_s"]["median"] for side in ("native", "peer")
             )
             print(
                 f"| {name} | {dtype} | {native_ms:.1f} | {peer_ms:.1f} "
-                f"| {spread_text(wall['ratio'])} | {spread_text(cpu['ratio'])} | {chosen.pairs} |",
+                f"| {spread_text(wall['ratio'])} | {spread_text(cpu['ratio'])} | {options.pairs} |",
                 flush=True,
             )
-    if not chosen.only:
+    if not options.only:
         keep("workloads_vs_peers", "s a step; ratio of peer to native", around, rows=rows)
     return int(any(row["wall"]["ratio"]["median"] < 1 for row in rows))
 

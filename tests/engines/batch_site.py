@@ -1,4 +1,4 @@
-"""A cluster of two nodes and a stand-in submission for engines that submit batch scripts."""
+"""A cluster of two nodes and a fake submission for engines that submit batch scripts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Stands in for NVIDIA's llmb-run: its words, its folders and logs, and what it prints.
+"""Fake of NVIDIA's llmb-run: its arguments, folders, logs and output.
 
-The job that it submits runs the stand-in for Megatron-Bridge, with the arguments that the recipe's
+The job that it submits runs the fake Megatron-Bridge, with the arguments that the recipe's
 launch.sh would give.
 """
 

@@ -1,7 +1,7 @@
-"""Stands in for pretrain_gpt.py of Megatron-DeepSpeed: checks how it is started, prints its log.
+"""Fake pretrain_gpt.py of Megatron-DeepSpeed: checks how it is started and prints its log.
 
-A step takes 100 ms a micro-batch and 10 % more a stage, as it says; nothing sleeps. Micro-batches
-of 16 run out of memory on the first rank.
+By its log, a step takes 100 ms per micro-batch and 10% more per stage; nothing sleeps.
+Micro-batches of 16 run out of memory on the first rank.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "steplog.md"
 
 
 def run_example(folder: Path, name: str, **request: object) -> RunReport:
-    """The report of a program, of a copy of steplog beside it, run on this machine."""
+    """Report of a program with a copy of steplog in its folder, run on this machine."""
     shutil.copy(steplog.__file__, folder / "steplog.py")
     if not (folder / name).exists():
         blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

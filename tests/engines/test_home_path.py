@@ -1,4 +1,4 @@
-"""A home folder that nobody has is told as the setting's fault, whichever engine reads it."""
+"""A home folder of an unknown user is reported as an error of the setting, in every engine."""
 
 from __future__ import annotations
 

@@ -80,7 +80,9 @@ def test_memory_is_kept():
 
 
 def test_another_run_appended_to_the_file_begins_anew():
-    runs = [line(n, f"0:0{n // 120}:{n // 2 % 60:02d}") for n in range(10, 210, 10)]
+    runs = [
+        line(n, f"0:0{n // 120}:{(n // 2) % 60:02d}") for n in range(10, 210, 10)
+    ]  # language: allow
     log = check("".join(runs * 2))
     times = log.steps()["step_time_s"]
     assert np.flatnonzero(np.isnan(times)).tolist() == [0, 20]

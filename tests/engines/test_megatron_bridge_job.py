@@ -142,7 +142,7 @@ def test_its_two_ranks_log_is_one_result(tmp_path: Path) -> None:
     rate = result.metrics["tokens_per_s"].value
     assert rate == pytest.approx(8192 * told["global_batch_size"] / 5.7, rel=1e-3)
     (ratio,) = [warning for warning in result.warnings if "tflops_per_device" in warning]
-    assert "the log prints 1,186 TFLOP/s" in ratio, "what the first rank prints beside it"
+    assert "the log prints 1,186 TFLOP/s" in ratio, "the first rank's line has it"
 
 
 def test_running_out_of_memory_is_a_result(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_records_of_megatron_are_not_taken_for_its_own(changed: dict[str, str | 
 
 
 def keyed(step: int, time_ms: float, average: float = 0.0) -> str:
-    """A step as Argonne's fork prints it, with DeepSpeed's own timer beside."""
+    """A step as printed by Argonne's fork, with DeepSpeed's timer."""
     timer = (
         f"[2024-04-21 02:45:24,651] [INFO] [timer.py:260:stop] epoch=0/micro_step={step}/"
         f"global_step={step}, RunningAvgSamplesPerSec={average}, CurrSamplesPerSec={average}, "

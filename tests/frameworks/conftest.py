@@ -1,4 +1,4 @@
-"""Where frameworks are required (PACELINE_REQUIRE), a missing environment is no reason to skip."""
+"""A missing environment skips tests only if frameworks are not required (PACELINE_REQUIRE)."""
 
 from __future__ import annotations
 

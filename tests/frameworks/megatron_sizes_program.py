@@ -116,7 +116,7 @@ def parsed() -> argparse.Namespace:
 if __name__ == "__main__":
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.cuda.Stream = lambda: None
-    # Its stand-ins for Transformer Engine are no classes that a layer can be compared with.
+    # Its mocks of Transformer Engine are not classes, so layers cannot be compared with them.
     for module in (attention, multi_latent_attention):
         module.HAVE_TE = False
     store = torch.distributed.HashStore()

@@ -1,4 +1,4 @@
-"""DeepSpeed itself trains the tiny siblings of seed 1's two models, in two processes on a CPU."""
+"""DeepSpeed itself trains the tiny variants of two published models, in two processes on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Megatron's logs say beside their iterations."""
+"""Information in Megatron's logs other than iterations."""
 
 from __future__ import annotations
 

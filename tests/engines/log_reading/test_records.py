@@ -104,7 +104,8 @@ HARMLESS = (
     b"WARNING: retrying with half the batch to avoid out of memory",
     b"UserWarning: to prevent out of memory set expandable_segments:True",
     b"Out of memory estimates are printed every 100 steps",
-    b"Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB. This is no failure.",
+    b"Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB. The caller indicates "
+    b"that this is not a failure",
     b"If you see torch.OutOfMemoryError, lower the micro-batch or shard the optimizer.",
     b"except torch.cuda.OutOfMemoryError:",
     b"OutOfMemoryErrors of the last run are gone",

@@ -11,7 +11,7 @@ NAN = float("nan")
 
 
 def rates(index: list[int], totals: list[float], pieces: int = 1) -> tuple[list[bool], list[float]]:
-    """Which lines count and what a step added, read in so many pieces."""
+    """Lines that count and the increase per step, read in several pieces."""
     running, new, added = RunningTotals(), list[bool](), list[float]()
     for part in np.array_split(np.arange(len(index)), pieces):
         kept, (values,) = running.rates(np.array(index)[part], np.array(totals)[None, part])

@@ -30,7 +30,7 @@ RICH = b"".join(record(n, {**MANY, "lm loss": f"{n}.234567E+00"}) for n in range
 
 
 def folded(text: bytes, width: int) -> bytes:
-    """As `fold -w` does: after so many characters, wherever that is."""
+    """Wrap like `fold -w`: after a number of characters, anywhere."""
     parts = [
         line[at : at + width] for line in text.splitlines() for at in range(0, len(line), width)
     ]

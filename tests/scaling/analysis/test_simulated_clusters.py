@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
-from benchmarks.blame_power import HARD, SETTINGS, Setting, label, missed, rates, with_tables
+from benchmarks.blame_power import HARD, SETTINGS, ClusterKind, label, missed, rates, with_tables
 from paceline.core.host_split import Split
 from paceline.scaling.analysis.result import scale_result
 
@@ -94,8 +94,10 @@ def test_made_up_speeds_are_as_ordered():
     assert four.samples_per_s == pytest.approx(4 * 100 * 0.98)
 
 
-@pytest.mark.parametrize("setting", [Setting(16), Setting(64, rounds=2)], ids=lambda s: s.name)
-def test_the_short_form_of_the_benchmark_keeps_its_targets(setting: Setting):
+@pytest.mark.parametrize(
+    "setting", [ClusterKind(16), ClusterKind(64, rounds=2)], ids=lambda s: s.name
+)
+def test_the_short_form_of_the_benchmark_keeps_its_targets(setting: ClusterKind):
     rows = {"none": rates(setting, 0.0, 20), "3%": rates(setting, 0.03, 20)}
     assert missed({setting.name: rows}, 20) == []
 
