@@ -15,14 +15,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from _peer_in_turns import build
 from _plain_loop import fused_adamw
-from _turns import Turn, own_output
+from _turns import BlockTimer, own_output
 
 from paceline.trainer.measure.machine import keep_freed_memory
 
 
 def main(path: str, block: int) -> None:
     """Train until nobody wants another block; bf16 is torch's autocast, as in the plain loops."""
-    turn = Turn(block, own_output())
+    turn = BlockTimer(block, own_output())
     import deepspeed  # prints already while it is imported
 
     # Its own exchange for CPUs is compiled for minutes, and one process exchanges nothing.

@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from _turns import Turn
+from _turns import BlockTimer
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 
 from paceline.core.mmdit import MMDiTShape
@@ -67,7 +67,7 @@ def steps(settings: dict[str, Any]) -> Iterator[None]:
 
 def main(path: str, block: int) -> None:
     """Train until nobody wants another block."""
-    turn, training = Turn(block), steps(json.loads(Path(path).read_text()))
+    turn, training = BlockTimer(block), steps(json.loads(Path(path).read_text()))
     while True:
         turn.step()
         next(training)

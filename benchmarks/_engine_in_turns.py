@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _turns import Turn, own_output
+from _turns import BlockTimer, own_output
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -24,7 +24,7 @@ from paceline.trainer.measure.machine import keep_freed_memory
 class OuterSteps:
     """Counts a step when the outermost of the optimizers that wrap each other has stepped."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: BlockTimer) -> None:
         self._turn, self._first = turn, 0
 
     def __call__(self, optimizer: Any, *_: Any) -> None:
@@ -37,7 +37,7 @@ class OuterSteps:
 
 def main(block: int, precision: str, program: list[str]) -> None:
     """Train until nobody wants another block."""
-    turn = Turn(block, own_output())
+    turn = BlockTimer(block, own_output())
     keep_freed_memory()
     turn.step()
     torch.set_float32_matmul_precision(precision)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from _turns import Turn
+from _turns import BlockTimer
 
 from paceline.trainer import train
 from paceline.trainer.config import parse_config, read_json
@@ -17,7 +17,7 @@ from paceline.trainer.measure.mllog import open_run
 
 def main(path: str, block: int) -> None:
     """Train as the file says; a step is all from one request for a batch to the next."""
-    turn = Turn(block)
+    turn = BlockTimer(block)
     take = Loader.next
 
     def wait_and_take(self: Loader) -> Any:

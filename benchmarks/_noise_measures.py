@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from _noise_answers import by_day, campaigned, compared, parsed, scaled, until_decided
+from _noise_answers import (
+    analyze_table,
+    by_day,
+    compare_samples,
+    parse_series,
+    run_campaign,
+    until_decided,
+)
 from _noise_clusters import CLUSTER_NOISES, Cluster, ClusterNoise
 from _noise_runs import RUN_NOISES, RunNoise, in_a_row, in_turns
 from _noise_steps import STEP_NOISES
@@ -83,7 +90,7 @@ def step_cells(size: Size) -> Iterator[Cell]:
         for noise in STEP_NOISES:
             for steps in size.lengths:
                 rng = _rng(noise.name, steps)
-                answers = [parsed(noise.series(rng, steps), path) for _ in range(size.series)]
+                answers = [parse_series(noise.series(rng, steps), path) for _ in range(size.series)]
                 setting, num_warned = f"{steps} steps", sum(answer.warned for answer in answers)
                 close = [abs(a.error) <= LARGEST_ERROR or a.covered or a.warned for a in answers]
                 num_covered = [a.covered is not False or a.warned for a in answers]
@@ -116,7 +123,9 @@ def _comparison_cell(
 ) -> Iterator[Cell]:
     rng = _rng(noise.name, f"{repeats} {order} {name}")
     candidate = in_turns(repeats) if order == "in turns" else in_a_row(repeats)
-    verdicts = [compared(noise.medians_s(rng, candidate, change), candidate) for _ in range(trials)]
+    verdicts = [
+        compare_samples(noise.medians_s(rng, candidate, change), candidate) for _ in range(trials)
+    ]
     words = [verdict.verdict for verdict in verdicts]
     setting = f"{repeats} + {repeats} {order}"
 
@@ -155,11 +164,11 @@ def _of_clusters(noise: ClusterNoise, nodes: int, repeats: int, trials: int) -> 
     setting = f"{nodes} nodes, {repeats} x"
     rng = _rng(noise.name, setting)
     healthy = [noise.cluster(rng, nodes) for _ in range(trials)]
-    tables = [scaled(cluster, repeats) for cluster in healthy]
+    tables = [analyze_table(cluster, repeats) for cluster in healthy]
     copies, campaigns = list[Cluster](), list[Analysis]()
     for cluster in healthy:
         copies.append(deepcopy(cluster))
-        campaigns.append(campaigned(cluster, repeats))
+        campaigns.append(run_campaign(cluster, repeats))
     for how, analyses in (("table", tables), ("campaign", campaigns)):
         num_flagged = sum(map(_blames_healthy, healthy, analyses))
         yield Cell(FLAGGED, noise.name, f"{setting}, {how}", num_flagged, trials)
@@ -191,7 +200,7 @@ def _slow_node_cell(
     repeats: int,
 ) -> Cell:
     """Return the cell of campaigns that flag the slowed node."""
-    analyses = [campaigned(noise.cluster(rng, nodes, loss), repeats) for loss in losses]
+    analyses = [run_campaign(noise.cluster(rng, nodes, loss), repeats) for loss in losses]
     hits = sum(any(n.host == "node-3" for n in analysis.flagged) for analysis in analyses)
     return Cell(promise, noise.name, setting, hits, len(losses))
 
@@ -199,7 +208,7 @@ def _slow_node_cell(
 def _finds_stated(twin: Cluster, loss: float, repeats: int) -> bool:
     """Return whether the measurements that stated this fault flag a node that has it."""
     twin.speeds[3] *= 1 - loss
-    return any(node.host == "node-3" for node in campaigned(twin, repeats).flagged)
+    return any(node.host == "node-3" for node in run_campaign(twin, repeats).flagged)
 
 
 def _blames_healthy(cluster: Cluster, analysis: Analysis) -> bool:

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from _plain_loop import plain_steps
-from _turns import Turn
+from _turns import BlockTimer
 from torch import nn
 
 from tests.trainer import peers
@@ -37,7 +37,7 @@ def built_and_compiled(content: dict[str, Any]) -> nn.Module:
 def main(path: str, block: int, compiled: bool) -> None:
     """Train until nobody wants another block."""
     content = json.loads(Path(path).read_text())
-    turn = Turn(block)
+    turn = BlockTimer(block)
     make = built_and_compiled if compiled else build
     steps = plain_steps(content, make, lambda model, ids: model(input_ids=ids, labels=ids).loss)
     while True:

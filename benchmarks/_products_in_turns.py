@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
-from _turns import Turn
+from _turns import BlockTimer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -26,7 +26,7 @@ CHOOSING_S = 3.0
 def main(path: str, block: int) -> None:
     """Multiply until nobody wants another block."""
     content = json.loads(Path(path).read_text())
-    turn, device, dtype = Turn(block), torch.device("cpu"), content["training"]["dtype"]
+    turn, device, dtype = BlockTimer(block), torch.device("cpu"), content["training"]["dtype"]
     turn.step()
     torch.set_num_threads(content["threads"])
     torch.set_float32_matmul_precision(content["training"]["matmul_precision"])

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from _turns import Turn
+from _turns import BlockTimer
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -97,7 +97,7 @@ def products_of(path: str) -> list[Product]:
 
 def main(path: str, block: int) -> None:
     """Do them until nobody wants another block."""
-    turn = Turn(block)
+    turn = BlockTimer(block)
     turn.step()
     calls = products_of(path)
     if not calls:

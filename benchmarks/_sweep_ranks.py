@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from _layout_ranks import stepper, timed, together, trainer_of
+from _layout_ranks import stepper, time_step, together, trainer_of
 
 from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
 from paceline.trainer.measure.machine import keep_freed_memory
@@ -43,7 +43,7 @@ def main(question: Path, into: Path) -> None:
     for turn in range(WARMUP + order["rounds"]):
         for times, step in zip(by_layout, steps, strict=True):
             together(world)
-            seconds = [timed(step, clock)["step_time_s"] for _ in range(order["steps"])]
+            seconds = [time_step(step, clock)["step_time_s"] for _ in range(order["steps"])]
             if turn >= WARMUP:
                 times.append(median(seconds[1:]))
     into.with_name(f"{world.rank}-{into.name}").write_text(json.dumps(by_layout))

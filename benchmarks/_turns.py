@@ -1,7 +1,7 @@
 """Trainings that take turns: all stay in memory, and one works while the others wait.
 
-A training asks `Turn.step` before each of its steps. Behind every block of steps it tells what the
-block took and waits until it is let on, so blocks of all sides lie next to each other in time.
+A training calls `BlockTimer.step` before each of its steps. After every block of steps it reports
+its time and waits for permission, so that blocks of all sides are next to each other in time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import IO
 
 HERE = Path(__file__).parent
 Cost = tuple[float, float]
-"""Seconds by the clock and of the processor, a step."""
+"""Wall time and processor time per step in seconds."""
 
 
 class BlockTimer:
-    """The training's end of it: tells and asks through standard output and input."""
+    """Training's side: reports on standard output and waits on standard input."""
 
     def __init__(self, block: int, tell: IO[str] = sys.stdout) -> None:
         self.block, self._done, self._tell = block, 0, tell
@@ -35,20 +35,20 @@ class BlockTimer:
                 took = [(b - a) / self.block for a, b in zip(self._start, now, strict=True)]
                 print(json.dumps(took), file=self._tell, flush=True)
             if not sys.stdin.readline():
-                os._exit(0)  # nobody wants another block
+                os._exit(0)  # no more blocks are requested
             self._start = (time.perf_counter(), time.process_time())
         self._done += 1
 
 
 def own_output() -> IO[str]:
-    """Standard output for the turns alone: what else is printed goes to standard error."""
+    """Return standard output for the turns; other output goes to standard error."""
     tell = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return tell
 
 
 class Training:
-    """The other end of it: a program of this folder, started at its first block.
+    """Controller's side: a program of this folder, started at its first block.
 
     `python` is the interpreter, None this one; `log` takes its standard error, or none does.
     """
@@ -71,11 +71,11 @@ class Training:
 
     @classmethod
     def of_file(cls, program: str, settings: Path, block: int, threads: int) -> Training:
-        """A program that is given a settings file and the steps of a block."""
+        """Return the training of a program with a settings file and the steps of a block."""
         return cls(program, [settings.name, str(block)], settings.parent, threads)
 
     def work(self) -> Cost:
-        """Have it do a block. Raises RuntimeError when it ended instead."""
+        """Run a block and return its cost; raise RuntimeError if the program ended instead."""
         process = self._process = self._process or self._start()
         assert process.stdin and process.stdout
         process.stdin.write("\n")
@@ -88,7 +88,7 @@ class Training:
         return wall_s, cpu_s
 
     def end(self) -> None:
-        """Let it go."""
+        """End the program."""
         if self._process is not None:
             self._process.communicate()
 
@@ -110,7 +110,7 @@ class Training:
 
 
 def in_turn(sides: Sequence[Training], rounds: int, warmup: int) -> list[list[Cost]]:
-    """Each side's neighbouring blocks of a round; every other round goes the other way."""
+    """Return the costs of neighboring blocks by side; every other round reverses the order."""
     costs: list[list[Cost]] = []
     for number in range(warmup + rounds):
         order = sides[::-1] if number % 2 else sides

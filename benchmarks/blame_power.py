@@ -148,7 +148,7 @@ def rates(setting: ClusterKind, fault: float | None, trials: int) -> dict[str, f
         "second pass": sum(case.second_pass for case in trials_done) / trials,
         "separable": len(separable) / trials,
         "true straggler in interval": (
-            sum(case.covered for case in separable) / len(separable) if separable else None
+            sum(case.is_covered for case in separable) / len(separable) if separable else None
         ),
     }
 
@@ -176,13 +176,13 @@ def missed(result: Rates, trials: int) -> list[str]:
             size = float(fault.removesuffix("%")) / 100 if fault.endswith("%") else 0.0
             hard = UNEVEN in setting or SHAKY in setting
             sure = SURE * (10 if hard else 1)
-            is_covered = _coverage(row, OFTEN if hard else 0.0)
+            coverage = _coverage(row, OFTEN if hard else 0.0)
             checks = {
                 "healthy flagged": (row["healthy flagged"] or 0.0) <= MAX_FALSE + slack,
                 "found": size < sure or (row["found"] or 0.0) >= MIN_POWER - slack,
                 "coverage": ALIKE in setting
-                or is_covered is None
-                or is_covered >= MIN_COVERAGE - slack,
+                or coverage is None
+                or coverage >= MIN_COVERAGE - slack,
                 "claimed": ALIKE not in setting or (row["separable"] or 0) <= MAX_CLAIMED + slack,
             }
             faults += [
@@ -199,7 +199,7 @@ def tables(result: Rates) -> str:
         f"{100 * (result[name]['none']['separable'] or 0):.0f}% of healthy clusters ({name})"
         for name in usual
     ]
-    is_covered = _min_coverage(result, [*usual, *hard])
+    coverage = _min_coverage(result, [*usual, *hard])
     first = (
         f"A healthy node was flagged in at most {_most(result, usual)}% of the clusters of a cell. "
         "The next table has hosts with ten times the differences (*uneven*: 3% persistent, 1% "
@@ -210,7 +210,7 @@ def tables(result: Rates) -> str:
         f"{_most(result, hard, ' at once')}% without second passes of suspects. A straggler "
         f"efficiency was reported in {'; '.join(shares)}. Wherever it was reported in at least "
         f"{100 * OFTEN:.0f}% of the clusters, its interval contained the true value in at least "
-        f"{is_covered}%. Of clusters whose nodes differ by noise alone (64 nodes, 2 rounds), "
+        f"{coverage}%. Of clusters whose nodes differ by noise alone (64 nodes, 2 rounds), "
         f"{100 * (result[alike]['none']['separable'] or 0):.1f}% reported one."
     )
     parts = (
@@ -264,7 +264,7 @@ def with_tables(text: str, result: Rates) -> str:
 def main() -> int:
     """Print and store the table; 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="50 trials a row, not stored")
+    parser.add_argument("--quick", action="store_true", help="50 trials per row; nothing is stored")
     trials = 50 if parser.parse_args().quick else TRIALS
     result = measured(trials)
     for setting, rows in result.items():

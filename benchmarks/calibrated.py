@@ -211,13 +211,17 @@ def timed_here(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     """Calibrate, time, compare; 1 when the target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=12, help="of a timed training")
-    parser.add_argument("--passes", type=int, default=2, help="over all layouts")
+    parser.add_argument("--steps", type=int, default=12, help="Steps of a timed training.")
+    parser.add_argument("--passes", type=int, default=2, help="Passes over all layouts.")
     parser.add_argument(
-        "--few", action="store_true", help="two layouts a model: a trial of this program"
+        "--few",
+        action="store_true",
+        help="Measure two layouts per model only, to try this program.",
     )
     parser.add_argument("--no-oversubscribed", action="store_true")
-    parser.add_argument("--refit", action="store_true", help="what is stored, without measuring")
+    parser.add_argument(
+        "--refit", action="store_true", help="Fit the stored measurements again without measuring."
+    )
     options = parser.parse_args()
     result = refit() if options.refit else timed_here(options)
     missed = result["median_error"] > MAX_MEDIAN or (

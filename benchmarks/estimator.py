@@ -25,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from _left_out import GROUPS, Held, held_out, judged, of_kind, print_table
+from _left_out import GROUPS, HeldOut, evaluate, held_out, of_kind, print_table
 from _result import Surroundings, keep
 
 from paceline.estimate.fit.evidence import SHIPPED, evidence_of_fit
@@ -62,7 +62,7 @@ def read_tables(paths: Sequence[Path]) -> tuple[list[PublishedStep], Counter[str
 
 
 def write_evidence(
-    rows: Sequence[PublishedStep], fitted: Fit, predictions: Mapping[str, Held]
+    rows: Sequence[PublishedStep], fitted: Fit, predictions: Mapping[str, HeldOut]
 ) -> None:
     """Store the fit to all rows, with how far sources, stacks and devices lay from fits without
     them, beyond what this fit leaves open.
@@ -116,8 +116,10 @@ def main() -> int:
     """Print the tables, keep the result; 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path, nargs="*")
-    parser.add_argument("--write", action="store_true", help="store the fit to all rows")
-    parser.add_argument("--leave-out", choices=(*GROUPS, "none"), help="one kind of group alone")
+    parser.add_argument("--write", action="store_true", help="Store the fit to all rows.")
+    parser.add_argument(
+        "--leave-out", choices=(*GROUPS, "none"), help="Leave out one kind of group only."
+    )
     options = parser.parse_args()
     tables = options.table or reference_tables()
     if not tables:
@@ -131,14 +133,14 @@ def main() -> int:
     fitted = fit_with_experts(x, measured, sources, [row.software for row in rows])
     rows += [row for row in every if row.kind == "lora"]
     x = cases_of([row.case for row in rows])
-    predictions, results = dict[str, Held](), dict[str, Any]()
+    predictions, results = dict[str, HeldOut](), dict[str, Any]()
     for what in GROUPS:
         if options.leave_out in (None, what) or what in ALWAYS:
             predictions[what] = held_out(rows, x, what, fitted.centre)
     if options.write:
         write_evidence(rows, fitted, predictions)
     for what in predictions:
-        results[what] = judged(rows, x, predictions[what], predictions)
+        results[what] = evaluate(rows, x, predictions[what], predictions)
         whole = {
             name: results[what][name]
             for name in ("overall", "experts", "adapters")

@@ -120,7 +120,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=16384)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--quick", action="store_true", help="512 ranks, 4 s; nothing is written")
+    parser.add_argument(
+        "--quick", action="store_true", help="512 ranks for 4 s; nothing is written."
+    )
     options = parser.parse_args()
     around = Surroundings()
     sizes = (512,) if options.quick else (64, 1024, options.ranks)

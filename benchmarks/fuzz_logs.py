@@ -144,7 +144,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--corpus", type=Path, default=None, help="kept from one run to the next")
+    parser.add_argument(
+        "--corpus", type=Path, default=None, help="Folder of inputs, kept between runs."
+    )
     parser.add_argument("--result", type=Path, default=RESULT)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

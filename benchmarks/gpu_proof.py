@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any
 
 from _gpu_cases import CASES, WARMUP, Case, spec_of
-from _low_precision import BASE, LARGE, ON_A_GPU, RECIPES, SHAPES, STEPS, Deviations, Side
+from _low_precision import BASE, LARGE, ON_A_GPU, RECIPES, SHAPES, STEPS, Deviations, Variant
 from _result import FOLDER, Surroundings, keep, spread_of
 
 from paceline.core.flops import flops_input, hardware_flops_per_token, model_flops_per_token
@@ -297,7 +297,7 @@ class Proof:
         spec = spec_of(case, self.call.device_name, dtype, compile_)
         self.add(row(case, spec, "native", native_training(spec, self.call), self.product_rate))
 
-    def train_narrow(self, side: Side) -> None:
+    def train_narrow(self, side: Variant) -> None:
         """Fifty steps in a low precision against bf16's, on a CPU a few of a tiny shape."""
         print(self.narrow.measure(side), flush=True)
         self.content["low_precision"] = self.narrow.rows
@@ -354,10 +354,12 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--budget", type=float, default=520.0, help="seconds for all parts")
-    parser.add_argument("--only", nargs="+", default=[], help="parts with one of these words")
-    parser.add_argument("--result", default="gpu_proof", help="name of the result's file")
-    parser.add_argument("--no-tests", action="store_true", help="leave out `make test-gpu`")
+    parser.add_argument("--budget", type=float, default=520.0, help="Seconds for all parts.")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="Run only parts with one of these words."
+    )
+    parser.add_argument("--result", default="gpu_proof", help="Name of the result file.")
+    parser.add_argument("--no-tests", action="store_true", help="Skip `make test-gpu`.")
     return parser.parse_args()
 
 

@@ -43,7 +43,7 @@ def main() -> int:
     )
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--shape", nargs="+", default=[], choices=[*SHAPES, *ON_A_GPU])
-    parser.add_argument("--result", default="low_precision", help="name of the result's file")
+    parser.add_argument("--result", default="low_precision", help="Name of the result file.")
     options = parser.parse_args()
     devices = gpus()
     if not devices:

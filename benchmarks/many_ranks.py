@@ -155,7 +155,7 @@ def main() -> int:
     """Run, print and keep; 2 where the machine has too little memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=64)
-    parser.add_argument("--limit", type=float, default=1500.0, help="seconds for all of it")
+    parser.add_argument("--limit", type=float, default=1500.0, help="Time limit in seconds.")
     options = parser.parse_args()
     if psutil.virtual_memory().available < options.ranks * RANK_BYTES:
         print(f"{options.ranks} ranks need {options.ranks * RANK_BYTES / 2**30:.0f} GiB of memory")

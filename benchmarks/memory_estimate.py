@@ -345,8 +345,8 @@ def main() -> int:
     """Print the tables, keep the result; 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path)
-    parser.add_argument("--golden", type=Path, help="table of Megatron's golden values")
-    parser.add_argument("--runs", type=Path, nargs="*", default=[], help="folders of native runs")
+    parser.add_argument("--golden", type=Path, help="Table of Megatron's golden values.")
+    parser.add_argument("--runs", type=Path, nargs="*", default=[], help="Folders of native runs.")
     options = parser.parse_args()
     around = Surroundings()
     states = golden_states(options.golden) if options.golden else None

@@ -184,7 +184,9 @@ def store(cells: Sequence[Cell], promises: Sequence[PromiseCells], around: Surro
 def main() -> int:
     """Measure, print and keep; 1 when a promise is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few trials a cell, nothing is kept")
+    parser.add_argument(
+        "--quick", action="store_true", help="Few trials per cell; nothing is stored."
+    )
     quick = parser.parse_args().quick
     around, begin = Surroundings(), time.perf_counter()
     size = QUICK if quick else WHOLE

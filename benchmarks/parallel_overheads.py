@@ -115,7 +115,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--quick", action="store_true", help="2 processes; nothing is written")
+    parser.add_argument("--quick", action="store_true", help="2 processes; nothing is written.")
     options = parser.parse_args()
     around, cores = Surroundings(), usable_cores()
     print(

@@ -159,9 +159,9 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
 def main() -> int:
     """Print a row per file and store all; 1 when one misses the contract."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=int, default=1 << 30, help="bytes of text in each file")
-    parser.add_argument("--only", default="", help="names of files, or beginnings, by commas")
-    parser.add_argument("--folder", type=Path, default=None, help="where the files are made")
+    parser.add_argument("--size", type=int, default=1 << 30, help="Bytes of text per file.")
+    parser.add_argument("--only", default="", help="File names or prefixes, separated by commas.")
+    parser.add_argument("--folder", type=Path, default=None, help="Folder for the files.")
     parser.add_argument("--result", type=Path, default=RESULT)
     options = parser.parse_args()
     beginnings = tuple(options.only.split(",")) if options.only else ("",)

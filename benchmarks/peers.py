@@ -300,11 +300,15 @@ def main() -> int:
     """Run every shape in fp32 and bf16, print a table, keep the result; 1 when a peer is faster."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--block", type=int, default=4, help="steps a side trains in a round")
+    parser.add_argument("--block", type=int, default=4, help="Steps per side and round.")
     parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--only", default="", help="shapes whose name has this in it")
-    parser.add_argument("--dtype", nargs="+", help="fp32, and bf16 where the cores have it")
-    parser.add_argument("--quick", action="store_true", help="one round of one step; keeps nothing")
+    parser.add_argument("--only", default="", help="Run only shapes whose name contains this text.")
+    parser.add_argument(
+        "--dtype", nargs="+", help="Data types (default: fp32, and bf16 if the cores support it)."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="One round of one step; nothing is written."
+    )
     options = parser.parse_args()
     if options.quick:
         options.rounds = options.block = 1

@@ -145,7 +145,7 @@ def main() -> int:
     """Measure, print and keep the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="fewer cases; nothing is written")
+    parser.add_argument("--quick", action="store_true", help="Fewer cases; nothing is written.")
     options = parser.parse_args()
     around, all_cases = Surroundings(), cases(options.quick)
     print(

@@ -91,7 +91,7 @@ def measured(trials: int) -> dict[str, dict[str, float]]:
 def main() -> int:
     """Measure, print, keep the result, and hold it against the targets."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer series; nothing is written")
+    parser.add_argument("--quick", action="store_true", help="Fewer series; nothing is written.")
     trials = 300 if parser.parse_args().quick else 5000
     tables = measured(trials)
     for table, rows in tables.items():

@@ -252,7 +252,7 @@ def main() -> int:
     parser.add_argument("--parts", default="sweep,replay,again")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument(
-        "--quick", action="store_true", help="two rounds and repeats; nothing is written"
+        "--quick", action="store_true", help="Two rounds and repeats; nothing is written."
     )
     options = parser.parse_args()
     parts, around = options.parts.split(","), Surroundings()

@@ -150,7 +150,7 @@ def main() -> int:
     """Print and store both tables; 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="a tenth of the repetitions, not stored"
+        "--quick", action="store_true", help="A tenth of the repetitions; nothing is stored."
     )
     quick = parser.parse_args().quick
     begin = time.perf_counter()

@@ -93,7 +93,9 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--block", type=int, default=5)
     parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--only", default="", help="workloads whose name has this in it")
+    parser.add_argument(
+        "--only", default="", help="Run only workloads whose name contains this text."
+    )
     parser.add_argument("--dtype", default=["fp32", "bf16"], nargs="+")
     options = parser.parse_args()
     around = Surroundings()
