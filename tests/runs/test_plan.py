@@ -47,7 +47,7 @@ def test_no_refusal_promises_an_engine_that_is_not_there(overrides: tuple[str, .
     with pytest.raises(UserError) as caught:
         make_plan(Request("tiny-llama", overrides=overrides, devices=2))
     assert "other engines" not in str(caught.value)
-    assert "models with experts are estimated, and their logs parsed" in str(caught.value)
+    assert "MoE models can only be estimated, and their logs parsed" in str(caught.value)
 
 
 def test_seventy_billion_parameters_are_refused_with_what_would_fit():
@@ -171,7 +171,7 @@ def test_bad_input_is_refused_before_anything_starts(overrides: tuple[str, ...],
 
 
 def test_learned_positions_limit_the_sequence():
-    with pytest.raises(UserError, match="beyond 256 learned positions"):
+    with pytest.raises(UserError, match="exceeds the 256 learned positions"):
         make_plan(Request("tiny-gpt", overrides=("seq_len=512",), devices=2))
 
 
