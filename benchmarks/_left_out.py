@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from paceline.estimate.fit.interval import (
     between_sd,
     bounds,
-    open_variance,
-    own_variance,
+    coefficient_variance,
+    model_variance,
     residual_sd,
     slopes,
 )
@@ -77,7 +77,7 @@ def held_out(rows: Sequence[PublishedStep], x: Cases, what: str, start: Floats) 
         inside_cases = x.pick(inside)
         seconds[inside] = predict(inside_cases, fitted.centre)
         slope[inside] = slopes(inside_cases, fitted.centre)
-        fit_variance[inside] = open_variance(slope[inside], fitted)
+        fit_variance[inside] = coefficient_variance(slope[inside], fitted)
         for kind, where in new.items():
             where[inside] = ~np.isin(columns[kind][inside], columns[kind][others])
     return HeldOut(columns[what], seconds, slope, fit_variance, new["stack"], new["device"])
@@ -98,7 +98,7 @@ def intervals(
         others = dense & ~inside
         variances, names = by["source"].fit_variance[others], sources[others].tolist()
         residual = residual_sd(x.pick(others), missed[others], variances, names)
-        variance[inside] += own_variance(x.pick(inside), predictions.slope[inside], residual)
+        variance[inside] += model_variance(x.pick(inside), predictions.slope[inside], residual)
     for kind, new in (("stack", predictions.new_stack), ("device", predictions.new_device)):
         names, missed = by[kind].names, by[kind].missed(rows)
         for name in np.unique(names[new]):

@@ -33,7 +33,7 @@ def fit_memory(
     -2 log P that what ran fits and what ran out does not, every source with the weight of 12 rows,
     plus the squared distance from the priors.
     """
-    stacks = {row.case.implementation for row in rows if row.stated_bytes}
+    stacks = {row.case.implementation for row in rows if row.reported_bytes}
     return {
         stack: _fit_stack([row for row in rows if row.case.implementation == stack], prior)
         if stack in stacks
@@ -61,10 +61,10 @@ def held_out_sd(rows: Sequence[PublishedMemory]) -> float:
     missed by is about half of it, and would make a table outside the fit look more certain than
     it is.
     """
-    stated_rows = [i for i, row in enumerate(rows) if row.stated_bytes]
+    stated_rows = [i for i, row in enumerate(rows) if row.reported_bytes]
     fits = leave_one_source_out(rows)
     errors = [
-        log(memory_as_reported([rows[i]], fits[i])[0] / (rows[i].stated_bytes or 1))
+        log(memory_as_reported([rows[i]], fits[i])[0] / (rows[i].reported_bytes or 1))
         for i in stated_rows
     ]
     weights = equal_weights([rows[i].source for i in stated_rows])
@@ -75,7 +75,7 @@ def _fit_stack(rows: list[PublishedMemory], prior: Framework) -> Framework:
     weight = np.sqrt(EVIDENCE_PER_SOURCE * equal_weights([row.source for row in rows]))
     x, stated_bytes = (
         cases_of([row.case for row in rows]),
-        np.array([row.stated_bytes for row in rows], float),
+        np.array([row.reported_bytes for row in rows], float),
     )
     limit = np.array([row.device_bytes for row in rows])
     ran = np.isfinite(stated_bytes)
@@ -91,7 +91,7 @@ def _fit_stack(rows: list[PublishedMemory], prior: Framework) -> Framework:
 
     def residuals(logs: Floats) -> Floats:
         framework = _with_offsets(prior, names, logs)
-        over = np.log(memory(x, framework).needed / limit) / SCALE
+        over = np.log(memory(x, framework).needed_bytes / limit) / SCALE
         witness = np.sqrt(-2 * log_ndtr(np.where(ran, -over, over)))
         misfit = np.concatenate(
             [_soft(errors(framework) / SCALE) * weight, _soft(witness) * weight]

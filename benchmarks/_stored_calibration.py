@@ -37,7 +37,7 @@ def to_json(measured: Measurements) -> dict[str, Any]:
                 "n": item.n,
                 "spread": item.spread,
             }
-            for item in measured.timed
+            for item in measured.trainings
         ],
     }
 

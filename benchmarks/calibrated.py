@@ -30,14 +30,19 @@ from paceline.estimate.calibrate import measurement
 from paceline.estimate.calibrate.calibration import Calibration
 from paceline.estimate.calibrate.cases import (
     DEFAULTS,
-    MORE,
+    MORE_LAYERS,
     Axes,
     ShortTraining,
     recipes_of,
-    short_of,
-    shorts,
+    short_training,
+    short_trainings,
 )
-from paceline.estimate.calibrate.measurement import Measurements, case_here, measure, weighed
+from paceline.estimate.calibrate.measurement import (
+    Measurements,
+    case_here,
+    fit_calibration,
+    measure,
+)
 from paceline.estimate.fit.interval import bounds, log_sd
 from paceline.estimate.fit.posterior import predict
 from paceline.estimate.model.case import cases_of
@@ -77,7 +82,7 @@ def layouts(ranks: int) -> Iterator[Axes]:
 def shorts_of(machine: dict[str, Any], dtype: Any, ranks: int, few: bool) -> list[ShortTraining]:
     """Four layers of both models in those layouts."""
     trainings = [
-        short_of(recipe, machine, "cpu", dtype, ranks, MORE, axes, BATCH)
+        short_training(recipe, machine, "cpu", dtype, ranks, MORE_LAYERS, axes, BATCH)
         for recipe in recipes_of((), "cpu")
         for axes in list(layouts(ranks))[: 2 if few else None]
     ]
@@ -151,7 +156,7 @@ def evaluate(
     measurement: Measurements, rows: Sequence[dict[str, Any]], cores: int
 ) -> dict[str, Any]:
     """The calibration, and the measured rows with their predictions by it; prints the table."""
-    calibration = weighed(measurement.about, measurement.rates, measurement.timed)
+    calibration = fit_calibration(measurement.about, measurement.rates, measurement.trainings)
     predictions = predicted([short_from_json(row) for row in rows], calibration)
     rows = [{**row, **prediction} for row, prediction in zip(rows, predictions, strict=True)]
     fitting = [row for row in rows if row["ranks"] <= cores]
@@ -192,7 +197,9 @@ def timed_here(options: argparse.Namespace) -> dict[str, Any]:
     calibration = measure(DEFAULTS["cpu"], "cpu", None, print)
     dtype = calibration.about.dtype
     known_names = {
-        s.name for n in (1, 2) for s in shorts(recipes_of((), "cpu"), machine, "cpu", dtype, n)
+        s.name
+        for n in (1, 2)
+        for s in short_trainings(recipes_of((), "cpu"), machine, "cpu", dtype, n)
     }
     measurement.STEPS = options.steps
     rows: list[dict[str, Any]] = []

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from _left_out import GROUPS, HeldOut, evaluate, held_out, of_kind, print_table
 from _result import Surroundings, keep
 
-from paceline.estimate.fit.evidence import SHIPPED, evidence_of_fit
-from paceline.estimate.fit.interval import between_sd, open_variance, residual_sd, slopes
+from paceline.estimate.fit.evidence import COEFFICIENTS_FILE, evidence_of_fit
+from paceline.estimate.fit.interval import between_sd, coefficient_variance, residual_sd, slopes
 from paceline.estimate.fit.posterior import Fit, fit_with_experts
 from paceline.estimate.fit.published import PublishedStep, UnsupportedRowError, read_row
 from paceline.estimate.model.case import cases_of
@@ -68,7 +68,7 @@ def write_evidence(
     them, beyond what this fit leaves open.
     """
     x = cases_of([row.case for row in rows])
-    variance, dense = open_variance(slopes(x, fitted.centre), fitted), of_kind(rows, "dense")
+    variance, dense = coefficient_variance(slopes(x, fitted.centre), fitted), of_kind(rows, "dense")
     sources = np.array([row.source for row in rows])[dense].tolist()
     missed = predictions["source"].missed(rows)[dense]
     residual = residual_sd(x.pick(dense), missed, variance[dense], sources)
@@ -91,7 +91,7 @@ def write_evidence(
         }
     )
     folder = Path(__file__).parents[1] / "paceline/estimate/fit"
-    write_text(folder / SHIPPED, whole.model_dump_json(indent=1) + "\n")
+    write_text(folder / COEFFICIENTS_FILE, whole.model_dump_json(indent=1) + "\n")
 
 
 def missed(left_out: str, result: dict[str, Any]) -> list[str]:

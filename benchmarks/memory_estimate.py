@@ -102,7 +102,7 @@ def evaluate(rows: list[PublishedMemory]) -> list[dict[str, Any]]:
             "id": row.id,
             "source": row.source,
             "stack": row.case.implementation,
-            "stated_gib": row.stated_bytes / GIB if row.stated_bytes else None,
+            "stated_gib": row.reported_bytes / GIB if row.reported_bytes else None,
             "printed_to_gib": 1.0 if WHOLE_GB in row.source else 0.0,
             "shipped_gib": with_source[i] / GIB,
             "without_own_source_gib": float(memory_as_reported([row], others[i])[0]) / GIB,

@@ -31,7 +31,7 @@ from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
 from paceline.estimate.estimates import estimates_of_layouts
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.fit.origin import release_of
 from paceline.estimate.model.case import CudaGraphs
 from paceline.estimate.request import EstimateRequest
@@ -223,10 +223,12 @@ def _estimated(
         layouts = _stated_layouts(spec, *stated_axes)
     if not layouts:
         raise UserError(f"{benchmark} on {devices} devices", "has no layout that divides")
-    every = estimates_of_layouts(spec, machine, shipped(), layouts, question.resolved_software)
+    every = estimates_of_layouts(
+        spec, machine, shipped_evidence(), layouts, question.resolved_software
+    )
     fastest = int(np.lexsort((every.step_time_s, ~every.fits))[0])
     spec = spec.model_copy(update={"layout": layouts[fastest]})
-    return spec, estimate_on(machine, spec, question, shipped())
+    return spec, estimate_on(machine, spec, question, shipped_evidence())
 
 
 def _stated_layouts(

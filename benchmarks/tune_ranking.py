@@ -26,7 +26,7 @@ CASES = {
 }
 PROGRAM = """
 import json, resource, sys, time
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.request import EstimateRequest
 from paceline.layouts.search.space import SearchSpace
 from paceline.layouts.tune.ranking import rank_layouts
@@ -35,7 +35,7 @@ recipe, devices, *overrides = sys.argv[1:]
 begin = time.process_time()
 answer = rank_layouts(
     EstimateRequest(recipe, "H100", int(devices), overrides=tuple(overrides)),
-    shipped(), SearchSpace(), 50,
+    shipped_evidence(), SearchSpace(), 50,
 )
 print(json.dumps({
     "processor_s": time.process_time() - begin,

@@ -22,7 +22,7 @@ from paceline.compare.judge import Comparison
 from paceline.core.errors import UserError
 from paceline.core.hosts import Host
 from paceline.core.run_report import RunReport
-from paceline.estimate.calibrate.lookup import given_or_own, read_evidence
+from paceline.estimate.calibrate.lookup import file_or_device_evidence, read_evidence
 from paceline.estimate.costs import Prices
 from paceline.estimate.report import EstimateOutput, estimate_document
 from paceline.estimate.request import EstimateRequest
@@ -170,7 +170,8 @@ def estimate(
         prices=Prices(per_device_hour=price),
         calibration=file_evidence.calibration if file_evidence else None,
     )
-    evidence = given_or_own(file_evidence, device, request.resolved_recipe.training.dtype)
+    dtype = request.resolved_recipe.training.dtype
+    evidence = file_or_device_evidence(file_evidence, device, dtype)
     value = estimate_request(request, evidence)
     return _report(value, estimate_document(EstimateOutput([value])))
 

@@ -13,7 +13,7 @@ from paceline.cli.output import TableOptions, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.units import percent, pluralize, si, step_seconds
-from paceline.estimate.calibrate.calibration import Calibration, file_of
+from paceline.estimate.calibrate.calibration import Calibration, calibration_path
 from paceline.estimate.calibrate.measurement import calibrate as measure
 from paceline.files.documents import write_value
 from paceline.report.document import Column, Document, Table
@@ -74,7 +74,7 @@ def calibrate(
         echo(f"calibrate: {what}", err=True)
 
     calibration = measure(recipes or (), device.value, dtype, tell, counts)
-    path = calibration_file or file_of(calibration.device, calibration.dtype)
+    path = calibration_file or calibration_path(calibration.device, calibration.dtype)
     write_value(path, calibration)
     rows = [
         step.model_dump(mode="json") | {"ratio": step.predicted_s / step.measured_s}
@@ -130,16 +130,15 @@ def _sentences(calibration: Calibration) -> list[str]:
         for placement in calibration.placements
     ]
     lines.append(
-        f"{pluralize(len(calibration.steps), 'short training')} and "
+        f"{pluralize(len(calibration.steps), 'short training run')} and "
         f"{pluralize(calibration.probes, 'probe')} of "
         f"{calibration.device} in {calibration.dtype}"
     )
-    if calibration.alike:
-        pairs = ", ".join(" and ".join(pair) for pair in calibration.alike)
+    if calibration.inseparable_coefficients:
+        pairs = ", ".join(" and ".join(pair) for pair in calibration.inseparable_coefficients)
         lines.append(f"not distinguishable: {pairs}")
-    lines.append(
-        f"coefficients that were not adjusted: {', '.join(calibration.undetermined) or 'none'}"
-    )
+    names = ", ".join(calibration.undetermined_coefficients)
+    lines.append(f"coefficients that were not adjusted: {names or 'none'}")
     return lines
 
 

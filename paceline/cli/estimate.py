@@ -16,7 +16,7 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.site import Site
 from paceline.core.units import LARGEST_INT, pluralize
-from paceline.estimate.calibrate.lookup import GivenEvidence
+from paceline.estimate.calibrate.lookup import FileEvidence
 from paceline.estimate.costs import CHECKPOINT_S, RESTART_S, Failures, Prices
 from paceline.estimate.elasticity import elasticities
 from paceline.estimate.fit.evidence import Evidence
@@ -390,7 +390,7 @@ def _required_devices(device: str | None, gpus: int | None, site: Site | None) -
 def _estimates(
     question: EstimateRequest,
     compare: list[str],
-    file_evidence: GivenEvidence | None,
+    file_evidence: FileEvidence | None,
     measured_s: float | None,
     trace: bool,
     sensitivity: bool,
@@ -484,7 +484,7 @@ def _run_estimate(
     runs_dir: Path | None,
     options: dict[str, Any],
     cost_inputs: Costs,
-    file_evidence: GivenEvidence | None,
+    file_evidence: FileEvidence | None,
 ) -> Estimate:
     """Return the estimate of a stored run, with its measured step time."""
     run = measured_run(evaluate(find_run(runs_root(runs_dir), name)))

@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli.options import Panel
 from paceline.core.errors import UserError
-from paceline.estimate.calibrate.lookup import GivenEvidence, given_or_own, read_evidence
+from paceline.estimate.calibrate.lookup import FileEvidence, file_or_device_evidence, read_evidence
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.fit.origin import ANY, SOFTWARE, year_of_release
 from paceline.estimate.model.case import CudaGraphs, Dispatcher
@@ -154,7 +154,7 @@ def question(
     per_node: int | None = None,
     intra: str | None = None,
     inter: str | None = None,
-    evidence: GivenEvidence | None = None,
+    evidence: FileEvidence | None = None,
 ) -> EstimateRequest:
     """Return the estimate request of the options; a node has eight devices by default.
 
@@ -186,15 +186,17 @@ def check_dispatcher(dispatcher: Dispatcher, recipe: TrainedRecipe) -> None:
         )
 
 
-def given_evidence(path: Path | None) -> GivenEvidence | None:
+def given_evidence(path: Path | None) -> FileEvidence | None:
     """Return the content of the --calibration file, or None without one."""
     return read_evidence(path) if path else None
 
 
-def chosen_evidence(file_evidence: GivenEvidence | None, question: EstimateRequest) -> Evidence:
+def chosen_evidence(file_evidence: FileEvidence | None, question: EstimateRequest) -> Evidence:
     """Return the coefficients of the file, of the calibrated device, or the shipped ones.
 
     Raises UserError for a calibration of another device type, or of a processor in another
     data type.
     """
-    return given_or_own(file_evidence, question.device, question.resolved_recipe.training.dtype)
+    return file_or_device_evidence(
+        file_evidence, question.device, question.resolved_recipe.training.dtype
+    )

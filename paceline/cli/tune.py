@@ -24,7 +24,7 @@ from paceline.core.errors import (
     UserError,
 )
 from paceline.core.units import pluralize
-from paceline.estimate.calibrate.lookup import GivenEvidence
+from paceline.estimate.calibrate.lookup import FileEvidence
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import runs_root
@@ -263,7 +263,7 @@ def _tune(
     request: TuneOptions,
     root: Path,
     form: TableFormat,
-    file_evidence: GivenEvidence | None,
+    file_evidence: FileEvidence | None,
     dry_run: bool,
 ) -> int:
     tuning = new_tuning(request, file_evidence, root, command_line())

@@ -12,7 +12,7 @@ import typer
 from paceline.cli import model_options as model
 from paceline.cli.output import TableOptions, WhereOption, emit, select_rows
 from paceline.core.units import pluralize
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.validation import StepAccuracy, Validation, read_table, validate_rows
 from paceline.report.document import Column, Document, Table
 
@@ -47,7 +47,7 @@ def validate(
     ]
     file_evidence = model.given_evidence(calibration)
     validation = validate_rows(
-        table.name, selected_rows, file_evidence.of_gpus() if file_evidence else shipped()
+        table.name, selected_rows, file_evidence.of_gpus() if file_evidence else shipped_evidence()
     )
     rows = [row.model_dump(mode="json") for row in validation.rows]
     answer = Document(

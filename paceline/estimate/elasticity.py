@@ -108,7 +108,7 @@ def _scaled(x: Cases, centre: Floats, figure: _Figure, factor: float) -> tuple[C
     """Return the case and the coefficients with the property scaled by `factor`."""
     rates = {name: float(getattr(x, name)[0]) * factor for name in figure.rates}
     shorter = np.array([figure.seconds.get(name, 0.0) for name in NAMES])
-    return x.changed(**rates), centre - shorter * log(factor)
+    return x.with_numbers(**rates), centre - shorter * log(factor)
 
 
 def _seconds(x: Cases, centre: Floats) -> float:

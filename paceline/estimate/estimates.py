@@ -96,7 +96,7 @@ class Estimates:
 
     def at_batch(self, global_batch: int) -> Estimates:
         """Return the rows with another batch, in closed form."""
-        x = self.x.changed(global_batch=global_batch)
+        x = self.x.with_numbers(global_batch=global_batch)
         return replace(self, x=x, time=step_time(x, coefficient_values(self.evidence.fit().centre)))
 
     def simulated(self) -> Estimates:

@@ -83,8 +83,8 @@ def request_for_run(
     """
     requested_settings = requested_settings or RequestedSettings()
     wrong = [
-        f"{name} is {actual}, not {requested}"
-        for name, actual, requested in _differences(run, requested_settings)
+        f"{name} is {actual}, not {expected}"
+        for name, actual, expected in _differences(run, requested_settings)
     ]
     if wrong:
         raise UserError(
@@ -135,9 +135,9 @@ def _differences(run: MeasuredRun, settings: RequestedSettings) -> Iterator[tupl
     ]
     overrides = [parse_override(text) for text in settings.overrides]
     pairs += [(key, _field(content, key), value) for key, value in overrides]
-    for name, actual, requested in pairs:
-        if requested not in (None, actual):
-            yield name, actual, requested
+    for name, actual, expected in pairs:
+        if expected not in (None, actual):
+            yield name, actual, expected
 
 
 def _recipe_name(spec: RunSpec, recipe: str | None) -> str | None:
@@ -167,7 +167,7 @@ def estimate_measured_run(
     cluster = spec.cluster.model_copy(update=links)
     spec = spec.model_copy(update={"cluster": cluster})
     dtype = spec.training.dtype
-    machine = machine_for(cluster, dtype, given=request.calibration)
+    machine = machine_for(cluster, dtype, cpu_calibration=request.calibration)
     evidence = evidence or evidence_for(cluster.device, dtype, cluster.device_label)
     estimate = estimate_on(machine, spec, request, evidence)
     return with_measurement(estimate, run.step_time_s, f"run {run.name}", run.n, run.spread)
@@ -197,7 +197,7 @@ def measured_sentence(estimate: Estimate) -> str:
     """Return a sentence that compares the measured step with the expected one."""
     measured = estimate.measured
     if measured is None:
-        raise ValueError("nothing was measured")
+        raise ValueError("the estimate has no measured step")
     low, high = step_seconds(estimate.low_s), step_seconds(estimate.high_s)
     source = measured.source
     source += "" if measured.n is None else f", median of {pluralize(measured.n, 'step')}"

@@ -40,7 +40,7 @@ class MemoryTrace(Value):
     @property
     def largest(self) -> StageTrace:
         """The rank with the highest peak."""
-        return max(self.stages, key=lambda traced: traced.trace.peak_bytes)
+        return max(self.stages, key=lambda stage: stage.trace.peak_bytes)
 
 
 def trace(request: EstimateRequest, python: str = sys.executable) -> MemoryTrace:

@@ -109,9 +109,9 @@ def estimate_document(output: EstimateOutput) -> Document:
 def scenario_names(estimates: Sequence[Estimate]) -> list[str]:
     """Return recipe, devices and layout of each estimate, with a number if they are equal."""
     names = [f"{each.recipe} on {place(each)}, {each.layout}" for each in estimates]
-    alike = Counter(names)
+    counts = Counter(names)
     return [
-        one_line(f"{name}, scenario {number}" if alike[name] > 1 else name)
+        one_line(f"{name}, scenario {number}" if counts[name] > 1 else name)
         for number, name in enumerate(names, start=1)
     ]
 
@@ -377,13 +377,13 @@ def _level_rows(levels: Sequence[WaterfallLevel]) -> Iterator[Row]:
 
 
 def _elasticity_row(each: Elasticity, estimate: Estimate) -> Row:
-    saved = 1 - each.step_time_if_doubled_s / estimate.step_time_s
+    reduction = 1 - each.step_time_if_doubled_s / estimate.step_time_s
     return {
         "figure": each.figure,
         "value": si(each.value, each.unit) if each.value and each.unit else "not stated",
         "elasticity": each.elasticity,
         "interval": f"{each.low:.3f} to {each.high:.3f}",
-        "doubled": f"{step_seconds(each.step_time_if_doubled_s)} s ({percent(saved, 1)} less)",
+        "doubled": f"{step_seconds(each.step_time_if_doubled_s)} s ({percent(reduction, 1)} less)",
     }
 
 

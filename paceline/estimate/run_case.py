@@ -29,7 +29,7 @@ from paceline.estimate.fit.origin import (
     ANY,
     IMPLEMENTATION_OF,
     WHOLE_EXPERTS,
-    captured_experts,
+    expert_cuda_graphs,
     stores_scores,
     visits_tensors,
     year_of_release,
@@ -50,7 +50,7 @@ from paceline.estimate.model.weights import block_weights, trained_tensors
 
 AXES = (*AXIS_FIELDS, "micro_batch", "zero_stage", "sequence_parallel")
 """Fields that a layout and a case have under the same name."""
-RECOMPUTED: dict[str, RecomputeLevel] = {
+RECOMPUTE_FIELDS: dict[str, RecomputeLevel] = {
     "full_recompute": "full",
     "ffn_recompute": "ffn",
     "activation_recompute": "activation",
@@ -132,19 +132,19 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
             remedy="--set training.dtype=fp16",
         )
     if device.memory_bytes_per_s is None:
-        raise UserError(device.name, "has no memory rate in the catalog")
+        raise UserError(device.name, "has no memory bandwidth in the catalog")
     shape, release = _shape(spec.model), (software.name, software.software_date)
-    graphs = captured_experts(*release, machine.generation, machine.domain, training.dtype)
+    graphs = expert_cuda_graphs(*release, machine.generation, machine.domain, training.dtype)
     is_explicit = software.cuda_graphs != "none" and graphs != "iteration"
     graphs = software.cuda_graphs if is_explicit or shape.experts <= 1 else graphs
     case = replace(
         shape,
         seq_len=training.seq_len,
-        document=_attended(spec.model, training.seq_len),
+        document=_document_tokens(spec.model, training.seq_len),
         devices=spec.world_size,
         global_batch=training.global_batch,
         frozen=spec.lora is not None,
-        **_recomputed(spec.model, layout),
+        **_recompute_shares(spec.model, layout),
         selective_recompute=layout.recompute == "selective",
         implementation=software.implementation_on(machine),
         compiled=software.compiled,
@@ -169,9 +169,9 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         whole_experts=software.name in WHOLE_EXPERTS,
         proxied=machine.proxied,
         family=device.family,
-        assumed_intra=machine.assumed.intra,
-        assumed_inter=machine.assumed.inter,
-        assumed_device=machine.assumed.device,
+        assumed_intra=machine.assumed_properties.intra,
+        assumed_inter=machine.assumed_properties.inter,
+        assumed_device=machine.assumed_properties.device,
         four_bit=training.dtype in FOUR_BIT,
         block_scaled=training.dtype in ("mxfp8", *FOUR_BIT),
         **{name: getattr(layout, name) for name in AXES},
@@ -212,7 +212,7 @@ def cases_of_layouts(
     )
 
 
-def _attended(shape: Shape, seq_len: int) -> float:
+def _document_tokens(shape: Shape, seq_len: int) -> float:
     """Return the tokens that a token attends to before masking; 0 means the whole sample."""
     keys = attended_keys(shape, seq_len)
     return keys if keys < seq_len else 0.0
@@ -221,18 +221,18 @@ def _attended(shape: Shape, seq_len: int) -> float:
 def _columns(shape: Shape, layouts: Sequence[Layout]) -> dict[str, Floats]:
     """Return the fields of a case that a layout sets, one value per layout."""
     columns = {name: [getattr(layout, name) for layout in layouts] for name in AXES}
-    shares = [_recomputed(shape, layout) for layout in layouts]
-    columns |= {name: [share[name] for share in shares] for name in RECOMPUTED}
+    shares = [_recompute_shares(shape, layout) for layout in layouts]
+    columns |= {name: [share[name] for share in shares] for name in RECOMPUTE_FIELDS}
     columns["selective_recompute"] = [layout.recompute == "selective" for layout in layouts]
     columns["dp_shard"] = [layout.dp_shard or 0 for layout in layouts]
     columns["gradients_once"] = [layout.gradient_sync == "last" for layout in layouts]
     return {name: np.array(values, dtype=float) for name, values in columns.items()}
 
 
-def _recomputed(shape: Shape, layout: Layout) -> dict[str, float]:
+def _recompute_shares(shape: Shape, layout: Layout) -> dict[str, float]:
     """Return the shares of the blocks that are recomputed, by level."""
     shares = level_shares(block_levels(shape, layout))
-    return {name: shares[level] for name, level in RECOMPUTED.items()}
+    return {name: shares[level] for name, level in RECOMPUTE_FIELDS.items()}
 
 
 def _vocabularies(shape: Shape, layouts: Sequence[Layout]) -> dict[str, Floats]:
@@ -382,5 +382,5 @@ def _extra_block_activations(shape: MMDiTShape, compiled: bool) -> float:
 
 def _with_other_weights(case: Case, parameters: float) -> Case:
     """Return the case with `parameters` in its blocks, including those outside of GEMMs."""
-    of_products = float(block_weights(cases_of([case]))[0])
-    return replace(case, more_weights=parameters / case.layers - of_products)
+    matrix_parameters = float(block_weights(cases_of([case]))[0])
+    return replace(case, more_weights=parameters / case.layers - matrix_parameters)

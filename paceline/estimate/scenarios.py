@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.estimate.estimates import estimates_of_runs
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.fit.interval import bounds, own_variance, slopes
+from paceline.estimate.fit.interval import bounds, model_variance, slopes
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import Estimate
 
@@ -80,7 +80,7 @@ def step_time_ratio(
     )
     cases = [rows.x for rows in estimates]
     residual_variance = sum(
-        own_variance(x, s, by.residual_sd)[0]
+        model_variance(x, s, by.residual_sd)[0]
         for x, s, by in zip(cases, slope, evidences, strict=True)
     )
     level_variance = (

@@ -49,8 +49,8 @@ def estimate_provenance(
     evidence: Evidence, machine: Machine, links: str | None, network: str | None
 ) -> Provenance:
     """Return the sources of an estimate; `links` and `network` are the names given by the user."""
-    links_are: Kind = "assumed" if machine.assumed.intra else "data sheet"
-    network_is: Kind = "assumed" if machine.assumed.inter else "data sheet"
+    links_are: Kind = "assumed" if machine.assumed_properties.intra else "data sheet"
+    network_is: Kind = "assumed" if machine.assumed_properties.inter else "data sheet"
     on_cpu = machine.generation == "cpu"
     rates: Kind = evidence.provenance if on_cpu else "data sheet"
     return Provenance(
@@ -172,9 +172,9 @@ def estimate_on(
     rate = tokens_per_s(training.seq_len, training.global_batch, seconds)
     flops_input = FlopsInput(spec.model, training.seq_len, lora=spec.lora)
     per_sample = training.seq_len * model_flops_per_token(spec.flops_convention, flops_input)
-    achieved = flops_per_s_per_device(per_sample, training.global_batch, seconds, spec.world_size)
+    flops_rate = flops_per_s_per_device(per_sample, training.global_batch, seconds, spec.world_size)
     tokens = request.tokens or training.training_tokens
-    levels = waterfall(estimates.x, coefficients, time, achieved * seconds)
+    levels = waterfall(estimates.x, coefficients, time, flops_rate * seconds)
     # A CPU's measured peak is not a data-sheet peak, so there is no MFU.
     peak = None if machine.generation == "cpu" else machine.device.peak_flops_per_s(training.dtype)
     return Estimate(
@@ -197,8 +197,8 @@ def estimate_on(
         samples_per_s=training.global_batch / seconds,
         headline=RunSettings.of(spec).headline,
         to_target=training.to_target,
-        flops_per_s_per_device=achieved,
-        mfu=mfu(achieved, peak),
+        flops_per_s_per_device=flops_rate,
+        mfu=mfu(flops_rate, peak),
         convention=spec.flops_convention,
         gemm_efficiency=coefficients.get(f"gemm_{machine.generation}", float("nan")),
         memory_bytes=MemoryBytes(

@@ -180,10 +180,10 @@ def _memory_accuracy(lines: Sequence[dict[str, str]]) -> MemoryAccuracy:
     for line in lines:
         with suppress(UnsupportedRowError, ValueError):
             rows.append(read_memory_row(line))
-    rows = [row for row in rows if row.stated_bytes and 0 < row.stated_bytes < inf]
+    rows = [row for row in rows if row.reported_bytes and 0 < row.reported_bytes < inf]
     if not rows:
         return MemoryAccuracy(n=0, mape=None, median=None, within_5=None, within_10=None)
-    missed = np.abs(memory_as_reported(rows) / np.array([row.stated_bytes for row in rows]) - 1)
+    missed = np.abs(memory_as_reported(rows) / np.array([row.reported_bytes for row in rows]) - 1)
     return MemoryAccuracy(
         n=len(rows),
         mape=float(missed.mean()),

@@ -11,7 +11,7 @@ from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.timeline import History
 from paceline.estimate.costs import Prices
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.report import EstimateOutput, estimate_document
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.scenarios import compare_scenarios, step_time_ratio
@@ -72,7 +72,7 @@ def scenarios_page() -> str:
         EstimateRequest("llama31-8b", "H100-SXM", 64),
     ]
     estimates = [_estimated(question) for question in questions]
-    first, evidence = questions[0], shipped()
+    first, evidence = questions[0], shipped_evidence()
     beside = [
         compare_scenarios(estimates[0], other, step_time_ratio(first, question, evidence))
         for other, question in zip(estimates[1:], questions[1:], strict=True)
@@ -81,7 +81,7 @@ def scenarios_page() -> str:
 
 
 def _estimated(question: EstimateRequest) -> Estimate:
-    return estimate(question, shipped())
+    return estimate(question, shipped_evidence())
 
 
 def scaling_page() -> str:

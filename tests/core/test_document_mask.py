@@ -11,7 +11,7 @@ from paceline.core.ranks import merge_ranks
 from paceline.core.run import RunSettings, RunSpec
 from paceline.core.training import Data
 from paceline.engines import native
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import estimate
 from paceline.runs.plan import Request, make_plan
@@ -77,10 +77,12 @@ def test_a_masked_run_is_not_held_against_another() -> None:
 
 def test_an_estimate_says_that_it_knows_no_documents() -> None:
     question = EstimateRequest("tiny-llama", "H100-SXM", 8)
-    notes = estimate(replace(question, variant="documents"), shipped()).notes
+    notes = estimate(replace(question, variant="documents"), shipped_evidence()).notes
 
     assert "assume full attention windows" in " ".join(notes)
-    assert "assume full attention windows" not in " ".join(estimate(question, shipped()).notes)
+    assert "assume full attention windows" not in " ".join(
+        estimate(question, shipped_evidence()).notes
+    )
 
 
 def test_the_recipe_that_masks_documents_can_run_as_it_is() -> None:

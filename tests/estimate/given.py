@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.estimate.calibrate.lookup import GivenEvidence
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.calibrate.lookup import FileEvidence
+from paceline.estimate.fit.evidence import shipped_evidence
 
-SHIPPED = GivenEvidence(Path("shipped.json"), shipped())
+SHIPPED = FileEvidence(Path("shipped.json"), shipped_evidence())
 """Those that come with Paceline, of no one device."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.units import step_seconds
-from paceline.estimate.calibrate.calibration import Calibration, file_of
+from paceline.estimate.calibrate.calibration import Calibration, calibration_path
 from paceline.estimate.fit.refit import cpu_prior
 from paceline.files.documents import write_value
 from paceline.machines.probe.inventory import cpu
@@ -214,22 +214,25 @@ def test_a_stated_step_leads_the_waterfall_on_to_what_was_measured(tmp_path: Pat
 def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A real run of milliseconds a step, beside rates that this processor might have."""
+    """A real run of milliseconds per step, compared with assumed rates of this CPU."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     recipe, runs = micro(tmp_path), tmp_path / "runs"
     axes = ("--set", "steps=30", "--set", "layout.micro_batch=4")
     assert paceline("run", recipe, "--devices", "2", *axes, runs=runs).returncode == 0
     without = paceline("estimate", recipe, "--measured-run", "last", runs=runs)
-    assert without.returncode == 1 and "`paceline calibrate` measures it" in without.stderr
+    assert without.returncode == 1 and "run `paceline calibrate --dtype fp32`" in without.stderr
     (own,) = calibrations()
     write_value(tmp_path / "own.json", own)
     file = ("--calibration", str(tmp_path / "own.json"))
     by_file = paceline("estimate", recipe, "--measured-run", "last", *file, "--json", runs=runs)
     wrong = paceline(*H100, *file)
-    assert wrong.returncode == 1 and "by which H100 cannot be estimated" in wrong.stderr
+    assert wrong.returncode == 1 and "and does not apply to H100" in wrong.stderr
     card = own.model_copy(update={"kind": "cuda", "device": "a card"})
     narrow = own.model_copy(update={"dtype": "bf16"})
-    for other, words in ((card, "is of a card, by which cpu cannot"), (narrow, "is in bf16, and")):
+    for other, words in (
+        (card, "was measured on a card and does not apply to cpu"),
+        (narrow, "was measured in bf16, but"),
+    ):
         write_value(tmp_path / "other.json", other)
         measured = ("estimate", recipe, "--measured-run", "last")
         done = paceline(*measured, "--calibration", str(tmp_path / "other.json"), runs=runs)
@@ -237,9 +240,9 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
     ranked = paceline("tune", recipe, "--device", "cpu", "--gpus", "2", "--estimate-only", *file)
     assert ranked.returncode == 0 and "layouts estimated" in ranked.stdout
     plain = paceline("show", "last", "--format", "html", runs=runs)
-    assert "No expected step time: this processor is not calibrated in fp32" in plain.stdout
+    assert "No expected step time: this CPU is not calibrated in fp32" in plain.stdout
     for kept in calibrations():
-        write_value(file_of(kept.device, kept.dtype), kept)
+        write_value(calibration_path(kept.device, kept.dtype), kept)
     output = json.loads(
         paceline("estimate", recipe, "--measured-run", "last", "--json", runs=runs).stdout
     )
@@ -295,7 +298,7 @@ def test_validate_lists_scores_and_what_it_left_out(tmp_path: Path):
     assert len(output["rows"]) + len(output["unsupported_rows"]) == len(ROWS)
     write_value(tmp_path / "own.json", calibrated(2, 1))
     wrong = paceline("validate", str(path), "--calibration", str(tmp_path / "own.json"))
-    assert wrong.returncode == 1 and "by which a GPU cannot be estimated" in wrong.stderr
+    assert wrong.returncode == 1 and "and does not apply to a GPU" in wrong.stderr
     text = paceline("validate", str(path), "--where", "source=a")
     assert "median |ln|" in text.stdout and "predicted by" in text.stdout
     rows = list(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.estimate.elasticity import FIGURES, Elasticity, elasticities
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.fit.interval import Z80
 from paceline.estimate.fit.posterior import predict
 from paceline.estimate.model.case import cases_of
@@ -21,7 +21,7 @@ NODES = EstimateRequest("llama31-70b", "H100-SXM", 64, intra_link="450 GB/s", in
 
 
 def by_figure(estimate_request: EstimateRequest) -> dict[str, Elasticity]:
-    return {each.figure: each for each in elasticities(estimate_request, shipped())}
+    return {each.figure: each for each in elasticities(estimate_request, shipped_evidence())}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def by_figure(estimate_request: EstimateRequest) -> dict[str, Elasticity]:
     ],
 )
 def test_all_the_step_is_seconds_at_one_of_the_figures(estimate_request: EstimateRequest):
-    answers = elasticities(estimate_request, shipped())
+    answers = elasticities(estimate_request, shipped_evidence())
     assert sum(each.elasticity for each in answers) == pytest.approx(1.0, abs=2e-4)
     assert {each.figure for each in answers} == {figure.name for figure in FIGURES}
     assert [each.elasticity for each in answers] == sorted(
@@ -54,18 +54,18 @@ def test_twice_of_a_figure_is_what_an_estimate_with_it_says():
     }
     for name, estimate_request in faster.items():
         assert answers[name].step_time_if_doubled_s == pytest.approx(
-            estimate(estimate_request, shipped()).step_time_s
+            estimate(estimate_request, shipped_evidence()).step_time_s
         )
     assert (answers["network bandwidth"].value, answers["network bandwidth"].unit) == (50e9, "B/s")
     assert answers["CPU launch overhead"].value is None
 
 
 def test_the_interval_is_that_of_coefficients_drawn_from_their_posterior():
-    fit, x = shipped().fit(), case_of(NODES.spec, NODES.machine, NODES.resolved_software)
+    fit, x = shipped_evidence().fit(), case_of(NODES.spec, NODES.machine, NODES.resolved_software)
     products = by_figure(NODES)["GEMM throughput"]
     draws = np.random.default_rng(0).multivariate_normal(fit.centre, fit.covariance, size=200)
     one = cases_of([x])
-    faster = one.changed(peak_16bit=x.peak_16bit * 1.02)
+    faster = one.with_numbers(peak_16bit=x.peak_16bit * 1.02)
     drawn = [
         log(predict(one, centre)[0] / predict(faster, centre)[0]) / log(1.02) for centre in draws
     ]
@@ -78,7 +78,7 @@ def test_what_a_training_does_not_use_does_not_help_it():
     assert alone["network bandwidth"].elasticity == 0.0
     assert (
         alone["network bandwidth"].step_time_if_doubled_s
-        == estimate(EstimateRequest("llama31-8b", "H100", 8), shipped()).step_time_s
+        == estimate(EstimateRequest("llama31-8b", "H100", 8), shipped_evidence()).step_time_s
     )
     far = by_figure(EstimateRequest("llama31-405b", "H100", 16384))
     assert far["network bandwidth"].elasticity > 10 * far["communication latency"].elasticity

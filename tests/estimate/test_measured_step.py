@@ -1,4 +1,4 @@
-"""A measured step beside the estimate of the same training: it adds up; what differs is refused."""
+"""A measured step compared with the estimate of the same run; different settings are refused."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from paceline.core.hardware import Cluster
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.training import RampUp
-from paceline.estimate.calibrate.calibration import file_of
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.calibrate.calibration import calibration_path
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.fit.refit import cpu_prior
 from paceline.estimate.measured_step import (
     MeasuredRun,
@@ -37,7 +37,7 @@ from tests.layouts.sweep.test_prediction import calibrated
 from tests.runs.example import write_run
 
 LLAMA = EstimateRequest("llama31-8b", "H100-SXM", 8, software="torch")
-ANSWER = estimate(LLAMA, shipped())
+ANSWER = estimate(LLAMA, shipped_evidence())
 
 
 def gpu_run(seconds: float = 3.0, batch: int | None = None, **changes: object) -> MeasuredRun:
@@ -202,13 +202,12 @@ def test_without_a_calibration_the_report_says_how_to_get_one(
     done = with_expected_step_time(report_of(tmp_path, make_spec()))
     assert done.waterfall == ()
     assert done.expected.startswith(
-        "No expected step time: this processor is not calibrated in fp32"
+        "No expected step time: this CPU is not calibrated in fp32; run `paceline calibrate"
     )
-    assert "`paceline calibrate`" in done.expected
-    file_of("cpu", "fp32").parent.mkdir(parents=True)
-    file_of("cpu", "fp32").write_text("{")
+    calibration_path("cpu", "fp32").parent.mkdir(parents=True)
+    calibration_path("cpu", "fp32").write_text("{")
     assert (
-        "holds no calibration; `paceline calibrate`"
+        "does not contain a calibration; create one with `paceline calibrate`"
         in with_expected_step_time(report_of(tmp_path, make_spec())).expected
     )
 
@@ -218,7 +217,7 @@ def test_with_a_calibration_the_report_of_a_cpu_has_its_way_too(
 ):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     own = {"evidence": cpu_prior("fp32"), "host": platform.node()}
-    write_value(file_of("cpu", "fp32"), calibrated(2, 1).model_copy(update=own))
+    write_value(calibration_path("cpu", "fp32"), calibrated(2, 1).model_copy(update=own))
     report = report_of(tmp_path, make_spec())
     done = with_expected_step_time(report)
     assert done.waterfall[-1].name == "measured" and "measured here" in done.expected
@@ -228,7 +227,7 @@ def test_with_a_calibration_the_report_of_a_cpu_has_its_way_too(
     assert ideal_s(answer) + sum(one.lost_s for one in done.waterfall) == pytest.approx(seconds)
     threads = make_spec().cluster.model_copy(update={"threads_per_device": 4})
     other = report_of(tmp_path / "b", make_spec(cluster=threads.model_dump()))
-    assert "1 thread a process, not 4" in with_expected_step_time(other).expected
+    assert "1 thread per process, not 4" in with_expected_step_time(other).expected
 
 
 def test_a_device_that_nobody_knows_leaves_the_report_as_it_was(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""A layout's memory by following the trainer's step, beside the memory model's answer."""
+"""A layout's memory in a traced step of the trainer, compared with the memory model."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.measured_step import with_measurement
 from paceline.estimate.report import (
     EstimateOutput,
@@ -21,7 +21,7 @@ from paceline.report.document import Document
 
 def found(recipe: str = "llama31-8b", devices: int = 8, **changes: object) -> Estimate:
     request = EstimateRequest(recipe, "H100-SXM", devices)
-    return estimate(request, shipped()).model_copy(update=changes)
+    return estimate(request, shipped_evidence()).model_copy(update=changes)
 
 
 def document(one: Estimate) -> Document:
@@ -38,7 +38,7 @@ def test_samples_a_second_are_never_in_exponent_form(rate: float, shown: str):
 
 def test_scenarios_are_compared_with_separators_in_their_devices():
     first, second = (
-        estimate(EstimateRequest("llama31-70b", device, 2048), shipped())
+        estimate(EstimateRequest("llama31-70b", device, 2048), shipped_evidence())
         for device in ("H100", "B200")
     )
     comparison = compare_scenarios(first, second, Ratio(0.5, 0.4, 0.6))
@@ -66,7 +66,7 @@ def test_the_setup_has_the_software_that_was_asked_for():
         ("torch", "software torch"),
     ):
         request = EstimateRequest("llama31-8b", "H100-SXM", 8, software=stack)
-        assert setup(estimate(request, shipped()))[-1] == shown
+        assert setup(estimate(request, shipped_evidence()))[-1] == shown
 
 
 def test_seconds_keep_their_digits_and_short_trainings_are_not_of_no_days():

@@ -10,7 +10,7 @@ import pytest
 from paceline.cli.estimate import scenario
 from paceline.core.errors import UserError
 from paceline.estimate.costs import Prices
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.scenarios import compare_scenarios, step_time_ratio
 from paceline.estimate.single_estimate import estimate
@@ -18,7 +18,7 @@ from tests.estimate.test_single_estimate import LLAMA_70B
 
 
 def test_two_scenarios_share_what_is_uncertain_about_both():
-    evidence = shipped()
+    evidence = shipped_evidence()
     twice = replace(LLAMA_70B, devices=128, overrides=("training.global_batch=128",))
     value, low, high = step_time_ratio(LLAMA_70B, twice, evidence)
     alone = [estimate(one, evidence) for one in (LLAMA_70B, twice)]
@@ -29,7 +29,7 @@ def test_two_scenarios_share_what_is_uncertain_about_both():
 
 
 def test_scenarios_with_coefficients_of_their_own_share_nothing():
-    evidence = shipped()
+    evidence = shipped_evidence()
     own = evidence.model_copy(update={"provenance": "stored profile"})
     shared, apart = (step_time_ratio(LLAMA_70B, LLAMA_70B, evidence, one) for one in (None, own))
     assert step_time_ratio(LLAMA_70B, LLAMA_70B, evidence, evidence) == shared
@@ -39,7 +39,7 @@ def test_scenarios_with_coefficients_of_their_own_share_nothing():
 
 
 def test_a_stack_or_device_without_rows_cancels_where_both_have_it():
-    exact = shipped().model_copy(update={"unseen_sd": {}})
+    exact = shipped_evidence().model_copy(update={"unseen_sd": {}})
     evidence = exact.model_copy(update={"unseen_sd": {"software": 0.09, "device": 0.05}})
     first = replace(LLAMA_70B, device="MI300X", intra_link=None)
 
@@ -56,14 +56,14 @@ def test_a_stack_or_device_without_rows_cancels_where_both_have_it():
 def test_what_nobody_states_of_the_links_widens_a_ratio_too():
     def width(**links: str | None) -> float:
         asked = replace(LLAMA_70B, **links)  # type: ignore[arg-type]
-        _, low, high = step_time_ratio(asked, asked, shipped())
+        _, low, high = step_time_ratio(asked, asked, shipped_evidence())
         return log(high / low)
 
     assert width() < width(intra_link=None, inter_link=None)
 
 
 def test_a_larger_batch_takes_longer_and_is_faster_in_tokens():
-    evidence = shipped()
+    evidence = shipped_evidence()
     few = replace(LLAMA_70B, prices=Prices(per_device_hour=2), tokens=1e12)
     many = replace(few, devices=128, prices=Prices(per_device_hour=3))
     step = step_time_ratio(few, many, evidence)
@@ -86,8 +86,8 @@ def test_money_is_compared_where_both_have_a_price(priced: str):
         return replace(LLAMA_70B, prices=prices, tokens=1e12)
 
     requests = [request("first"), request("second")]
-    found = [estimate(each, shipped()) for each in requests]
-    ratio = step_time_ratio(requests[0], requests[1], shipped())
+    found = [estimate(each, shipped_evidence()) for each in requests]
+    ratio = step_time_ratio(requests[0], requests[1], shipped_evidence())
     assert compare_scenarios(found[0], found[1], ratio).cost is None
 
 

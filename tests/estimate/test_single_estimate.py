@@ -9,7 +9,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.core.run import RunSettings
 from paceline.estimate.costs import Failures, Prices
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import Software, case_of
 from paceline.estimate.single_estimate import estimate
@@ -20,7 +20,7 @@ LLAMA_70B = EstimateRequest(
 
 
 def test_the_published_step_of_the_70b_lies_in_the_interval():
-    found = estimate(LLAMA_70B, shipped())
+    found = estimate(LLAMA_70B, shipped_evidence())
     assert found.low_s < 14.72 < found.high_s and found.step_time_s == pytest.approx(
         14.72, rel=0.05
     )
@@ -39,7 +39,7 @@ def test_the_published_step_of_the_70b_lies_in_the_interval():
     ],
 )  # fmt: skip
 def test_every_kind_of_model_can_be_estimated(recipe: str, devices: int):
-    found = estimate(EstimateRequest(recipe, "H100", devices), shipped())
+    found = estimate(EstimateRequest(recipe, "H100", devices), shipped_evidence())
     assert 0 < found.low_s < found.step_time_s < found.high_s
     assert found.mfu is not None and 0.05 < found.mfu < 0.75
 
@@ -53,7 +53,7 @@ def test_every_kind_of_model_can_be_estimated(recipe: str, devices: int):
 )  # fmt: skip
 def test_an_estimate_is_led_by_the_rate_that_a_run_is_led_by(recipe: str, headline: str):
     request = EstimateRequest(recipe, "H100", 8)
-    found = estimate(request, shipped())
+    found = estimate(request, shipped_evidence())
     assert found.headline == headline == RunSettings.of(request.spec).headline
 
 
@@ -64,9 +64,9 @@ def test_adapters_train_faster_than_the_whole_model():
 
 
 def test_fp32_is_slower_than_16_bit():
-    whole = estimate(replace(LLAMA_70B, overrides=("training.dtype=fp32",)), shipped())
+    whole = estimate(replace(LLAMA_70B, overrides=("training.dtype=fp32",)), shipped_evidence())
     assert whole.mfu is not None and whole.mfu < 1
-    assert whole.step_time_s > 5 * estimate(LLAMA_70B, shipped()).step_time_s
+    assert whole.step_time_s > 5 * estimate(LLAMA_70B, shipped_evidence()).step_time_s
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_scales_that_nobody_timed_are_said_to_be_timed_as_others(
     fp8_recipe: str, words: tuple[str, ...]
 ):
     set_to = ("training.dtype=fp8", f"training.fp8_recipe={fp8_recipe}")
-    notes = estimate(replace(LLAMA_70B, overrides=set_to), shipped()).notes
+    notes = estimate(replace(LLAMA_70B, overrides=set_to), shipped_evidence()).notes
     assert len(notes) == bool(words) and all(word in "".join(notes) for word in words)
 
 
@@ -95,9 +95,9 @@ def test_usual_links_are_those_of_the_device(device: str, bytes_per_s: float):
 
 
 def test_usual_links_are_told():
-    found = estimate(replace(LLAMA_70B, intra_link=None, inter_link=None), shipped())
-    assert any("links inside a node" in note for note in found.notes)
-    assert any("the network is taken" in note for note in found.notes)
+    found = estimate(replace(LLAMA_70B, intra_link=None, inter_link=None), shipped_evidence())
+    assert any("intra-node links are assumed" in note for note in found.notes)
+    assert any("the network is assumed" in note for note in found.notes)
 
 
 def test_the_bill_counts_tokens_money_and_failures():
@@ -107,7 +107,7 @@ def test_the_bill_counts_tokens_money_and_failures():
         prices=Prices(per_device_hour=2.0),
         failures=Failures(device_mtbf_h=5e4),
     )
-    found = estimate(request, shipped()).training_cost
+    found = estimate(request, shipped_evidence()).training_cost
     assert found is not None and found.goodput is not None and found.energy_kwh is not None
     assert found.cost == pytest.approx(2 * found.device_hours)
     assert found.days == pytest.approx(found.device_hours / 64 / 24)
@@ -115,7 +115,8 @@ def test_the_bill_counts_tokens_money_and_failures():
 
 def test_the_automatic_dtype_is_the_one_that_a_run_takes():
     old, new = (
-        estimate(EstimateRequest("tiny-llama", d, 8), shipped()) for d in ("V100-32GB", "H100")
+        estimate(EstimateRequest("tiny-llama", d, 8), shipped_evidence())
+        for d in ("V100-32GB", "H100")
     )
     assert (old.dtype, new.dtype) == ("fp32", "bf16")
     assert EstimateRequest("tiny-llama", "V100-32GB", 8).spec_of_any_layout.training.dtype == "fp32"
@@ -127,10 +128,12 @@ def test_a_link_counts_as_stated_only_where_it_can_be():
         ({"inter_link": "NVLink4"}, "--inter NVLink4: is a link inside a node"),
     ):
         with pytest.raises(UserError, match=words):
-            estimate(replace(LLAMA_70B, **swapped), shipped())  # type: ignore[arg-type]
-    usual = estimate(replace(LLAMA_70B, intra_link=None, inter_link=None), shipped())
+            estimate(replace(LLAMA_70B, **swapped), shipped_evidence())  # type: ignore[arg-type]
+    usual = estimate(replace(LLAMA_70B, intra_link=None, inter_link=None), shipped_evidence())
     assert usual.provenance.links != "stated" and usual.provenance.network != "stated"
-    rates = estimate(replace(LLAMA_70B, intra_link="450 GB/s", inter_link="8x400 Gb/s"), shipped())
+    rates = estimate(
+        replace(LLAMA_70B, intra_link="450 GB/s", inter_link="8x400 Gb/s"), shipped_evidence()
+    )
     assert (rates.provenance.links, rates.provenance.network) == ("stated", "stated")
 
 
@@ -147,4 +150,4 @@ def test_a_link_counts_as_stated_only_where_it_can_be():
 )
 def test_what_cannot_be_estimated_says_why(changes: dict[str, object], message: str):
     with pytest.raises(UserError, match=message):
-        estimate(replace(LLAMA_70B, **changes), shipped())  # type: ignore[arg-type]
+        estimate(replace(LLAMA_70B, **changes), shipped_evidence())  # type: ignore[arg-type]

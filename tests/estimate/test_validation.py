@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.memory.published import memory_as_reported, read_memory_row
 from paceline.estimate.validation import REQUIRED_COLUMNS, read_table, validate_rows
 from tests.estimate.fit.test_published import ROW
@@ -24,7 +24,7 @@ ROWS = [
 
 
 def test_every_row_is_scored_or_has_its_reason():
-    validation = validate_rows("t", ROWS, shipped())
+    validation = validate_rows("t", ROWS, shipped_evidence())
     assert [row.id for row in validation.rows] == ["a-1", "a-2", "b-1"]
     assert [(row.id, row.reason[:12]) for row in validation.unsupported_rows] == [
         ("b-2", "the device i"),
@@ -35,7 +35,7 @@ def test_every_row_is_scored_or_has_its_reason():
 
 
 def test_figures_are_those_of_the_rows():
-    validation = validate_rows("t", ROWS, shipped())
+    validation = validate_rows("t", ROWS, shipped_evidence())
     errors = np.array([abs(row.predicted_s / row.measured_s - 1) for row in validation.rows])
     assert validation.overall.mape == pytest.approx(errors.mean())
     assert validation.overall.within_20 == pytest.approx(np.mean(errors <= 0.2))
@@ -44,18 +44,18 @@ def test_figures_are_those_of_the_rows():
 
 
 def test_a_measured_time_out_of_all_proportion_still_has_a_score():
-    validation = validate_rows("t", [{**ROW, "step_time_s": "1e11"}], shipped())
+    validation = validate_rows("t", [{**ROW, "step_time_s": "1e11"}], shipped_evidence())
     assert validation.overall.median and 20 < validation.overall.median < 30
 
 
 def test_a_table_of_nothing_has_no_score():
-    validation = validate_rows("t", ROWS[3:], shipped())
+    validation = validate_rows("t", ROWS[3:], shipped_evidence())
     assert (
         validation.overall.n == 0
         and validation.overall.mape is None
         and len(validation.unsupported_rows) == 2
     )
-    assert validate_rows("t", [], shipped()).overall.n == 0
+    assert validate_rows("t", [], shipped_evidence()).overall.n == 0
 
 
 def test_a_table_is_read_with_its_columns_or_refused(tmp_path: Path):
@@ -94,7 +94,9 @@ def test_a_row_without_an_id_is_known_by_its_line(tmp_path: Path):
     row = ",".join(ROW[name] for name in REQUIRED_COLUMNS)
     path.write_text(f'{header}\n{row},"two\nlines"\n{row}\n\n{row},\n')
     assert [line["id"] for line in read_table(path)] == ["line 3", "line 4", "line 6"]
-    assert [row.id for row in validate_rows("t", read_table(path), shipped()).rows][-1] == "line 6"
+    assert [row.id for row in validate_rows("t", read_table(path), shipped_evidence()).rows][
+        -1
+    ] == "line 6"
 
 
 def test_a_row_that_a_comma_shifts_is_refused(tmp_path: Path):
@@ -108,7 +110,7 @@ def test_a_row_that_a_comma_shifts_is_refused(tmp_path: Path):
 def test_memories_are_judged_where_they_are_stated():
     stated = {**ROW, "mem_gb": "20"}
     unreadable = [{**ROW, "mem_gb": text} for text in ("", "nan", "-3", "much", "inf")]
-    accuracy = validate_rows("t", [stated, *unreadable], shipped()).memory
+    accuracy = validate_rows("t", [stated, *unreadable], shipped_evidence()).memory
     predicted = memory_as_reported([read_memory_row(stated)])[0]
     assert accuracy.n == 1 and accuracy.mape == accuracy.median == pytest.approx(
         abs(predicted / 20 / 2**30 - 1)
@@ -116,7 +118,7 @@ def test_memories_are_judged_where_they_are_stated():
     assert accuracy.within_10 == float(abs(predicted / 20 / 2**30 - 1) <= 0.1)
     exact = {**ROW, "mem_gb": str(predicted / 2**30)}
     near = {**ROW, "mem_gb": str(predicted / 2**30 / 1.07)}
-    both = validate_rows("t", [exact, near], shipped()).memory
+    both = validate_rows("t", [exact, near], shipped_evidence()).memory
     assert (both.within_5, both.within_10) == (0.5, 1)
-    nothing = validate_rows("t", ROWS, shipped()).memory
+    nothing = validate_rows("t", ROWS, shipped_evidence()).memory
     assert nothing.n == 0 and nothing.mape is None

@@ -7,7 +7,7 @@ from math import ceil, exp, hypot, log
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import Estimate, estimate
 from paceline.mlperf.score.convergence import reference_at
@@ -20,7 +20,7 @@ ASKED = EstimateRequest(
 
 @pytest.fixture(scope="module")
 def found() -> Estimate:
-    return estimate(ASKED, shipped())
+    return estimate(ASKED, shipped_evidence())
 
 
 def test_minutes_are_the_references_samples_at_the_models_rate_and_evaluations(found: Estimate):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.measured_step import with_measurement
 from paceline.estimate.model.waterfall import extend_to_measured
 from paceline.estimate.report import EstimateOutput, estimate_document
@@ -19,7 +19,7 @@ from paceline.report.theme import EXPORT
 from paceline.report.waterfall import waterfall_chart, waterfall_rows
 from tests.report.example import levels, referenced_report, render_html, report
 
-FOUND = estimate(EstimateRequest("llama31-70b", "H100-SXM", 64), shipped())
+FOUND = estimate(EstimateRequest("llama31-70b", "H100-SXM", 64), shipped_evidence())
 
 
 def test_the_levels_lead_from_the_peak_to_the_estimated_rate():
@@ -47,7 +47,9 @@ def test_where_a_convention_counts_what_is_not_computed_that_is_said():
     long = ("training.seq_len=131072", "training.batch_per_device=1", "layout.cp=8")
     for convention, rises in (("full-attention", True), ("causal", False)):
         asked = (*long, f"flops_convention={convention}")
-        found = estimate(EstimateRequest("llama31-8b", "H100-SXM", 64, overrides=asked), shipped())
+        found = estimate(
+            EstimateRequest("llama31-8b", "H100-SXM", 64, overrides=asked), shipped_evidence()
+        )
         shares = {level.name: level.share for level in found.waterfall}
         assert (shares["GEMMs and attention"] > shares["GEMM efficiency"]) is rises
         words = f"the convention {convention}, which counts masked attention"

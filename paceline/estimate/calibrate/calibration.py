@@ -91,9 +91,9 @@ class Calibration(About):
     """Number of probe observations in addition to the steps."""
     steps: tuple[CalibratedStep, ...]
     """Timed short training runs."""
-    undetermined: tuple[str, ...]
+    undetermined_coefficients: tuple[str, ...]
     """Coefficients that this calibration did not determine."""
-    alike: tuple[tuple[str, str], ...]
+    inseparable_coefficients: tuple[tuple[str, str], ...]
     """Pairs of coefficients of which only the combined effect is determined."""
     evidence: Evidence
     """Coefficients fitted to the probes and steps."""
@@ -125,16 +125,16 @@ class Calibration(About):
         )
 
 
-def folder() -> Path:
+def calibrations_folder() -> Path:
     """Return the folder of a user's calibrations in $XDG_DATA_HOME (default ~/.local/share)."""
     home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(home) / "paceline" / "calibrations"
 
 
-def file_of(device: str, dtype: Dtype) -> Path:
+def calibration_path(device: str, dtype: Dtype) -> Path:
     """Return the file of one device in one dtype."""
     plain = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "device"
-    return folder() / f"{plain}-{dtype}.json"
+    return calibrations_folder() / f"{plain}-{dtype}.json"
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -155,25 +155,27 @@ def parse_calibration(text: str, path: Path) -> Calibration:
 
 
 def _no_calibration(path: Path) -> UserError:
-    return UserError(str(path), "holds no calibration", remedy="`paceline calibrate` writes one")
+    return UserError(
+        str(path), "does not contain a calibration", remedy="create one with `paceline calibrate`"
+    )
 
 
-def find(device: str, dtype: Dtype) -> Calibration | None:
+def find_calibration(device: str, dtype: Dtype) -> Calibration | None:
     """Return the calibration of a device by its own or its catalog name, None without one.
 
     If several have the same catalog name, this machine's counts first, then the newest. Raises
     UserError if the device's own file has no calibration; other such files are skipped.
     """
-    path = file_of(device, dtype)
+    path = calibration_path(device, dtype)
     if path.is_file():
         return read_calibration(path)
-    stored: list[Calibration] = []
-    for path in sorted(folder().glob(f"*-{dtype}.json")):
+    calibrations: list[Calibration] = []
+    for path in sorted(calibrations_folder().glob(f"*-{dtype}.json")):
         with suppress(UserError):
-            stored.append(read_calibration(path))
+            calibrations.append(read_calibration(path))
     same_device = [
         calibration
-        for calibration in stored
+        for calibration in calibrations
         if calibration.catalog_device == device and calibration.kind == "cuda"
     ]
     return max(

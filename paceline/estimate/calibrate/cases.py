@@ -17,7 +17,7 @@ from paceline.machines.probe.inventory import local_cluster
 
 BATCH = 8
 """Samples per step: eight micro-batches, or one."""
-FEW, MORE = 2, 4
+FEW_LAYERS, MORE_LAYERS = 2, 4
 """Layers of the short training runs; the difference of their times is that of a layer."""
 DEFAULTS = {"cpu": ("tiny-llama", "gpt-1b3-tiny"), "cuda": ("llama31-8b",)}
 Axes = dict[str, Any]
@@ -47,7 +47,7 @@ class ShortTraining:
         return f"{self.recipe} {self.spec.model.num_layers} {layout}"
 
 
-def shorts(
+def short_trainings(
     recipes: Sequence[Recipe],
     machine_inventory: dict[str, Any],
     device: str,
@@ -59,13 +59,13 @@ def shorts(
         short
         for recipe in recipes
         for layers, axes in _layouts(ranks)
-        if (short := short_of(recipe, machine_inventory, device, dtype, ranks, layers, axes))
+        if (short := short_training(recipe, machine_inventory, device, dtype, ranks, layers, axes))
         is not None
     ]
     return list({short.name: short for short in trainings}.values())
 
 
-def short_of(
+def short_training(
     recipe: Recipe,
     machine_inventory: dict[str, Any],
     device: str,
@@ -83,12 +83,15 @@ def short_of(
     )
     synthetic = {"source": "synthetic", "path": None, "loss_mask": None, "document_mask": False}
     data = recipe.data.model_copy(update=synthetic)
-    changed = recipe.model_copy(
+    short_recipe = recipe.model_copy(
         update={"model": model, "training": training, "data": data, "layout": Layout(**axes)}
     )
     try:
         spec = resolve(
-            changed, local_cluster(machine_inventory, device, None, ranks), dtype == "bf16", None
+            short_recipe,
+            local_cluster(machine_inventory, device, None, ranks),
+            dtype == "bf16",
+            None,
         )
     except UserError:
         return None
@@ -97,25 +100,25 @@ def short_of(
 
 
 def _layouts(ranks: int) -> Iterator[tuple[int, Axes]]:
-    """Yield (layers, layout) of every short training run on `ranks` ranks."""
+    """Yield the (layers, layout) of every short training run on `ranks` ranks."""
     share = BATCH // ranks
     if ranks == 1:
-        yield FEW, {"micro_batch": 1}
-        yield MORE, {"micro_batch": 1, "recompute": "full"}
-        yield FEW, {"micro_batch": BATCH}
-        yield MORE, {"micro_batch": BATCH}
+        yield FEW_LAYERS, {"micro_batch": 1}
+        yield MORE_LAYERS, {"micro_batch": 1, "recompute": "full"}
+        yield FEW_LAYERS, {"micro_batch": BATCH}
+        yield MORE_LAYERS, {"micro_batch": BATCH}
         return
-    yield FEW, {"micro_batch": 1}
-    yield MORE, {"micro_batch": max(1, share)}
-    yield MORE, {"micro_batch": max(1, share), "zero_stage": 1}
-    yield FEW, {"micro_batch": 1, "zero_stage": 2}
-    yield MORE, {"micro_batch": max(1, share), "zero_stage": 3}
-    yield FEW, {"micro_batch": 1, "zero_stage": 3}
-    yield FEW, {"tp": ranks, "micro_batch": 1}
-    yield MORE, {"tp": ranks, "micro_batch": BATCH}
-    yield FEW, {"pp": min(ranks, FEW), "micro_batch": 1}
-    yield MORE, {"pp": min(ranks, FEW), "micro_batch": max(1, share)}
-    yield FEW, {"cp": ranks, "micro_batch": BATCH // 2}
+    yield FEW_LAYERS, {"micro_batch": 1}
+    yield MORE_LAYERS, {"micro_batch": max(1, share)}
+    yield MORE_LAYERS, {"micro_batch": max(1, share), "zero_stage": 1}
+    yield FEW_LAYERS, {"micro_batch": 1, "zero_stage": 2}
+    yield MORE_LAYERS, {"micro_batch": max(1, share), "zero_stage": 3}
+    yield FEW_LAYERS, {"micro_batch": 1, "zero_stage": 3}
+    yield FEW_LAYERS, {"tp": ranks, "micro_batch": 1}
+    yield MORE_LAYERS, {"tp": ranks, "micro_batch": BATCH}
+    yield FEW_LAYERS, {"pp": min(ranks, FEW_LAYERS), "micro_batch": 1}
+    yield MORE_LAYERS, {"pp": min(ranks, FEW_LAYERS), "micro_batch": max(1, share)}
+    yield FEW_LAYERS, {"cp": ranks, "micro_batch": BATCH // 2}
 
 
 def recipes_of(names: Sequence[str], kind: str) -> list[Recipe]:
@@ -125,13 +128,13 @@ def recipes_of(names: Sequence[str], kind: str) -> list[Recipe]:
         if not isinstance(recipe.model, DecoderShape):
             raise UserError(
                 recipe.name,
-                "is no decoder, so there are no short steps of it",
-                remedy="name another recipe",
+                "is not a decoder, so it cannot be used for calibration",
+                remedy="choose another recipe",
             )
     return recipes
 
 
-def products(recipes: Sequence[Recipe]) -> list[tuple[int, int, int]]:
+def gemm_sizes(recipes: Sequence[Recipe]) -> list[tuple[int, int, int]]:
     """Return (tokens, outputs, inputs) of every distinct GEMM of a block and of the head.
 
     Each is listed for one sample's tokens and for a whole batch's.
@@ -145,7 +148,7 @@ def products(recipes: Sequence[Recipe]) -> list[tuple[int, int, int]]:
     return list(dict.fromkeys(sizes))
 
 
-def attention(recipes: Sequence[Recipe]) -> list[tuple[int, int, int, int, int]]:
+def attention_sizes(recipes: Sequence[Recipe]) -> list[tuple[int, int, int, int, int]]:
     """Return (batch, tokens, heads, key/value heads, head dimension) for one sample and a batch."""
     return [
         (

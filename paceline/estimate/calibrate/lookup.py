@@ -12,10 +12,15 @@ from paceline.core.units import pluralize
 from paceline.estimate.calibrate.calibration import (
     Calibration,
     cpu_machine,
-    find,
+    find_calibration,
     parse_calibration,
 )
-from paceline.estimate.fit.evidence import Evidence, no_evidence, parse_evidence, shipped
+from paceline.estimate.fit.evidence import (
+    Evidence,
+    invalid_evidence,
+    parse_evidence,
+    shipped_evidence,
+)
 from paceline.estimate.model.machine import Machine, machine
 from paceline.files import catalog
 from paceline.files.documents import parse_json, read_text
@@ -46,15 +51,15 @@ def calibration_for(
     if is_cpu(device):
         label = label or cpu()["model"]
     names = [label, device, catalog.find_device(device).device.name]
-    calibrations = (find(name, dtype) for name in dict.fromkeys(names) if name)
+    calibrations = (find_calibration(name, dtype) for name in dict.fromkeys(names) if name)
     return next((calibration for calibration in calibrations if calibration), None)
 
 
-def of_other_dtype(where: str, found: Calibration, dtype: Dtype) -> UserError:
+def other_dtype_error(where: str, calibration: Calibration, dtype: Dtype) -> UserError:
     """Return the error for a CPU calibration in another dtype than the training run."""
     return UserError(
         where,
-        f"is in {found.dtype}, and the training in {dtype}",
+        f"was measured in {calibration.dtype}, but the training run uses {dtype}",
         allowed=f"a calibration in {dtype}",
     )
 
@@ -62,20 +67,20 @@ def of_other_dtype(where: str, found: Calibration, dtype: Dtype) -> UserError:
 def evidence_for(device: str, dtype: Dtype | Literal["auto"], label: str | None = None) -> Evidence:
     """Return the device's calibrated coefficients in that dtype, else the shipped ones."""
     calibration = calibration_for(device, dtype, label)
-    return calibration.labelled_evidence() if calibration else shipped()
+    return calibration.labelled_evidence() if calibration else shipped_evidence()
 
 
 def machine_for(
     cluster: Cluster,
     dtype: Dtype | Literal["auto"],
     device: str | None = None,
-    given: Calibration | None = None,
+    cpu_calibration: Calibration | None = None,
 ) -> Machine:
     """Return the devices of a cluster with their links: a CPU by calibration, others by catalog.
 
-    `device` is a more specific name than the cluster's, such as one with a power limit. `given` is
-    a CPU's calibration that replaces the user's own. Raises UserError for a device or link that is
-    not in the catalog, and for a CPU that is not calibrated for such a run.
+    `device` is a more specific name than the cluster's, such as one with a power limit.
+    `cpu_calibration` replaces the user's own calibration of a CPU. Raises UserError for a device or
+    link that is not in the catalog, and for a CPU that is not calibrated for such a run.
     """
     if not is_cpu(cluster.device):
         return machine(
@@ -85,28 +90,30 @@ def machine_for(
             cluster.devices_per_node,
         )
     dtype = automatic_dtype(cluster.device) if dtype == "auto" else dtype
-    calibration = given if given and given.kind == "cpu" else None
+    calibration = cpu_calibration if cpu_calibration and cpu_calibration.kind == "cpu" else None
     if calibration and calibration.dtype != dtype:
-        raise of_other_dtype("this calibration", calibration, dtype)
+        raise other_dtype_error("this calibration", calibration, dtype)
     calibration = calibration or calibration_for(cluster.device, dtype, cluster.device_label)
     if calibration is None:
         raise UserError(
-            "this processor", f"is not calibrated in {dtype} (`paceline calibrate` measures it)"
+            "this CPU",
+            f"is not calibrated in {dtype}",
+            remedy=f"run `paceline calibrate --dtype {dtype}`",
         )
     if cluster.nodes > 1:
-        raise UserError("a processor's calibration", "says nothing of the network between hosts")
+        raise UserError("a CPU's calibration", "does not cover the network between hosts")
     threads = calibration.placement(cluster.world_size).threads
     if cluster.threads_per_device not in (None, threads):
         raise UserError(
-            "this processor",
-            f"is calibrated with {pluralize(threads, 'thread')} a process, not "
+            "this CPU",
+            f"is calibrated with {pluralize(threads, 'thread')} per process, not "
             f"{cluster.threads_per_device}",
         )
     return cpu_machine(calibration, cluster.world_size)
 
 
 @dataclass(frozen=True)
-class GivenEvidence:
+class FileEvidence:
     """Coefficients from a file, with the calibration if the file is one."""
 
     path: Path
@@ -120,60 +127,60 @@ class GivenEvidence:
         Raises UserError for a calibration of another kind of device, and for a CPU's in another
         dtype.
         """
-        found = self.calibration
-        if found is None:
+        calibration = self.calibration
+        if calibration is None:
             return self.evidence
-        if (found.kind == "cpu") != is_cpu(device):
-            raise self._of_another_kind(device)
+        if (calibration.kind == "cpu") != is_cpu(device):
+            raise self._other_kind_error(device)
         dtype = automatic_dtype(device) if dtype == "auto" else dtype
-        if found.kind == "cpu" and found.dtype != dtype:
-            raise of_other_dtype(self._where, found, dtype)
+        if calibration.kind == "cpu" and calibration.dtype != dtype:
+            raise other_dtype_error(self._where, calibration, dtype)
         return self.evidence
 
     def of_gpus(self) -> Evidence:
         """Return the coefficients for any GPU; raises UserError for a CPU's calibration."""
         if self.calibration and self.calibration.kind == "cpu":
-            raise self._of_another_kind("a GPU")
+            raise self._other_kind_error("a GPU")
         return self.evidence
 
     @property
     def _where(self) -> str:
         return f"--calibration {self.path}"
 
-    def _of_another_kind(self, device: str) -> UserError:
-        of = self.calibration.device if self.calibration else ""
+    def _other_kind_error(self, device: str) -> UserError:
+        calibrated_device = self.calibration.device if self.calibration else ""
         return UserError(
             self._where,
-            f"is of {of}, by which {device} cannot be estimated",
+            f"was measured on {calibrated_device} and does not apply to {device}",
             allowed="a calibration of the same kind of device",
         )
 
 
-def read_evidence(path: Path) -> GivenEvidence:
-    """Read the coefficients from a file, which is read once.
+def read_evidence(path: Path) -> FileEvidence:
+    """Read the coefficients from a file.
 
     Raises UserError for a file without coefficients, and for an invalid calibration, such as one of
     a later version.
     """
     try:
         text = read_text(path)
-        whole = "evidence" in parse_json(text)
+        is_calibration = "evidence" in parse_json(text)
     except (OSError, ValueError, TypeError) as error:
-        raise no_evidence(path) from error
-    if not whole:
-        return GivenEvidence(path, parse_evidence(text, path))
+        raise invalid_evidence(path) from error
+    if not is_calibration:
+        return FileEvidence(path, parse_evidence(text, path))
     calibration = parse_calibration(text, path)
-    return GivenEvidence(path, calibration.labelled_evidence(), calibration)
+    return FileEvidence(path, calibration.labelled_evidence(), calibration)
 
 
-def given_or_own(
-    given: GivenEvidence | None,
+def file_or_device_evidence(
+    file: FileEvidence | None,
     device: str,
     dtype: Dtype | Literal["auto"],
     label: str | None = None,
 ) -> Evidence:
     """Return a file's coefficients, else those of `evidence_for`.
 
-    Raises UserError as `GivenEvidence.of` does.
+    Raises UserError as `FileEvidence.of` does.
     """
-    return given.of(device, dtype) if given else evidence_for(device, dtype, label)
+    return file.of(device, dtype) if file else evidence_for(device, dtype, label)

@@ -28,12 +28,26 @@ from paceline.estimate.calibrate.calibration import (
     Placement,
     cpu_machine,
 )
-from paceline.estimate.calibrate.cases import ShortTraining, attention, products, recipes_of, shorts
+from paceline.estimate.calibrate.cases import (
+    ShortTraining,
+    attention_sizes,
+    gemm_sizes,
+    recipes_of,
+    short_trainings,
+)
 from paceline.estimate.calibrate.lookup import automatic_dtype
-from paceline.estimate.fit.evidence import Evidence, shipped
+from paceline.estimate.fit.evidence import Evidence, shipped_evidence
 from paceline.estimate.fit.interval import slopes
 from paceline.estimate.fit.posterior import predict
-from paceline.estimate.fit.refit import NOISE, Probes, alike, cpu_prior, errors, refit, unmoved
+from paceline.estimate.fit.refit import (
+    NOISE,
+    Probes,
+    cpu_prior,
+    inseparable_coefficients,
+    probe_errors,
+    refit,
+    undetermined_coefficients,
+)
 from paceline.estimate.model.case import Case, cases_of
 from paceline.estimate.model.coefficients import NAMES
 from paceline.estimate.model.machine import Machine, machine
@@ -43,9 +57,9 @@ from paceline.machines.placement import device_kind, find_device
 from paceline.machines.probe.inventory import inventory, local_cluster
 from paceline.machines.probe.program import probe_lines
 
-RATES_S = 10.0
+PROBES_S = 10.0
 """Duration in seconds of the probes of one number of ranks, without their start."""
-STEPS, DROPPED = 8, 2
+STEPS, SKIPPED_STEPS = 8, 2
 """Number of steps of a short training run, and of its first steps that do not count, because they
 touch memory for the first time and choose kernels."""
 LIMIT_S = 600.0
@@ -95,7 +109,7 @@ class Measurements:
 
     about: About
     rates: Sequence[Rates]
-    timed: Sequence[TimedTraining]
+    trainings: Sequence[TimedTraining]
 
 
 def probe_rates(
@@ -106,10 +120,10 @@ def probe_rates(
         "device": kind,
         "dtype": dtype,
         "threads": threads,
-        "seconds": RATES_S,
+        "seconds": PROBES_S,
         "payloads": PAYLOADS[kind],
-        "products": products(recipes),
-        "attention": attention(recipes),
+        "products": gemm_sizes(recipes),
+        "attention": attention_sizes(recipes),
     }
     return Rates(
         probe_lines(
@@ -119,12 +133,12 @@ def probe_rates(
 
 
 def time_steps(
-    python: str, shorts: Sequence[ShortTraining], ranks: int, threads: int | None
+    python: str, short_trainings: Sequence[ShortTraining], ranks: int, threads: int | None
 ) -> list[TimedTraining]:
     """Return the step times of short training runs on `ranks` ranks, run one after the other."""
     cases = [
         {"name": short.name, "settings": native.settings(short.spec), "steps": STEPS}
-        for short in shorts
+        for short in short_trainings
     ]
     if not cases:
         return []
@@ -140,60 +154,64 @@ def time_steps(
             limit_s=LIMIT_S,
         )
     times = {line["name"]: line["times_s"] for line in lines}
-    return [_timed(short, times[short.name]) for short in shorts]
+    return [_timed_training(short, times[short.name]) for short in short_trainings]
 
 
-def _timed(short: ShortTraining, times_s: Sequence[float]) -> TimedTraining:
-    import numpy as np
+def _timed_training(short: ShortTraining, times_s: Sequence[float]) -> TimedTraining:
+    summary = summarize(np.array(times_s[SKIPPED_STEPS:]))
+    return TimedTraining(
+        short, summary.median, STEPS - SKIPPED_STEPS, summary.relative_spread or 0.0
+    )
 
-    summary = summarize(np.array(times_s[DROPPED:]))
-    return TimedTraining(short, summary.median, STEPS - DROPPED, summary.relative_spread or 0.0)
 
-
-LEAST_SLOPE = 1e-3
+MIN_SLOPE = 1e-3
 """Minimum slope of a step time's logarithm over the coefficient's. A coefficient below it for all
 short training runs belongs to another device or framework."""
 
 
 def prior(kind: str, dtype: Dtype) -> Evidence:
     """Return the coefficients before any measurement."""
-    return cpu_prior(dtype) if kind == "cpu" else shipped()
+    return cpu_prior(dtype) if kind == "cpu" else shipped_evidence()
 
 
-def weighed(about: About, rates: Sequence[Rates], steps: Sequence[TimedTraining]) -> Calibration:
+def fit_calibration(
+    about: About, rates: Sequence[Rates], steps: Sequence[TimedTraining]
+) -> Calibration:
     """Return the calibration: the prior of such devices, fitted to probes and steps together."""
     before = prior(about.kind, about.dtype)
     facts = about.model_dump()
-    bare = Calibration(
+    unfitted_calibration = Calibration(
         **facts,
-        placements=tuple(placed.placement for placed in rates),
+        placements=tuple(rank_rates.placement for rank_rates in rates),
         probes=0,
         steps=(),
-        undetermined=(),
-        alike=(),
+        undetermined_coefficients=(),
+        inseparable_coefficients=(),
         evidence=before,
     )
-    cases = [case_here(timed.short.spec, bare) for timed in steps]
-    probes = [_probes(placed, cases) for placed in rates]
-    count = sum(placed.size for placed in probes)
-    x, measured = cases_of(cases), np.array([timed.seconds for timed in steps])
-    noise = np.array([np.hypot(NOISE, timed.spread / np.sqrt(timed.n)) for timed in steps])
+    cases = [case_here(training.short.spec, unfitted_calibration) for training in steps]
+    probes = [_probes(rank_rates, cases) for rank_rates in rates]
+    count = sum(rank_rates.size for rank_rates in probes)
+    x, measured = cases_of(cases), np.array([training.seconds for training in steps])
+    noise = np.array([np.hypot(NOISE, training.spread / np.sqrt(training.n)) for training in steps])
     title = (
-        f"{len(steps)} short trainings and {count} probes of {about.device}, {about.dtype}, "
+        f"{len(steps)} short training runs and {count} probes of {about.device}, {about.dtype}, "
         f"{about.date[:10]}"
     )
-    after = refit(before, x, measured, title, noise, errors(probes))
+    after = refit(before, x, measured, title, noise, probe_errors(probes))
     predicted = predict(x, after.fit().centre)
-    matters = np.abs(slopes(x, before.fit().centre)).max(axis=0) > LEAST_SLOPE
-    pluralize = [name for name, yes in zip(NAMES, matters.tolist(), strict=True) if yes]
-    return bare.model_copy(
+    matters = np.abs(slopes(x, before.fit().centre)).max(axis=0) > MIN_SLOPE
+    relevant = [name for name, yes in zip(NAMES, matters.tolist(), strict=True) if yes]
+    return unfitted_calibration.model_copy(
         update={
             "probes": count,
             "steps": tuple(
                 _calibrated_step(*row) for row in zip(steps, predicted.tolist(), strict=True)
             ),
-            "undetermined": tuple(name for name in unmoved(before, after) if name in pluralize),
-            "alike": tuple(alike(before, after)),
+            "undetermined_coefficients": tuple(
+                name for name in undetermined_coefficients(before, after) if name in relevant
+            ),
+            "inseparable_coefficients": tuple(inseparable_coefficients(before, after)),
             "evidence": after,
         }
     )
@@ -225,7 +243,7 @@ def _probes(rates: Rates, cases: Sequence[Case]) -> Probes:
     latency, overlap = rates.of("latency"), rates.of("overlap")
     return Probes(
         plain,
-        products=[
+        gemms=[
             (*map(float, line["shape"]), line["forward_s"] + line["backward_s"], line["spread"])
             for line in rates.of("product")
         ],
@@ -242,81 +260,90 @@ def _probes(rates: Rates, cases: Sequence[Case]) -> Probes:
     )
 
 
-def _calibrated_step(timed: TimedTraining, predicted_s: float) -> CalibratedStep:
-    spec = timed.short.spec
+def _calibrated_step(training: TimedTraining, predicted_s: float) -> CalibratedStep:
+    spec = training.short.spec
     return CalibratedStep(
-        recipe=timed.short.recipe,
+        recipe=training.short.recipe,
         layers=spec.model.num_layers,
-        layout=timed.short.layout_label,
+        layout=training.short.layout_label,
         ranks=spec.world_size,
         threads=spec.cluster.threads_per_device or 1,
-        measured_s=timed.seconds,
-        n=timed.n,
-        spread=timed.spread,
+        measured_s=training.seconds,
+        n=training.n,
+        spread=training.spread,
         predicted_s=predicted_s,
     )
 
 
-MOST_RANKS = 8
-Tell = Callable[[str], None]
+MAX_RANKS = 8
+ReportProgress = Callable[[str], None]
 
 
 def calibrate(
-    names: Sequence[str], device: str, dtype: Dtype | None, tell: Tell, ranks: Sequence[int] = ()
+    names: Sequence[str],
+    device: str,
+    dtype: Dtype | None,
+    report_progress: ReportProgress,
+    ranks: Sequence[int] = (),
 ) -> Calibration:
     """Measure on 1, 2, 4, ... ranks (or on `ranks`) and fit the coefficients.
 
     Raises the errors of `measure`.
     """
-    measurements = measure(names, device, dtype, tell, ranks)
-    tell("weighing")
-    return weighed(measurements.about, measurements.rates, measurements.timed)
+    measurements = measure(names, device, dtype, report_progress, ranks)
+    report_progress("fitting")
+    return fit_calibration(measurements.about, measurements.rates, measurements.trainings)
 
 
 def measure(
-    names: Sequence[str], device: str, dtype: Dtype | None, tell: Tell, ranks: Sequence[int] = ()
+    names: Sequence[str],
+    device: str,
+    dtype: Dtype | None,
+    report_progress: ReportProgress,
+    ranks: Sequence[int] = (),
 ) -> Measurements:
     """Run probes and short training runs on 1, 2, 4, ... ranks (or on `ranks`).
 
-    `tell` receives progress messages. Raises UserError for a device, recipe or rank count that is
+    `report_progress` receives messages. Raises UserError for a device, recipe or rank count that is
     not available, SystemFaultError if a program fails.
     """
     machine = inventory()
     kind, notices = device_kind(device, machine)
     for notice in notices:
-        tell(notice)
+        report_progress(notice)
     recipes = recipes_of(names, kind)
-    most = machine["cpu"]["usable_cores"] if kind == "cpu" else len(machine["gpus"])
+    max_ranks = machine["cpu"]["usable_cores"] if kind == "cpu" else len(machine["gpus"])
     label = machine["cpu"]["model"] if kind == "cpu" else machine["gpus"][0]["name"]
     gpu = find_device(label) if kind == "cuda" else None
     entry = "cpu" if kind == "cpu" else (gpu.name if gpu else None)
     if entry is None:
-        raise UserError(
-            label, "is not in the catalog of devices, so there are no rates to begin with"
-        )
+        raise UserError(label, "is not in the catalog of devices, so its peak rates are unknown")
     dtype = dtype or automatic_dtype(entry)
     if gpu and dtype == "bf16" and gpu.has_only_fp16:
         raise UserError(label, "does not compute in bf16", remedy="--dtype fp16")
     trainings = {
-        count: shorts(recipes, machine, entry, dtype, count) for count in ranks or _counts(most)
+        count: short_trainings(recipes, machine, entry, dtype, count)
+        for count in ranks or _counts(max_ranks)
     }
     for count, of_count in trainings.items():
         if not of_count:
             raise UserError(
-                f"--ranks {count}", "has no short training that divides", allowed="1, 2, 4, 8"
+                f"--ranks {count}",
+                "fits no short training run",
+                allowed="1, 2, 4, 8",
             )
     rates: list[Rates] = []
-    timed: list[TimedTraining] = []
+    timed_trainings: list[TimedTraining] = []
     for count, of_count in trainings.items():
         threads = local_cluster(machine, entry, None, count).threads_per_device
-        tell(
+        report_progress(
             f"probes on {count} x {pluralize(threads or 1, 'thread')}"
             if kind == "cpu"
             else f"probes on {pluralize(count, 'GPU')}"
         )
         rates.append(probe_rates(sys.executable, kind, dtype, count, threads, recipes))
-        tell(f"{pluralize(len(of_count), 'short training')} of {STEPS} steps each")
-        timed += time_steps(sys.executable, of_count, count, threads)
+        report_progress(f"{pluralize(len(of_count), 'short training run')} of {STEPS} steps each")
+        timed_trainings += time_steps(sys.executable, of_count, count, threads)
     about = About(
         device=label,
         kind="cpu" if kind == "cpu" else "cuda",
@@ -328,11 +355,11 @@ def measure(
         cores=machine["cpu"]["usable_cores"],
         memory_bytes=machine["memory_bytes"],
     )
-    return Measurements(about, rates, timed)
+    return Measurements(about, rates, timed_trainings)
 
 
-def _counts(most: int) -> list[int]:
+def _counts(max_ranks: int) -> list[int]:
     """Return 1, 2, 4, ... up to the number of cores or GPUs."""
     return [
-        2**power for power in range(MOST_RANKS.bit_length()) if 2**power <= min(most, MOST_RANKS)
+        2**power for power in range(MAX_RANKS.bit_length()) if 2**power <= min(max_ranks, MAX_RANKS)
     ]

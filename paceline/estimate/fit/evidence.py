@@ -16,7 +16,7 @@ from paceline.estimate.fit.interval import Levels
 from paceline.estimate.fit.posterior import PRIOR, Fit
 from paceline.estimate.model.coefficients import NAMES
 
-SHIPPED = "coefficients.json"
+COEFFICIENTS_FILE = "coefficients.json"
 
 EvidenceKind = Literal["measured here", "stored profile", "public prior"]
 """Origin of the coefficients: this machine, a stored calibration, or published tables."""
@@ -53,7 +53,7 @@ class Evidence(Value):
     @classmethod
     def _has_variances(cls, rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
         if any(row.get(name, 0.0) < 0 for name, row in rows.items()):
-            raise ValueError("variances are numbers from 0 on")
+            raise ValueError("variances must be 0 or larger")
         return rows
 
     @property
@@ -65,10 +65,10 @@ class Evidence(Value):
     def fit(self) -> Fit:
         """Return the coefficients as vectors; a coefficient that the file lacks keeps its prior.
 
-        A missing coefficient still follows known ones with which it shares a prior, as far as these
-        moved: with known ones k, m + C_mk C_kk^-1 (k - their prior).
+        A missing coefficient m that shares a prior with known ones k follows them: it becomes
+        m + C_mk C_kk^-1 (k - their prior).
         """
-        known = np.array([name in self.medians for name in NAMES])
+        is_known = np.array([name in self.medians for name in NAMES])
         centre, covariance = PRIOR.centre.copy(), np.diag(np.diag(PRIOR.covariance))
         rows = {name: row for row, name in enumerate(NAMES)}
         for name in rows.keys() & self.medians.keys():
@@ -78,9 +78,9 @@ class Evidence(Value):
             for other, value in self.covariance[name].items():
                 if other in rows:
                     covariance[rows[name], rows[other]] = value
-        among = PRIOR.covariance[np.ix_(known, known)]
-        follows = np.linalg.solve(among, PRIOR.covariance[np.ix_(known, ~known)]).T
-        centre[~known] += follows @ (centre[known] - PRIOR.centre[known])
+        among = PRIOR.covariance[np.ix_(is_known, is_known)]
+        follows = np.linalg.solve(among, PRIOR.covariance[np.ix_(is_known, ~is_known)]).T
+        centre[~is_known] += follows @ (centre[is_known] - PRIOR.centre[is_known])
         return Fit(centre, covariance)
 
 
@@ -109,9 +109,11 @@ def evidence_of_fit(
 
 
 @cache
-def shipped() -> Evidence:
+def shipped_evidence() -> Evidence:
     """Return the shipped coefficients, fitted to published step times."""
-    text = (resources.files("paceline.estimate.fit") / SHIPPED).read_text(encoding="utf-8")
+    text = (resources.files("paceline.estimate.fit") / COEFFICIENTS_FILE).read_text(
+        encoding="utf-8"
+    )
     return Evidence.model_validate_json(text)
 
 
@@ -120,10 +122,10 @@ def parse_evidence(text: str, path: Path) -> Evidence:
     try:
         return Evidence.model_validate_json(text)
     except ValueError as error:
-        raise no_evidence(path) from error
+        raise invalid_evidence(path) from error
 
 
-def no_evidence(path: Path) -> UserError:
+def invalid_evidence(path: Path) -> UserError:
     """Return the error for a file without coefficients of the time model."""
     return UserError(
         str(path),

@@ -9,29 +9,29 @@ import numpy as np
 
 from paceline.estimate.fit.posterior import Fit, predict_each
 from paceline.estimate.model.case import Cases, Floats
-from paceline.estimate.model.coefficients import NAMES, coefficient_values
+from paceline.estimate.model.coefficients import NAMES
 
 Z80 = 1.2816
 """Standard deviations on either side that contain 80% of a normal distribution."""
 NUDGE = 0.02
 """Step of a coefficient's logarithm, in either direction, for the slope of a prediction."""
-FAR = 16_384
+MAX_MEASURED_DEVICES = 16_384
 """Largest number of devices with published step times; each doubling beyond widens the interval by
-PER_DOUBLING."""
-PER_DOUBLING = 0.03
-UNSEEN = {"adapters": 0.08, "experts": 0.12, "images": 0.15}
+SD_PER_DOUBLING."""
+SD_PER_DOUBLING = 0.03
+UNFITTED_MODEL_SD = {"adapters": 0.08, "experts": 0.12, "images": 0.15}
 """Additional deviation for kinds of models. 17 published rows with adapters, which are not fitted,
 are missed by 7%. Rows with experts are missed by 12% by fits without their source or device,
 because dispatchers and balance are rarely stated."""
-CAPTURED = 0.06
+CAPTURED_STEP_SD = 0.06
 """Additional deviation for steps without experts that are one CUDA graph: no fitted row is one.
 With it, 13 of 17 such steps of MLPerf 6.0 are in the interval."""
 STACK_SOURCES = 4
 """Weight, in sources, of all implementations together relative to the sources of one: few sources
 determine its deviation poorly."""
-ASSUMED_LINK = 0.5
+ASSUMED_LINK_SD = 0.5
 """Standard deviation of the logarithm of a link's rate if it is assumed from its generation."""
-ASSUMED_DEVICE = 0.08
+ASSUMED_DEVICE_SD = 0.08
 """Additional deviation for a device of which only the family is stated."""
 
 
@@ -75,69 +75,72 @@ ALL_SEEN = Levels()
 """No additional error, for evidence of one machine."""
 
 
-def between_sd(missed: Floats, groups: Sequence[str], known: Floats, least_rows: int = 5) -> float:
+def between_sd(
+    log_errors: Floats, groups: Sequence[str], known_variance: Floats, min_rows: int = 5
+) -> float:
     """Return the standard deviation between groups, beyond the uncertainty of the fits.
 
-    It is the root of the mean of the groups' squared mean errors. `missed` are logarithms of
-    predicted over measured by fits without a row's own group. Two terms are subtracted: `known`,
-    the variance that an interval already has from the coefficients' covariance, and the sampling
-    variance of a group's mean, its variance over its rows. Groups with fewer than `least_rows` rows
-    do not count. The result is 0 if nothing is left.
+    It is the root of the mean of the groups' squared mean errors. `log_errors` are logarithms of
+    predicted over measured by fits without a row's own group. Two terms are subtracted:
+    `known_variance`, which an interval already has from the coefficients' covariance, and the
+    sampling variance of a group's mean, its variance over its rows. Groups with fewer than
+    `min_rows` rows do not count. The result is 0 if nothing is left.
     """
     names, squares = np.array(groups), list[float]()
     for name in np.unique(names):
-        rows = missed[names == name]
-        if len(rows) >= least_rows:
-            explained = rows.var() / len(rows) + known[names == name].mean()
-            squares.append(float(rows.mean() ** 2 - explained))
+        rows = log_errors[names == name]
+        if len(rows) >= min_rows:
+            expected_square = rows.var() / len(rows) + known_variance[names == name].mean()
+            squares.append(float(rows.mean() ** 2 - expected_square))
     return float(np.sqrt(max(0.0, np.mean(squares)))) if squares else 0.0
 
 
 def residual_sd(
-    x: Cases, missed: Floats, known: Floats, sources: Sequence[str]
+    x: Cases, log_errors: Floats, known_variance: Floats, sources: Sequence[str]
 ) -> dict[str, float]:
     """Return the model error by implementation, beyond the uncertainty of the fits.
 
-    It is chosen so that, with `known`, the variance that an interval already has from the
-    coefficients' covariance, four in five rows are within 1.28 deviations. `missed` are logarithms
-    of predicted over measured by fits without a row's own source. An implementation with n sources
-    counts with weight n, all rows together with STACK_SOURCES; an implementation without rows gets
-    only the latter. Rows with experts, which have their own deviation, do not count if there are
-    others.
+    It is chosen so that, with `known_variance`, which an interval already has from the
+    coefficients' covariance, four in five rows are within 1.28 deviations. `log_errors` are
+    logarithms of predicted over measured by fits without a row's own source. An implementation with
+    n sources counts with weight n, all rows together with STACK_SOURCES; an implementation without
+    rows gets only the latter. Rows with experts, which have their own deviation, do not count if
+    there are others.
     """
     dense, names = x.experts <= 1, np.array(sources)
     if dense.any():
-        x, missed, known, names = x.pick(dense), missed[dense], known[dense], names[dense]
-    pooled, variances = _beyond(missed, known), dict[str, float]()
+        x, names = x.pick(dense), names[dense]
+        log_errors, known_variance = log_errors[dense], known_variance[dense]
+    pooled, variances = _residual_variance(log_errors, known_variance), dict[str, float]()
     for stack in ("softmax", "fused", "torch"):
         rows = x.is_category("implementation", stack)
         count = len(np.unique(names[rows]))
-        own = _beyond(missed[rows], known[rows]) if count else 0.0
-        variances[stack] = (count * own + STACK_SOURCES * pooled) / (count + STACK_SOURCES)
+        variance = _residual_variance(log_errors[rows], known_variance[rows]) if count else 0.0
+        variances[stack] = (count * variance + STACK_SOURCES * pooled) / (count + STACK_SOURCES)
     return {stack: float(np.sqrt(variance)) for stack, variance in variances.items()}
 
 
-def _beyond(missed: Floats, known: Floats) -> float:
-    """Return the variance that, added to `known`, puts 80% of rows within 1.28 deviations."""
-    return max(0.0, float(np.quantile((missed / Z80) ** 2 - known, 0.8)))
+def _residual_variance(log_errors: Floats, known_variance: Floats) -> float:
+    """Return the variance to add to `known_variance` so that 80% of rows are within 1.28 sd."""
+    return max(0.0, float(np.quantile((log_errors / Z80) ** 2 - known_variance, 0.8)))
 
 
 def log_sd(x: Cases, fit: Fit, residual: Mapping[str, float], levels: Levels = ALL_SEEN) -> Floats:
     """Return the standard deviation of the logarithm of the predicted step time.
 
     The variance is s C s (delta method), with the coefficients' covariance C and the slopes s of
-    the prediction's logarithm, plus `own_variance`.
+    the prediction's logarithm, plus `model_variance`.
     """
     slope = slopes(x, fit.centre)
-    return np.sqrt(open_variance(slope, fit) + own_variance(x, slope, residual, levels))
+    return np.sqrt(coefficient_variance(slope, fit) + model_variance(x, slope, residual, levels))
 
 
-def open_variance(slope: Floats, fit: Fit) -> Floats:
+def coefficient_variance(slope: Floats, fit: Fit) -> Floats:
     """Return the variance of each logarithm due to the uncertainty of the coefficients."""
     return np.asarray(np.einsum("ij,jk,ik->i", slope, fit.covariance, slope), dtype=np.float64)
 
 
-def own_variance(
+def model_variance(
     x: Cases, slope: Floats, residual: Mapping[str, float], levels: Levels = ALL_SEEN
 ) -> Floats:
     """Return the variance of each logarithm that does not depend on the coefficients' uncertainty.
@@ -146,33 +149,41 @@ def own_variance(
     the largest published cluster, the error of kinds of models that are not fitted, and the error
     of assumed links and device variants. `slope` is the result of `slopes`.
     """
-    missed = np.select(
+    residual_deviation = np.select(
         [x.is_category("implementation", name) for name in residual], list(residual.values())
     )
-    far = PER_DOUBLING * np.maximum(0.0, np.log2(np.maximum(x.devices, 1) / FAR))
+    far = SD_PER_DOUBLING * np.maximum(
+        0.0, np.log2(np.maximum(x.devices, 1) / MAX_MEASURED_DEVICES)
+    )
     # Only the first matching kind of model counts, so the deviations of two kinds do not add up.
     unseen = np.select(
         [x.experts > 1, x.causal == 0, x.frozen > 0],
-        [UNSEEN["experts"], UNSEEN["images"], UNSEEN["adapters"]],
+        [UNFITTED_MODEL_SD["experts"], UNFITTED_MODEL_SD["images"], UNFITTED_MODEL_SD["adapters"]],
         0.0,
     )
     # An assumed rate matters only as far as the step depends on it: its deviation times the slope.
     links = [
-        ASSUMED_LINK * assumed * slope[:, NAMES.index(name)]
-        for assumed, name in ((x.assumed_intra, "intra"), (x.assumed_inter, "inter"))
+        ASSUMED_LINK_SD * is_assumed * slope[:, NAMES.index(name)]
+        for is_assumed, name in ((x.assumed_intra, "intra"), (x.assumed_inter, "inter"))
     ]
-    variant = ASSUMED_DEVICE * x.assumed_device
-    captured = np.where(x.is_category("cuda_graphs", "iteration") & (x.experts <= 1), CAPTURED, 0.0)
-    deviations = [missed, far, unseen, variant, captured, *links]
+    variant = ASSUMED_DEVICE_SD * x.assumed_device
+    captured_step = np.where(
+        x.is_category("cuda_graphs", "iteration") & (x.experts <= 1), CAPTURED_STEP_SD, 0.0
+    )
+    deviations = [residual_deviation, far, unseen, variant, captured_step, *links]
     return np.sum([deviation**2 for deviation in deviations], axis=0) + levels.variance(x)
 
 
-def slopes(x: Cases, centre: Floats, among: Sequence[int] | None = None) -> Floats:
+def slopes(x: Cases, centre: Floats, columns_of_interest: Sequence[int] | None = None) -> Floats:
     """Return d log(prediction) / d log(coefficient), of shape (cases, coefficients).
 
-    `among` are the columns that may differ from 0; None means all.
+    `columns_of_interest` are those that may differ from 0; None means all.
     """
-    columns = np.arange(len(centre)) if among is None else np.array(among, dtype=int)
+    columns = (
+        np.arange(len(centre))
+        if columns_of_interest is None
+        else np.array(columns_of_interest, dtype=int)
+    )
     nudges = NUDGE * np.eye(len(centre))[columns]
     up, down = np.split(predict_each(x, np.concatenate([centre + nudges, centre - nudges])), 2)
     slope = np.zeros((x.size, len(centre)))
@@ -183,10 +194,3 @@ def slopes(x: Cases, centre: Floats, among: Sequence[int] | None = None) -> Floa
 def bounds(seconds: Floats, sd: Floats) -> tuple[Floats, Floats]:
     """Return the bounds of the 80% interval of a log-normal prediction."""
     return seconds * np.exp(-Z80 * sd), seconds * np.exp(Z80 * sd)
-
-
-def undetermined(fit: Fit, widths: Floats) -> list[str]:
-    """Return the coefficients whose deviation the data narrowed by less than a tenth."""
-    sd = np.sqrt(np.diag(fit.covariance))
-    names = list(coefficient_values(fit.centre))
-    return [name for name, now, before in zip(names, sd, widths, strict=True) if now > 0.9 * before]

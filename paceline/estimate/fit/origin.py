@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from paceline.core.hardware import Dtype
 from paceline.estimate.model.case import CudaGraphs, Generation, Implementation
 from paceline.estimate.model.machine import NARROW
-from paceline.estimate.model.step import NODE
+from paceline.estimate.model.step import JITTER_NODE_DEVICES
 
 ANY = "any"
 """Name of unknown software."""
@@ -78,20 +78,24 @@ def visits_tensors(software: str, dtype: Dtype) -> bool:
     return software == "deepspeed" and dtype == "fp16"
 
 
-def captured_experts(
+def expert_cuda_graphs(
     software: str, software_date: float, generation: Generation, domain: float, dtype: Dtype
 ) -> CudaGraphs:
     """Return the part of a step with experts that is captured in CUDA graphs."""
-    able = software == "nemo" and generation == "blackwell"
-    if able and dtype in NARROW and software_date >= CAPTURED_SINCE:
+    supports_graphs = software == "nemo" and generation == "blackwell"
+    if supports_graphs and dtype in NARROW and software_date >= CAPTURED_SINCE:
         return "iteration"
-    return "blocks" if able and domain > NODE and software_date >= BLOCKS_SINCE else "none"
+    return (
+        "blocks"
+        if supports_graphs and domain > JITTER_NODE_DEVICES and software_date >= BLOCKS_SINCE
+        else "none"
+    )
 
 
 def year_of_release(text: str) -> float | None:
     """Return the date of a release such as 26.02 as a decimal year; None if it is not a release."""
-    stated = _RELEASE.search(text)
-    return 2000 + int(stated[1]) + (int(stated[2]) - 1) / 12 if stated else None
+    match = _RELEASE.search(text)
+    return 2000 + int(match[1]) + (int(match[2]) - 1) / 12 if match else None
 
 
 def software_of(row: Mapping[str, str]) -> str:
@@ -108,12 +112,12 @@ def release_of(row: Mapping[str, str]) -> float | None:
 
     If only the year is known, the date is its middle.
     """
-    stated = year_of_release(row.get("release") or row.get("source", ""))
-    if stated:
-        return stated
-    dated = _DATED.search(row.get("notes", ""))
-    if dated:
-        return int(dated[1]) + (int(dated[2]) - 1) / 12
+    release = year_of_release(row.get("release") or row.get("source", ""))
+    if release:
+        return release
+    date = _DATED.search(row.get("notes", ""))
+    if date:
+        return int(date[1]) + (int(date[2]) - 1) / 12
     year = year_of(row)
     return year + 0.5 if year else None
 
@@ -121,7 +125,7 @@ def release_of(row: Mapping[str, str]) -> float | None:
 def year_of(row: Mapping[str, str]) -> int | None:
     """Return the year in which a row was published; None if its source does not state it."""
     source = row.get("source", "")
-    stated = _ARXIV.search(source) or _RELEASE.search(source)
-    if stated:
-        return 2000 + int(stated[1])
+    match = _ARXIV.search(source) or _RELEASE.search(source)
+    if match:
+        return 2000 + int(match[1])
     return next((year for text, year in _YEARS if re.search(text, source, re.IGNORECASE)), None)

@@ -28,7 +28,7 @@ EVIDENCE_PER_SOURCE = 6.0
 """Number of independent rows that a source counts for, because rows of one table share its
 conditions. Each of k sources of one software counts for 1 / sqrt(k) of that, because releases of
 one software have much in common."""
-AT_ONCE = 8192
+MAX_CASES_AT_ONCE = 8192
 """Number of cases that are predicted together; they fit in a core's cache."""
 STEP = 1e-6
 """Step of a coefficient's logarithm for the slope of a residual."""
@@ -42,18 +42,18 @@ class Fit:
     covariance: Floats
 
 
-PRODUCTS = tuple(name for name in catalog.generations() if name != "cpu")
-PRODUCTS_SD = 0.12
+GEMM_GENERATIONS = tuple(name for name in catalog.generations() if name != "cpu")
+SHARED_GEMM_SD = 0.12
 """Common standard deviation of the GEMM efficiencies of all generations. How much of the best
 published GEMM rate a training run reaches is the same question for each of them. With 0.12 in
 common and 0.05 of their own the held-out error fell from 12.5 to 11.6% for frameworks and from 10.7
 to 9.3% for devices (docs/dev/estimator-log.md, Robust weights)."""
-_SHARED = np.isin(NAMES, [f"gemm_{name}" for name in PRODUCTS]) * PRODUCTS_SD
-PRIOR = Fit(CENTRE, np.diag(WIDTH**2) + np.outer(_SHARED, _SHARED))
+_SHARED_GEMM_WIDTHS = np.isin(NAMES, [f"gemm_{name}" for name in GEMM_GENERATIONS]) * SHARED_GEMM_SD
+PRIOR = Fit(CENTRE, np.diag(WIDTH**2) + np.outer(_SHARED_GEMM_WIDTHS, _SHARED_GEMM_WIDTHS))
 """Prior of the coefficients, before any step time."""
-NEAR = 1e-4
+WARM_START_TOLERANCE = 1e-4
 """Relative change of the cost at which a search ends if it starts at a similar fit's result."""
-LEAST_VARIANCE = 1e-6
+MIN_VARIANCE = 1e-6
 """Minimum variance of a direction in the space of coefficients, relative to the variances of the
 coefficients in it."""
 
@@ -69,13 +69,13 @@ def predict_each(x: Cases, centres: Floats) -> Floats:
     Several vectors go through the formulas together: a few thousand numbers take hardly longer than
     a few hundred.
     """
-    count = min(len(centres), AT_ONCE // max(1, x.size))
+    count = min(len(centres), MAX_CASES_AT_ONCE // max(1, x.size))
     if count <= 1:
         return np.array([predict(x, centre) for centre in centres])
     many, parts = x.pick(np.tile(np.arange(x.size), count)), list[Floats]()
     for first in range(0, len(centres), count):
-        chosen = centres[np.minimum(np.arange(first, first + count), len(centres) - 1)]
-        values = np.exp(np.repeat(chosen, x.size, axis=0))
+        batch = centres[np.minimum(np.arange(first, first + count), len(centres) - 1)]
+        values = np.exp(np.repeat(batch, x.size, axis=0))
         seconds = step_time(many, dict(zip(NAMES, values.T, strict=True))).total
         parts.append(seconds.reshape(count, x.size))
     return np.concatenate(parts)[: len(centres)]
@@ -96,7 +96,7 @@ def fit(
     Jacobian. `start` is the start of the search; None means the prior's medians.
     """
     scale = np.full(x.size, SCALE)
-    return moved(PRIOR, x, measured_s, scale, source_weights(sources, stacks), None, start)
+    return posterior(PRIOR, x, measured_s, scale, source_weights(sources, stacks), None, start)
 
 
 SHARED_SD = 0.1
@@ -114,64 +114,66 @@ def fit_with_experts(
     """Fit dense rows first, then the coefficients of experts to the rows with experts."""
     experts = x.experts > 1
     names, software = np.array(sources), np.array(stacks)
-    known = (names[~experts].tolist(), software[~experts].tolist())
-    dense = fit(x.pick(~experts), measured_s[~experts], *known, start)
+    dense_rows = (names[~experts].tolist(), software[~experts].tolist())
+    dense = fit(x.pick(~experts), measured_s[~experts], *dense_rows, start)
     if not experts.any():
         return dense
-    own = np.array([name in EXPERT_COEFFICIENTS for name in NAMES])
-    keep = np.where(own, 1.0, SHARED_SD)
+    is_expert = np.array([name in EXPERT_COEFFICIENTS for name in NAMES])
+    keep = np.where(is_expert, 1.0, SHARED_SD)
     prior = Fit(dense.centre, dense.covariance * np.outer(keep, keep))
     weights = source_weights(names[experts].tolist(), software[experts].tolist())
     scale = np.full(int(experts.sum()), EXPERTS_SCALE)
-    begin = None if start is None else np.where(own, start, dense.centre)
-    after = moved(prior, x.pick(experts), measured_s[experts], scale, weights, None, begin)
-    covariance = np.where(np.outer(own, own), after.covariance, 0.0)
-    shared = np.outer(~own, ~own)
+    expert_start = None if start is None else np.where(is_expert, start, dense.centre)
+    after = posterior(
+        prior, x.pick(experts), measured_s[experts], scale, weights, None, expert_start
+    )
+    covariance = np.where(np.outer(is_expert, is_expert), after.covariance, 0.0)
+    shared = np.outer(~is_expert, ~is_expert)
     return Fit(
-        np.where(own, after.centre, dense.centre),
+        np.where(is_expert, after.centre, dense.centre),
         np.where(shared, dense.covariance, covariance),
     )
 
 
-def moved(
+def posterior(
     prior: Fit,
     x: Cases,
     measured_s: Floats,
     scale: Floats,
     weights: Floats,
-    also: Callable[[Floats], Floats] | None = None,
+    extra_residuals: Callable[[Floats], Floats] | None = None,
     start: Floats | None = None,
 ) -> Fit:
     """Return the posterior of a prior given step times with a `scale` and a weight each.
 
     `scale` is a standard deviation of the logarithm. The fit minimises sum(weight x
     soft_l1(log(predicted / measured) / scale)) plus the squared distance from the prior's medians
-    in units of its covariance, plus the squares of `also`, which returns residuals of shape
-    (vectors, observations) for vectors of log coefficients. The covariance of the result is
+    in units of its covariance, plus the squares of `extra_residuals`, which returns residuals of
+    shape (vectors, observations) for vectors of log coefficients. The covariance of the result is
     Laplace's approximation: the inverse of J^T J with the Jacobian J of all residuals at the
     minimum. soft_l1(e) = 2 (sqrt(1 + e^2) - 1), which is e^2 for small errors and 2 |e| for large
     ones; `soft` is its root with the error's sign.
     """
     weight = np.sqrt(weights)
-    whitened = _whitening(prior.covariance)
+    whitening = _whitening(prior.covariance)
 
     def errors(seconds: Floats, logs: Floats) -> Floats:
         """Return residuals of (vectors, cases) and (vectors, coefficients), a row per vector."""
         error = np.log(seconds / measured_s) / scale
         soft = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
-        rest = [also(logs)] if also else []
-        return np.hstack([soft * weight, (logs - prior.centre) @ whitened.T, *rest])
+        extra = [extra_residuals(logs)] if extra_residuals else []
+        return np.hstack([soft * weight, (logs - prior.centre) @ whitening.T, *extra])
 
     def residuals(logs: Floats) -> Floats:
         return errors(predict(x, logs)[None], logs[None])[0]
 
     def slopes(logs: Floats) -> Floats:
-        nudged = logs + STEP * np.eye(len(logs))
-        return ((errors(predict_each(x, nudged), nudged) - residuals(logs)) / STEP).T
+        varied_logs = logs + STEP * np.eye(len(logs))
+        return ((errors(predict_each(x, varied_logs), varied_logs) - residuals(logs)) / STEP).T
 
-    begin, tolerance = (prior.centre, 1e-8) if start is None else (start, NEAR)
+    initial, tolerance = (prior.centre, 1e-8) if start is None else (start, WARM_START_TOLERANCE)
     solution = _least_squares()(
-        residuals, begin, slopes, max_nfev=60, ftol=tolerance, xtol=tolerance
+        residuals, initial, slopes, max_nfev=60, ftol=tolerance, xtol=tolerance
     )
     jacobian = np.asarray(solution.jac, dtype=np.float64)
     covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), dtype=np.float64)
@@ -182,7 +184,7 @@ def _whitening(covariance: Floats) -> Floats:
     """Return W with W^T W the inverse of a covariance that rounding may have made indefinite."""
     sd = np.sqrt(np.diag(covariance))
     values, vectors = np.linalg.eigh(covariance / np.outer(sd, sd))
-    return np.asarray((vectors / np.sqrt(np.maximum(values, LEAST_VARIANCE))).T / sd)
+    return np.asarray((vectors / np.sqrt(np.maximum(values, MIN_VARIANCE))).T / sd)
 
 
 def equal_weights(sources: Sequence[str]) -> Floats:

@@ -25,16 +25,16 @@ from paceline.estimate.fit.origin import (
 )
 from paceline.estimate.fit.row_details import (
     Experts,
-    adapters_of_chat,
+    dense_block_fields,
+    expert_fields,
     experts_of,
     gate_by_size,
     has_adapters,
     head_width,
     is_gated,
-    of_dense_blocks,
-    of_experts,
-    recomputed,
+    recompute_fields,
     score_width,
+    with_chat_adapters,
 )
 from paceline.estimate.model.case import Case, Implementation, cases_of
 from paceline.estimate.model.machine import FOUR_BIT, NARROW, machine, parse_bandwidth
@@ -46,19 +46,19 @@ NO_TIME = "no step time"
 NO_SHAPE = "layers, hidden size or heads are missing"
 NO_LAYOUT = "the number of devices or the batch is missing"
 NO_DEVICE = "the device is not in the catalog"
-NO_EXPERTS = "experts without their number and how many a token meets"
-IMPOSSIBLE = "batch and step time would need more than the device's peak"
+NO_EXPERTS = "the number of experts or of experts per token is missing"
+IMPOSSIBLE = "the step time is too short: the batch would exceed the device's peak FLOP/s"
 REASONS = (NO_TIME, NO_SHAPE, NO_LAYOUT, NO_DEVICE, NO_EXPERTS, IMPOSSIBLE)
 
 DEFAULT_SEQ_LEN = 512
 """Sequence length of fine-tuning scripts that state none (DeepSpeed-Chat's default)."""
 DEFAULT_VOCAB = 50_304
 ADAPTER_RANK = 16
-ADAPTED = 6
+CHAT_ADAPTED_MATRICES = 6
 """Number of a block's matrices with adapters in DeepSpeed-Chat."""
-PADDED = 128
+VOCAB_MULTIPLE = 128
 """Factor of Megatron's padding: the embedding's rows are a multiple of this x tp."""
-DEEP, FEW_A_STAGE, LEAST_LAYERS = 8, 3, 1.9
+DEEP_PIPELINE, FEW_PER_STAGE, MIN_LAYERS = 8, 3, 1.9
 """Limits for an assumed interleaved pipeline: minimum stages, maximum micro-batches per stage, and
 minimum layers per chunk."""
 DEFAULT_DOCUMENT = 512
@@ -72,7 +72,7 @@ _EXPERTS = re.compile(
 )
 _FIRST_STEP = re.compile(r"\b(1st|first)( step| iteration)? after (re)?start", re.IGNORECASE)
 _FUSED = re.compile(r"\bte\b")
-_CHANGED = (ANY, "megatron", "megatron-deepspeed")
+_AMBIGUOUS_SOFTWARE = (ANY, "megatron", "megatron-deepspeed")
 """Software whose name alone does not determine its implementation, which changed over the years."""
 _FLASH = ("nemo", "maxtext", "primus", "torchtitan", "native", "deepspeed", "hf")
 _STAGE = re.compile(r"(?:zero|stage)?[-_ ]*([0-3])(?![\d.])")
@@ -80,7 +80,7 @@ _PREFIXES: dict[str, Dtype] = {
     "mxfp8": "mxfp8", "fp8-mx": "mxfp8", "fp8_mx": "mxfp8", "fp8": "fp8", "nvfp4": "nvfp4",
     "mxfp4": "mxfp4", "fp4": "nvfp4", "fp32": "fp32", "fp16": "fp16",
 }  # fmt: skip
-MOST = 1e12
+MAX_SIZE = 1e12
 """Maximum plausible size in a table; larger numbers count as gaps, as do numbers that are not
 positive."""
 
@@ -126,7 +126,7 @@ def read_row(row: Mapping[str, str]) -> PublishedStep:
     if kind == "moe" and experts is None:
         raise UnsupportedRowError(NO_EXPERTS)
     case = _case(row, kind, experts)
-    if kind == "dense" and measured < _least_s(case):
+    if kind == "dense" and measured < _min_step_time_s(case):
         raise UnsupportedRowError(IMPOSSIBLE)
     name, memory = row.get("id", ""), _number(row, "mem_gb")
     family = catalog.find_device(row.get("gpu", "")).device.family
@@ -143,7 +143,7 @@ def read_row(row: Mapping[str, str]) -> PublishedStep:
     )
 
 
-def _least_s(case: Case) -> float:
+def _min_step_time_s(case: Case) -> float:
     """Return the seconds of the GEMMs of all blocks at the peak, without recomputation.
 
     It counts 6 FLOP per parameter and token. Tables whose header and rows disagree about the batch
@@ -181,7 +181,7 @@ def implementation_of(row: Mapping[str, str]) -> Implementation:
         return "softmax"
     core = attention in ("transformer_engine", "unfused", "local") or bool(_FUSED.search(attention))
     software = software_of(row)
-    if software not in _CHANGED and not core:
+    if software not in _AMBIGUOUS_SOFTWARE and not core:
         return IMPLEMENTATION_OF[software]
     pipeline = (_number(row, "pp") or 1) > 1
     plain_core = attention == "flash" and (zero_stage(row.get("zero", "")) != 3 or pipeline)
@@ -206,10 +206,10 @@ def _count(row: Mapping[str, str]) -> float | None:
 def _experts(row: Mapping[str, str]) -> Experts | None:
     """Return the experts that a row states, else its family's; None if neither is known."""
     number, per_token = _count(row), _number(row, "topk")
-    known = experts_of(row.get("model", ""))
+    family = experts_of(row.get("model", ""))
     if not (number and per_token):
-        return known
-    ffn = _number(row, "moe_ffn") or _number(row, "ffn") or (known.width if known else 0.0)
+        return family
+    ffn = _number(row, "moe_ffn") or _number(row, "ffn") or (family.width if family else 0.0)
     shared = _number(row, "n_shared_experts") or 0.0
     return Experts(number, per_token, ffn, shared) if ffn else None
 
@@ -231,7 +231,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         raise UnsupportedRowError(NO_DEVICE) from error
     dtype = dtype_of(row.get("dtype", ""))
     narrow = hardware.device.peak_flops_per_s(dtype) if dtype in NARROW else None
-    emulated = dtype in NARROW and narrow is None
+    is_emulated = dtype in NARROW and narrow is None
     axes = {name: _number(row, name) or 1.0 for name in ("tp", "cp", "vp", "ep")}
     pp, ffn = _number(row, "pp") or 1.0, _number(row, "ffn") or 4 * hidden
     if kind != "moe" or experts is None:
@@ -278,9 +278,9 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         block_scaled=dtype in ("mxfp8", *FOUR_BIT),
         implementation=implementation,
         mesh=hardware.mesh,
-        assumed_intra=hardware.assumed.intra,
-        assumed_inter=hardware.assumed.inter,
-        assumed_device=hardware.assumed.device or emulated,
+        assumed_intra=hardware.assumed_properties.intra,
+        assumed_inter=hardware.assumed_properties.inter,
+        assumed_device=hardware.assumed_properties.device or is_emulated,
         tp=axes["tp"],
         cp=axes["cp"],
         vp=_chunks(row, implementation, layers, pp, axes),
@@ -292,17 +292,17 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         document=DEFAULT_DOCUMENT if is_tuned(row) else 0.0,
     )
     if kind == "moe":
-        case = replace(case, **of_experts(row, case, software, dtype))
+        case = replace(case, **expert_fields(row, case, software, dtype))
         if first := _number(row, "first_dense_layers"):
             width = _number(row, "ffn") if _number(row, "moe_ffn") else None
-            case = replace(case, **of_dense_blocks(first, width, case))
+            case = replace(case, **dense_block_fields(first, width, case))
     if case.frozen:
-        usual = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=_adapted(case))
-        case = adapters_of_chat(case) if has_adapters(row) else usual
+        qkv_adapters = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=_qkv_width(case))
+        case = with_chat_adapters(case) if has_adapters(row) else qkv_adapters
     if visits_tensors(software, dtype):
-        adapted = ADAPTED if case.frozen else 0
-        case = replace(case, param_tensors=trained_tensors(layers, case.gated, adapted))
-    return replace(case, **recomputed(row, case, hardware.device.memory_bytes))
+        adapted_matrices = CHAT_ADAPTED_MATRICES if case.frozen else 0
+        case = replace(case, param_tensors=trained_tensors(layers, case.gated, adapted_matrices))
+    return replace(case, **recompute_fields(row, case, hardware.device.memory_bytes))
 
 
 def _is_flash(attention: str, software: str, software_date: float) -> bool:
@@ -325,12 +325,12 @@ def _chunks(
     largest one, with at least two layers per chunk, that divides the layers, or the layers plus
     both ends.
     """
-    stated, batch = _number(row, "vp"), _number(row, "gbs") or 1.0
+    chunks_per_stage, batch = _number(row, "vp"), _number(row, "gbs") or 1.0
     replicas = (_number(row, "num_gpus") or 1.0) / (axes["tp"] * axes["cp"] * pp)
-    few = batch / max(1.0, replicas) / (_number(row, "mbs") or 1.0) < FEW_A_STAGE * pp
-    if stated or implementation != "fused" or pp < DEEP or not few:
-        return stated or 1.0
-    whole = (chunks for chunks in range(8, 1, -1) if layers / pp / chunks >= LEAST_LAYERS)
+    has_few = batch / max(1.0, replicas) / (_number(row, "mbs") or 1.0) < FEW_PER_STAGE * pp
+    if chunks_per_stage or implementation != "fused" or pp < DEEP_PIPELINE or not has_few:
+        return chunks_per_stage or 1.0
+    whole = (chunks for chunks in range(8, 1, -1) if layers / pp / chunks >= MIN_LAYERS)
     even = (n for n in whole if not (layers % (pp * n) and (layers + 2) % (pp * n)))
     return float(next(even, 1))
 
@@ -339,12 +339,12 @@ def _is_gated(
     row: Mapping[str, str], layers: float, hidden: float, ffn: float, groups: float
 ) -> bool:
     """Return `is_gated` for a row; `groups` are key heads divided by heads."""
-    stated = f"{row.get('mlp_kind') or ''} {row.get('notes', '')}"
+    statement = f"{row.get('mlp_kind') or ''} {row.get('notes', '')}"
     tables = hidden * (_number(row, "vocab") or DEFAULT_VOCAB)
     without = tables + layers * hidden * (hidden * (2 + 2 * groups) + 2 * ffn)
     model = row.get("model", "")
     by_size = gate_by_size(model, without, layers * hidden * ffn)
-    return is_gated(model, ffn / hidden, stated, by_size)
+    return is_gated(model, ffn / hidden, statement, by_size)
 
 
 def is_tuned(row: Mapping[str, str]) -> bool:
@@ -354,12 +354,12 @@ def is_tuned(row: Mapping[str, str]) -> bool:
 
 def _vocabulary(row: Mapping[str, str], implementation: Implementation, tp: float) -> float:
     """Return the rows of the embedding: Megatron pads them, PyTorch modules do not."""
-    stated = _number(row, "vocab") or DEFAULT_VOCAB
-    multiple = PADDED * tp if implementation != "torch" else 1.0
-    return ceil(stated / multiple) * multiple
+    rows = _number(row, "vocab") or DEFAULT_VOCAB
+    multiple = VOCAB_MULTIPLE * tp if implementation != "torch" else 1.0
+    return ceil(rows / multiple) * multiple
 
 
-def _adapted(case: Case) -> float:
+def _qkv_width(case: Case) -> float:
     """Return the inputs plus outputs of the joint matrix of queries, keys and values."""
     return case.hidden + (case.heads + 2 * case.kv_heads) * case.head_dim
 
@@ -393,5 +393,5 @@ def _number(row: Mapping[str, str], name: str) -> float | None:
         value = float((row.get(name) or "").strip())
     except ValueError:
         return None
-    least = 0.0 if name in ("step_time_s", "mem_gb") else 1.0
-    return value if value and least <= value <= MOST else None
+    minimum = 0.0 if name in ("step_time_s", "mem_gb") else 1.0
+    return value if value and minimum <= value <= MAX_SIZE else None

@@ -13,28 +13,28 @@ import numpy as np
 
 from paceline.core.hardware import Dtype
 from paceline.estimate.fit.evidence import Evidence, evidence_of_fit
-from paceline.estimate.fit.interval import Z80, undetermined
-from paceline.estimate.fit.posterior import PRIOR, Fit, moved, predict
+from paceline.estimate.fit.interval import Z80
+from paceline.estimate.fit.posterior import PRIOR, Fit, posterior, predict
 from paceline.estimate.model.block import IMPLEMENTATIONS, block_time, gemm_rate, gemm_seconds
 from paceline.estimate.model.case import Case, Cases, Floats, cases_of, cases_with
 from paceline.estimate.model.coefficients import CENTRE, NAMES, WIDTH
 from paceline.estimate.model.collectives import all_reduce_s
 
-LEAST_NOISE = 0.10
+MIN_NOISE = 0.10
 """Minimum noise of a probe, as a standard deviation of the logarithm: a loop over one operation
 keeps its caches warmer than a training run does."""
 LATENCY_NOISE = 0.7
 """Noise of a block's CPU launch time, counted in small operations."""
-OPERATIONS = 400
+LAUNCH_OPERATIONS = 400
 """Number of small additions that take as long as the CPU launches of a block, forward and backward:
 a few hundred operations, most of them with autograd and an allocation. LATENCY_NOISE is wide
 because this is a rough count."""
 OVERLAP_NOISE = 0.3
 """Noise of the exposed share of an exchange."""
-TWICE = 8 / 6
+NATIVE_BYTES_RATIO = 8 / 6
 """Bytes per parameter that the native trainer exchanges among replicas, divided by those of the
 formula."""
-LEAST_EXPOSED = 0.05
+MIN_EXPOSED = 0.05
 """Minimum exposed share: full overlap has no logarithm."""
 
 
@@ -43,7 +43,7 @@ class Probes:
     """Probe results of one placement of ranks; `case` has its rates and number of devices."""
 
     case: Case
-    products: Sequence[tuple[float, ...]] = ()
+    gemms: Sequence[tuple[float, ...]] = ()
     """GEMMs: m, n, k, seconds forward and backward, spread."""
     attention: Sequence[tuple[float, ...]] = ()
     """Attention: batch, tokens, heads, key/value heads, head dimension, total seconds, spread."""
@@ -59,7 +59,7 @@ class Probes:
     @property
     def size(self) -> int:
         """Number of observations."""
-        many = len(self.products) + len(self.attention) + len(self.copies) + len(self.exchanges)
+        many = len(self.gemms) + len(self.attention) + len(self.copies) + len(self.exchanges)
         return many + (self.latency_s is not None) + (self.exposed is not None)
 
 
@@ -68,9 +68,9 @@ Errors = Callable[[Floats], Floats]
 coefficients) to (vectors, observations)."""
 
 
-def errors(probes: Sequence[Probes]) -> Errors:
+def probe_errors(probes: Sequence[Probes]) -> Errors:
     """Return the function for the errors of the formulas on probes, softened as for steps."""
-    parts = [part for placed in probes for part in _parts(placed)]
+    parts = [part for each in probes for part in _parts(each)]
 
     def all_of_them(logs: Floats) -> Floats:
         c = dict(zip(NAMES, np.exp(logs).T[:, :, None], strict=True))
@@ -87,8 +87,8 @@ ln(predicted / measured) / noise."""
 
 def _parts(probes: Probes) -> list[Part]:
     parts: list[Part] = []
-    if probes.products:
-        parts.append(_products(probes))
+    if probes.gemms:
+        parts.append(_gemms(probes))
     if probes.attention:
         parts.append(_attention(probes))
     if probes.copies:
@@ -98,16 +98,16 @@ def _parts(probes: Probes) -> list[Part]:
     if probes.exchanges:
         parts.append(_exchanges(probes))
     if probes.latency_s:
-        block_s = OPERATIONS * probes.latency_s
+        block_s = LAUNCH_OPERATIONS * probes.latency_s
         parts.append(lambda c: np.log(c["host_torch_s"] / block_s) / LATENCY_NOISE)
     if probes.exposed is not None:
-        exposed = TWICE * max(LEAST_EXPOSED, probes.exposed)
+        exposed = NATIVE_BYTES_RATIO * max(MIN_EXPOSED, probes.exposed)
         parts.append(lambda c: np.log(c["dp_exposed"] / exposed) / OVERLAP_NOISE)
     return parts
 
 
-def _products(probes: Probes) -> Part:
-    m, n, k, seconds, spreads = np.array(probes.products, dtype=float).T
+def _gemms(probes: Probes) -> Part:
+    m, n, k, seconds, spreads = np.array(probes.gemms, dtype=float).T
     x = cases_with(probes.case, {"devices": np.full(len(m), probes.case.devices)})
 
     def error(c: Mapping[str, float]) -> Floats:
@@ -142,7 +142,7 @@ def _exchanges(probes: Probes) -> Part:
 
 
 def _noise(spreads: Floats) -> Floats:
-    return np.hypot(LEAST_NOISE, spreads)
+    return np.hypot(MIN_NOISE, spreads)
 
 
 ON_CPU: dict[str, tuple[float, float]] = {
@@ -177,9 +177,9 @@ ON_CPU: dict[str, tuple[float, float]] = {
     "host_sharded_s": (2e-4, 0.8),
 }
 """Prior of a CPU: median and standard deviation of the logarithm."""
-BY_BYTES = ("elementwise", "tp_exposed", "cp_exposed", "pp_exposed_fused")
+BYTE_COEFFICIENTS = ("elementwise", "tp_exposed", "cp_exposed", "pp_exposed_fused")
 """Coefficients that double in fp32, because the formulas count two bytes per number."""
-MISSED = 0.2
+CPU_MODEL_SD = 0.2
 """Expected model error of a step on a CPU, as a standard deviation of the logarithm."""
 TITLE = "public prior: CPUs in general"
 
@@ -189,9 +189,9 @@ def cpu_prior(dtype: Dtype) -> Evidence:
     centre, width = CENTRE.copy(), WIDTH.copy()
     for name, (median, sd) in ON_CPU.items():
         at = NAMES.index(name)
-        twice = 2.0 if dtype == "fp32" and name in BY_BYTES else 1.0
+        twice = 2.0 if dtype == "fp32" and name in BYTE_COEFFICIENTS else 1.0
         centre[at], width[at] = np.log(twice * median), sd
-    residual: dict[str, float] = dict.fromkeys(IMPLEMENTATIONS, MISSED)
+    residual: dict[str, float] = dict.fromkeys(IMPLEMENTATIONS, CPU_MODEL_SD)
     return evidence_of_fit(TITLE, Fit(centre, np.diag(width**2)), residual, 0, 0)
 
 
@@ -203,7 +203,7 @@ PRIOR_ROWS = 4.0
 SPREAD = 0.5
 """Additional deviation of one machine's coefficients, in units of the prior deviations: a fit to
 many machines determines their mean better than each of them."""
-ALIKE = 0.9
+MIN_INSEPARABLE_CORRELATION = 0.9
 """Correlation from which the data determine only the product or ratio of two coefficients."""
 
 
@@ -213,26 +213,26 @@ def refit(
     measured_s: Floats,
     title: str,
     noise: float | Floats = NOISE,
-    also: Errors | None = None,
+    extra_residuals: Errors | None = None,
 ) -> Evidence:
     """Return the evidence updated by step times of one machine, with their own residual deviation.
 
     The prior is the medians and the covariance of `evidence`, widened if that is of other machines.
     Every row counts once, with `noise` as the standard deviation of its logarithm (a number, or one
     per row). Pass all rows in one call with the original evidence: a row that is passed twice
-    counts twice. Rows without a positive time are ignored. `also` are probes in addition to the
-    steps (`errors`).
+    counts twice. Rows without a positive time are ignored. `extra_residuals` are those of probes
+    (`probe_errors`).
     """
     usable = np.isfinite(measured_s) & (measured_s > 0)
     if not usable.any():
         return evidence.model_copy(update={"title": title})
     scale = np.broadcast_to(np.asarray(noise, dtype=np.float64), measured_s.shape)[usable]
     x, measured_s = x.pick(usable), measured_s[usable]
-    fit = moved(prior_of(evidence), x, measured_s, scale, np.ones(x.size), also)
+    fit = posterior(prior_of(evidence), x, measured_s, scale, np.ones(x.size), extra_residuals)
     residual = _residual(evidence, x, measured_s, fit.centre)
     after = evidence_of_fit(title, fit, residual, evidence.rows + x.size, evidence.sources + 1)
-    counted = {"own_rows": evidence.own_rows + x.size, "provenance": "stored profile"}
-    return after.model_copy(update=counted)
+    provenance = {"own_rows": evidence.own_rows + x.size, "provenance": "stored profile"}
+    return after.model_copy(update=provenance)
 
 
 def prior_of(evidence: Evidence) -> Fit:
@@ -243,12 +243,13 @@ def prior_of(evidence: Evidence) -> Fit:
     return Fit(fit.centre, fit.covariance + SPREAD**2 * np.diag(np.diag(PRIOR.covariance)))
 
 
-def unmoved(before: Evidence, after: Evidence) -> list[str]:
-    """Return the coefficients that the rows between the two did not determine."""
-    return undetermined(after.fit(), np.sqrt(np.diag(prior_of(before).covariance)))
+def undetermined_coefficients(before: Evidence, after: Evidence) -> list[str]:
+    """Return the coefficients whose deviation the rows narrowed by less than a tenth."""
+    old, new = (np.sqrt(np.diag(fit.covariance)) for fit in (prior_of(before), after.fit()))
+    return [NAMES[i] for i in np.flatnonzero(new > 0.9 * old)]
 
 
-def alike(before: Evidence, after: Evidence) -> list[tuple[str, str]]:
+def inseparable_coefficients(before: Evidence, after: Evidence) -> list[tuple[str, str]]:
     """Return pairs of coefficients that the rows cannot separate: they moved only together.
 
     Their correlation is above 0.9 now and was not before.
@@ -258,7 +259,7 @@ def alike(before: Evidence, after: Evidence) -> list[tuple[str, str]]:
         (NAMES[i], NAMES[j])
         for i in range(len(NAMES))
         for j in range(i + 1, len(NAMES))
-        if abs(new[i, j]) > ALIKE >= abs(old[i, j])
+        if abs(new[i, j]) > MIN_INSEPARABLE_CORRELATION >= abs(old[i, j])
     ]
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypedDict
 
 from paceline.core.hardware import Dtype
 from paceline.core.layout import MODEL_AXES
-from paceline.estimate.fit.origin import WHOLE_EXPERTS, captured_experts
+from paceline.estimate.fit.origin import WHOLE_EXPERTS, expert_cuda_graphs
 from paceline.estimate.model.case import Case, CudaGraphs, Dispatcher, EpOverlap, cases_of
 from paceline.estimate.model.weights import block_weights, table_weights
 
@@ -70,15 +70,15 @@ head, so 160 on average (DeepSeek-V3, arXiv:2412.19437). Its GEMMs have about as
 those of h / a."""
 
 
-def is_gated(model: str, width: float = 4.0, stated: str = "", by_size: float = 0.0) -> bool:
+def is_gated(model: str, width: float = 4.0, statement: str = "", by_size: float = 0.0) -> bool:
     """Return True if an ffn has a gate, by statement, family, parameters or width.
 
     `width` is the ffn's divided by the hidden size, `by_size` the result of `gate_by_size`. If
     nothing else decides, a width that is not a multiple of the hidden size means a gate.
     """
-    if re.search(r"\b(non-?gated|plain|squared relu|gelu)\b", stated, re.IGNORECASE):
+    if re.search(r"\b(non-?gated|plain|squared relu|gelu)\b", statement, re.IGNORECASE):
         return False
-    if re.search(r"\b(gated|swiglu|geglu)\b", stated, re.IGNORECASE) or GATED.search(model):
+    if re.search(r"\b(gated|swiglu|geglu)\b", statement, re.IGNORECASE) or GATED.search(model):
         return True
     if PLAIN.search(model):
         return False
@@ -90,12 +90,12 @@ def gate_by_size(model: str, without: float, gate: float) -> float:
 
     `without` are the parameters of the model without a gate, `gate` those of a gate.
     """
-    stated = _BILLIONS.search(model)
-    if not stated:
+    match = _BILLIONS.search(model)
+    if not match:
         return 0.0
-    number = float(stated[1]) * (1e12 if stated[2].lower() == "t" else 1e9)
-    plain, gated = abs(log(without / number)), abs(log((without + gate) / number))
-    return 0.0 if abs(plain - gated) < _CLEAR else (1.0 if gated < plain else -1.0)
+    number = float(match[1]) * (1e12 if match[2].lower() == "t" else 1e9)
+    plain, with_gate = abs(log(without / number)), abs(log((without + gate) / number))
+    return 0.0 if abs(plain - with_gate) < _CLEAR else (1.0 if with_gate < plain else -1.0)
 
 
 def experts_of(model: str) -> Experts | None:
@@ -113,7 +113,7 @@ def score_width(model: str) -> float:
     return LATENT_SCORES if _LATENT.search(model) else 0.0
 
 
-class Recomputed(TypedDict, total=False):
+class RecomputeFields(TypedDict, total=False):
     """Fields of a case."""
 
     full_recompute: float
@@ -122,7 +122,7 @@ class Recomputed(TypedDict, total=False):
     selective_recompute: bool
 
 
-def recomputed(row: Mapping[str, str], case: Case, memory: float | None) -> Recomputed:
+def recompute_fields(row: Mapping[str, str], case: Case, memory: float | None) -> RecomputeFields:
     """Return the recomputation by the column `recompute`, for the row's `case` without it.
 
     `memory` is the device's memory in bytes. "selective" means attention, or the modules that it
@@ -137,8 +137,8 @@ def recomputed(row: Mapping[str, str], case: Case, memory: float | None) -> Reco
     if word.startswith("remat custom"):
         return {"full_recompute": 1.0} if case.experts > 1 else {"ffn_recompute": 1.0}
     if word.startswith("sel"):
-        named = word.partition(":")[2]
-        attention, activation = not named or "core_attn" in named, "moe_act" in named
+        modules = word.partition(":")[2]
+        attention, activation = not modules or "core_attn" in modules, "moe_act" in modules
         return {"selective_recompute": attention, "activation_recompute": float(activation)}
     if not word and memory and saved_bytes(case) > memory:
         return {"full_recompute": 1.0}
@@ -175,18 +175,18 @@ def has_adapters(row: Mapping[str, str]) -> bool:
     return bool(chat and _ADAPTED.search(row.get("model", "")))
 
 
-def adapters_of_chat(case: Case) -> Case:
+def with_chat_adapters(case: Case) -> Case:
     """Return a case with the adapters of DeepSpeed-Chat's script for OPT-13B."""
     heads, kv = case.heads * case.head_dim, case.kv_heads * case.head_dim
     widths = 2 * (2 * case.hidden + heads + kv) + 2 * (case.hidden + case.ffn)
     x = cases_of([case])
     tables, blocks = float(table_weights(x)[0]), case.layers * float(block_weights(x)[0])
-    trained = case.layers * CHAT_RANK * widths + tables
+    trained_parameters = case.layers * CHAT_RANK * widths + tables
     return replace(
         case,
         adapter_rank=CHAT_RANK,
         adapter_widths=widths,
-        trained_share=trained / (blocks + tables),
+        trained_share=trained_parameters / (blocks + tables),
     )
 
 
@@ -200,7 +200,7 @@ _DROPPED = re.compile(r"token-?\s?drop", re.IGNORECASE)
 YES, NO = ("1", "1.0", "true", "yes", "on"), ("0", "0.0", "false", "no", "off")
 
 
-class Stated(TypedDict):
+class ExpertFields(TypedDict):
     """Fields of a case."""
 
     dispatcher: Dispatcher
@@ -210,7 +210,7 @@ class Stated(TypedDict):
     cuda_graphs: CudaGraphs
 
 
-def of_experts(row: Mapping[str, str], case: Case, software: str, dtype: Dtype) -> Stated:
+def expert_fields(row: Mapping[str, str], case: Case, software: str, dtype: Dtype) -> ExpertFields:
     """Return the details of a row with experts; `case` is the row without them.
 
     Columns `moe_dispatcher`, `ep_overlap` (on, off), `etp`, `token_drop` and `cuda_graphs` (1, 0)
@@ -219,15 +219,15 @@ def of_experts(row: Mapping[str, str], case: Case, software: str, dtype: Dtype) 
     """
     notes, model = row.get("notes", ""), row.get("model", "")
     drops, graph = flag(row, "token_drop"), flag(row, "cuda_graphs")
-    usual = captured_experts(software, case.software_date, case.generation, case.domain, dtype)
-    captured = usual if graph is None else "iteration" if graph else "none"
+    default = expert_cuda_graphs(software, case.software_date, case.generation, case.domain, dtype)
+    graphs = default if graph is None else "iteration" if graph else "none"
     etp = re.search(r"\bETP\s*=?\s*(\d+)", (row.get("etp") and f"ETP{row['etp']}") or notes)
-    return Stated(
+    return ExpertFields(
         dispatcher=_dispatcher(row.get("moe_dispatcher") or notes),
-        ep_overlap=_overlap(row, notes, "on" if captured == "iteration" else "any"),
+        ep_overlap=_overlap(row, notes, "on" if graphs == "iteration" else "any"),
         whole_experts=int(etp[1]) == 1 if etp else software in WHOLE_EXPERTS,
         drops_tokens=bool(_DROPPED.search(model)) if drops is None else drops,
-        cuda_graphs=captured,
+        cuda_graphs=graphs,
     )
 
 
@@ -238,7 +238,7 @@ class DenseBlocks(TypedDict):
     more_weights: float
 
 
-def of_dense_blocks(first: float, width: float | None, case: Case) -> DenseBlocks:
+def dense_block_fields(first: float, width: float | None, case: Case) -> DenseBlocks:
     """Return the fields for the `first` blocks of a case with experts, which have a dense ffn.
 
     `more_weights` is the mean over blocks of the parameters of that ffn minus those of router and
@@ -266,8 +266,8 @@ def _dispatcher(text: str) -> Dispatcher:
     return "any"
 
 
-def _overlap(row: Mapping[str, str], notes: str, usual: EpOverlap) -> EpOverlap:
-    column, noted = flag(row, "ep_overlap"), _OVERLAP.search(notes)
-    if column is None and noted:
-        column = flag({"noted": noted[1]}, "noted")
-    return usual if column is None else "on" if column else "off"
+def _overlap(row: Mapping[str, str], notes: str, default: EpOverlap) -> EpOverlap:
+    column, match = flag(row, "ep_overlap"), _OVERLAP.search(notes)
+    if column is None and match:
+        column = flag({"noted": match[1]}, "noted")
+    return default if column is None else "on" if column else "off"

@@ -24,16 +24,16 @@ from paceline.estimate.memory.framework import EVERYTHING, Constants
 from paceline.estimate.memory.states import (
     NORMS,
     Stage,
-    copies_kept,
-    of_last,
+    has_persistent_copies,
     shards_weights,
+    value_of_last_block,
     vocabulary_rows,
 )
 from paceline.estimate.model.block import active_experts, tokens
 from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.weights import num_microbatches, replicas
 
-DROPPED = 2
+DROPOUT_TENSORS = 2
 """Number of residual-stream tensors with dropout per block: attention's and the ffn's outputs."""
 LSE_BYTES = 4
 """Bytes of the fp32 log-sum-exp of a row, all that flash attention saves of its scores: one for
@@ -44,7 +44,7 @@ each head and token (Dao et al., arXiv:2205.14135)."""
 class Activations:
     """Bytes of activations in a step's passes, on one rank."""
 
-    kept: Floats
+    saved_bytes: Floats
     """Bytes saved for backward passes that have not started."""
     working: Floats
     """Additional bytes of the one block whose backward pass is running."""
@@ -68,30 +68,30 @@ def activations(x: Cases, f: Constants, s: Stage) -> Activations:
     shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
     per_token, row_sums = _block_per_token(x, f, shared), LSE_BYTES * x.heads / x.tp
     whole = t * (per_token + np.where(_stores_scores(x, f), _scores(x, f), row_sums))
-    products = f.activation_scale * c * _every_second_product(x, shared)
-    selective = t * (np.where(f.saves_products > 0, products, per_token) + row_sums)
+    gemm_outputs = f.activation_scale * c * _every_second_gemm(x, shared)
+    selective = t * (np.where(f.saves_every_second_gemm > 0, gemm_outputs, per_token) + row_sums)
     inputs = t * c * x.hidden / shared
-    less, again = _recomputed(x, f, shared, whole, inputs)
+    savings, recompute_peak = _recompute_bytes(x, f, shared, whole, inputs)
     # Selective checkpointing replaces the block's bytes only without full recomputation. `less` is
     # then subtracted for the shares of blocks that are recomputed at each level.
-    alone = (x.selective_recompute > 0) & (x.full_recompute == 0)
-    block = np.where(alone, selective, whole) - less
+    is_selective_only = (x.selective_recompute > 0) & (x.full_recompute == 0)
+    block = np.where(is_selective_only, selective, whole) - savings
     gradients = f.backward * t * c * (x.hidden / shared + x.ffn / x.tp)
     logits, waiting = _logits(x, f, s, shared)
     head = s.last & (x.vocab > 0)
     return Activations(
-        kept=s.alive * block
-        + _waiting(x, s)
+        saved_bytes=s.alive * block
+        + _deferred_gradients(x, s)
         + _transfers(x, f, s, inputs)
         + np.where(s.first, f.embedding_kept * t * x.hidden * _in_flight(s), 0.0),
-        working=np.where(s.layers > 0, again + gradients, 0.0),
+        working=np.where(s.layers > 0, recompute_peak + gradients, 0.0),
         logits=np.where(head, logits, 0.0),
         num_logits=np.where(head, t * vocabulary_rows(x, f) / x.tp, 0.0),
         waiting=np.where(head, waiting, 0.0),
     )
 
 
-def _recomputed(
+def _recompute_bytes(
     x: Cases, f: Constants, shared: Floats, whole: Floats, inputs: Floats
 ) -> tuple[Floats, Floats]:
     """Return (bytes saved by recomputation per block on average, bytes recomputed at the peak).
@@ -101,21 +101,21 @@ def _recomputed(
     """
     t, c = tokens(x), x.compute_bytes
     ffn = t * c * f.activation_scale * (x.ffn * active_experts(x) + x.shared_ffn) / x.tp
-    first, then = _ffn_tensors(x, f)
-    of_activation = ffn * then
+    first, second = _ffn_tensors(x, f)
+    of_activation = ffn * second
     of_norm = np.where(f.gathers_inputs > 0, 1.0, 1 / shared) * _norm_outputs(x, f) / NORMS
-    of_ffn = ffn * (first + then) + t * c * x.hidden * of_norm
-    less = (
+    of_ffn = ffn * (first + second) + t * c * x.hidden * of_norm
+    savings = (
         x.full_recompute * (whole - inputs)
         + x.ffn_recompute * of_ffn
         + x.activation_recompute * of_activation
     )
     nothing = np.zeros(x.size)
-    at_last = of_last(x, full=whole, ffn=of_ffn, activation=of_activation, none=nothing)
-    return less, at_last
+    at_last = value_of_last_block(x, full=whole, ffn=of_ffn, activation=of_activation, none=nothing)
+    return savings, at_last
 
 
-def _waiting(x: Cases, s: Stage) -> Floats:
+def _deferred_gradients(x: Cases, s: Stage) -> Floats:
     """Return the bytes of GEMM output gradients that zero-bubble keeps for weight gradients.
 
     Outputs of a block's GEMMs: queries, keys and values, the ffn's first GEMM (with its gate), and
@@ -124,22 +124,24 @@ def _waiting(x: Cases, s: Stage) -> Floats:
     widths = (x.heads + 2 * x.kv_heads) * x.head_dim + (1 + x.gated) * x.ffn
     of_layer = tokens(x) * x.compute_bytes * (2 * x.hidden + widths / x.tp)
     # The current micro-batch's gradients add to those of the deferred ones.
-    return np.where(s.deferred > 0, (s.deferred + 1) * s.layers * of_layer, 0.0)
+    return np.where(
+        s.deferred_microbatches > 0, (s.deferred_microbatches + 1) * s.layers * of_layer, 0.0
+    )
 
 
 def _transfers(x: Cases, f: Constants, s: Stage, inputs: Floats) -> Floats:
     """Return the bytes of sent stage outputs that stay allocated for micro-batches in flight."""
     ranks = np.where(f.splits_transfers > 0, x.tp, 1.0)
-    sent = x.vp * _in_flight(s) / ranks
-    return np.where(x.pp > 1, f.keeps_transfers * sent * inputs, 0.0)
+    num_outputs = x.vp * _in_flight(s) / ranks
+    return np.where(x.pp > 1, f.keeps_transfers * num_outputs * inputs, 0.0)
 
 
 def _in_flight(s: Stage) -> Floats:
     """Return the mean number of micro-batches whose activations of a rank's layers are alive."""
-    return s.kept / np.maximum(s.layers, 1)
+    return s.layers_in_flight / np.maximum(s.layers, 1)
 
 
-def _joined(x: Cases, f: Constants) -> Floats:
+def _context_parallel_features(x: Cases, f: Constants) -> Floats:
     """Return the features per token that context parallelism saves in addition to its own tensors.
 
     These are attention's output again, joined from parts, and the other ranks' keys and values
@@ -160,21 +162,21 @@ def _ffn_tensors(x: Cases, f: Constants) -> tuple[Floats, Floats]:
     # `first`: a ReLU without a gate saves its sign as a byte if compiled for a GPU, or its output
     # if the last GEMM is frozen (otherwise that output is counted as the last GEMM's input). All
     # other activations save the first GEMM's output, and the gate's.
-    trained, plain = np.where(x.frozen > 0, 0.0, 1.0), 1 - x.gated
+    is_trained, plain = np.where(x.frozen > 0, 0.0, 1.0), 1 - x.gated
     bytewise = (x.compiled > 0) & ~_compiled_for_a_cpu(x)
-    signs = np.where(bytewise, 1 / x.compute_bytes, 1 - trained)
+    signs = np.where(bytewise, 1 / x.compute_bytes, 1 - is_trained)
     relu = plain * x.relu
     first = np.where(relu > 0, signs, 1 + x.gated)
-    return first, trained + x.gated * f.ffn_gated * (1 - x.compiled)
+    return first, is_trained + x.gated * f.ffn_gated * (1 - x.compiled)
 
 
 def _norm_outputs(x: Cases, f: Constants) -> Floats:
     """Return the number of saved norm outputs of a block: none before frozen GEMMs."""
-    again = f.drops_norms * (x.compiled > 0) * (x.peak_narrow > 0)
-    return np.where(x.frozen > 0, 0.0, NORMS * (1 - again))
+    recomputed_share = f.drops_norms * (x.compiled > 0) * (x.peak_narrow > 0)
+    return np.where(x.frozen > 0, 0.0, NORMS * (1 - recomputed_share))
 
 
-def _every_second_product(x: Cases, shared: Floats) -> Floats:
+def _every_second_gemm(x: Cases, shared: Floats) -> Floats:
     """Return the numbers per token that selective checkpointing by operation saves.
 
     These are a block's input, attention's output, and the outputs of GEMMs 1, 3, 5 and 7 of
@@ -217,10 +219,12 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
     stream = ((of_norms + masks) / shared + inputs * outputs / NORMS) * x.hidden
     experts = active_experts(x)
     width = sum(_ffn_tensors(x, f)) * (x.ffn * experts + x.shared_ffn)
-    permuted = np.where(x.experts > 1, 2 * experts * x.hidden, 0.0)
+    sort_features = np.where(x.experts > 1, 2 * experts * x.hidden, 0.0)
     width_of_head = np.where(x.score_width > 0, x.score_width, x.head_dim)
-    heads = 2 * (x.heads + x.kv_heads) * width_of_head + x.latents + _joined(x, f)
-    of_parts = c * (heads + width + permuted) / x.tp
+    heads = (
+        2 * (x.heads + x.kv_heads) * width_of_head + x.latents + _context_parallel_features(x, f)
+    )
+    of_parts = c * (heads + width + sort_features) / x.tp
     return f.activation_scale * (stream + of_parts + _adapters(x, f, shared))
 
 
@@ -238,9 +242,9 @@ def _stream_masks(x: Cases, f: Constants) -> Floats:
     Only the native trainer uses this. If tensor ranks draw separately, each for its part of the
     tokens, dropout is not compiled.
     """
-    apart = (x.sequence_parallel > 0) & (x.tp > 1)
+    draws_separately = (x.sequence_parallel > 0) & (x.tp > 1)
     mask = np.where(f.noise > 0, x.compute_bytes, 1.0)
-    return np.where(_compiled_for_a_cpu(x) & ~apart, 0.0, DROPPED * mask)
+    return np.where(_compiled_for_a_cpu(x) & ~draws_separately, 0.0, DROPOUT_TENSORS * mask)
 
 
 def _stores_scores(x: Cases, f: Constants) -> Bools:
@@ -262,9 +266,11 @@ def _scores(x: Cases, f: Constants) -> Floats:
     probabilities, mask and result are fp32, as are then queries, keys and values: 3 x 4 a (s + d) /
     tp.
     """
-    drawn = 3 * 4 * x.heads * (x.seq_len + np.where(x.compute_bytes < 4, x.head_dim, 0)) / x.tp
-    stored = f.scores * x.compute_bytes / 2 * x.heads * x.seq_len / x.tp
-    return f.activation_scale * np.where(f.noise * x.drops_scores > 0, drawn, stored)
+    dropout_bytes = (
+        3 * 4 * x.heads * (x.seq_len + np.where(x.compute_bytes < 4, x.head_dim, 0)) / x.tp
+    )
+    score_bytes = f.scores * x.compute_bytes / 2 * x.heads * x.seq_len / x.tp
+    return f.activation_scale * np.where(f.noise * x.drops_scores > 0, dropout_bytes, score_bytes)
 
 
 def _norm(x: Cases, f: Constants) -> Floats:
@@ -290,24 +296,26 @@ def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> tuple[Floats, F
     Each predicted token has its own loss, whose logits are kept until the backward pass.
     """
     t, rows = (1 + x.mtp_layers) * tokens(x), vocabulary_rows(x, f) / x.tp
-    entrance = t * x.hidden * (2 * x.compute_bytes + _norm(x, f)) / shared
+    input_bytes = t * x.hidden * (2 * x.compute_bytes + _norm(x, f)) / shared
     head = np.where(f.head_gradient > 0, rows * x.hidden, 0.0)
     # Micro-batches whose head tensors are alive: all of a step in gpipe, else the current one plus
     # those that zero-bubble defers. A chunked loss holds one chunk of logits whatever that number
     # is; an unchunked one holds the logits of every such micro-batch.
-    waiting = np.where(all_forward_first(x), num_microbatches(x), 1 + s.deferred)
+    waiting = np.where(all_forward_first(x), num_microbatches(x), 1 + s.deferred_microbatches)
     logits = (f.logits + x.more_logit_bytes) * t * rows
-    chunked = f.chunk < EVERYTHING
-    at_once = np.where(chunked, _chunk(x, f, t, rows), waiting * logits)
+    is_chunked = f.chunk < EVERYTHING
+    at_once = np.where(is_chunked, _chunk(x, f, t, rows), waiting * logits)
     # Each of these micro-batches keeps a head gradient. Only the current one needs the 16-bit copy
     # of the head that computes it.
     copy = np.where((x.frozen > 0) | (x.compute_bytes >= f.weight), 0.0, x.compute_bytes * head)
-    gathered = shards_weights(x, f) & (replicas(x) * x.cp > 1)
+    is_gathered = shards_weights(x, f) & (replicas(x) * x.cp > 1)
     gradient = np.where((x.frozen > 0) & (x.trains_head == 0), 0.0, f.head_gradient * head)
-    head_bytes = waiting * gradient + np.where(gathered, 0.0, copy)
-    each = entrance + gradient + np.where(chunked, 0.0, logits)
+    head_bytes = waiting * gradient + np.where(is_gathered, 0.0, copy)
+    each = input_bytes + gradient + np.where(is_chunked, 0.0, logits)
     others = np.where(all_forward_first(x), waiting - 1, 0.0) * each
-    return at_once + waiting * entrance + np.where(copies_kept(x, f), copy, head_bytes), others
+    return at_once + waiting * input_bytes + np.where(
+        has_persistent_copies(x, f), copy, head_bytes
+    ), others
 
 
 def _chunk(x: Cases, f: Constants, t: Floats, rows: Floats) -> Floats:

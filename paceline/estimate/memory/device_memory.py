@@ -26,7 +26,7 @@ from paceline.estimate.model.weights import num_microbatches, replicas
 CONTEXT_BYTES: Mapping[str, float] = {"volta": 1113 * MIB, "ampere": 1573 * MIB, "cpu": 0.0}
 """Context size per GPU generation: memory that nvidia-smi shows with one tensor allocated. Source:
 the 1.3B and 104B notes of BigScience (2021), CUDA 11."""
-USUAL_CONTEXT_BYTES = 800 * MIB
+DEFAULT_CONTEXT_BYTES = 800 * MIB
 """Context size of other GPUs, for which there is no measurement. It is smaller because newer
 drivers load kernels on demand."""
 LIKELY, UNLIKELY = 0.9, 0.1
@@ -42,7 +42,7 @@ class MemoryEstimate:
     weights: Floats
     gradients: Floats
     optimizer: Floats
-    gathered: Floats
+    gathered: Floats  # language: allow
     """Sharded weights that ZeRO-3, or FSDP's stage 2, gathers for computation."""
     activations: Floats
     logits: Floats
@@ -53,7 +53,7 @@ class MemoryEstimate:
     """Part of the fields above that is already freed when the others peak; it is subtracted."""
     fragmentation: Floats
     """Memory that the allocator holds beyond the peak of live tensors."""
-    given_back: Floats
+    reclaimable: Floats
     """Part of the fragmentation that the allocator gives back before the device runs out of memory.
     It is the smaller of the step's buffers and the passes' tensors, because only one of them is
     needed at a time."""
@@ -65,7 +65,7 @@ class MemoryEstimate:
     @property
     def allocated(self) -> Floats:
         """Peak of live tensors."""
-        made_and_held = (
+        total = (
             self.weights
             + self.gradients
             + self.optimizer
@@ -74,7 +74,7 @@ class MemoryEstimate:
             + self.logits
             + self.buffers
         )
-        return made_and_held - self.not_at_once
+        return total - self.not_at_once
 
     @property
     def reserved(self) -> Floats:
@@ -87,14 +87,14 @@ class MemoryEstimate:
         return self.reserved + self.context
 
     @property
-    def needed(self) -> Floats:
+    def needed_bytes(self) -> Floats:
         """Bytes that the device must have at least, whatever the allocator caches."""
-        return self.device_used - self.given_back
+        return self.device_used - self.reclaimable
 
     def at(self, row: int) -> dict[str, float]:
         """Return the parts of one case in bytes; they add up to `device_used`."""
         parts = {f.name: float(getattr(self, f.name)[row]) for f in fields(self)}
-        del parts["log_sd"], parts["given_back"]
+        del parts["log_sd"], parts["reclaimable"]
         return {**parts, "not_at_once": -parts["not_at_once"]}
 
 
@@ -121,43 +121,51 @@ def rank_memory(
 ) -> MemoryEstimate:
     """Return the bytes by part of pipeline rank `rank`, -1 for the last one."""
     f, s = constants(x, frameworks), stage(x, rank)
-    held, new = states(x, f, s), activations(x, f, s)
+    persistent, passes = states(x, f, s), activations(x, f, s)
     on_gpu = ~x.is_category("generation", "cpu")
-    saved = new.kept + new.working + held.copies
+    activation_bytes = passes.saved_bytes + passes.working + persistent.copies
     # The backward pass of a block starts after the logits are freed, so only the larger of the two
     # counts. Gradients are allocated while activations are freed.
-    kept = new.kept + held.copies
-    beside = np.maximum(new.working, new.logits)
+    saved_for_backward = passes.saved_bytes + persistent.copies
+    working_peak = np.maximum(passes.working, passes.logits)
     # gpipe finishes all forward passes before the first backward pass allocates gradients.
-    through = held.gradients + kept + new.working + new.waiting
-    apart = (f.keeps_gradients == 0) & all_forward_first(x) & (num_microbatches(x) > 1)
+    first_backward_end = persistent.gradients + saved_for_backward + passes.working + passes.waiting
+    frees_before_backward = (
+        (f.keeps_gradients == 0) & all_forward_first(x) & (num_microbatches(x) > 1)
+    )
     # Peak of gradients and activations. Freed gradients: the forward peak has no gradients, so take
     # the larger of forward and backward. gpipe: compare the forward peak with the end of the first
     # backward pass. Otherwise gradients stay allocated throughout and add to the forward peak.
-    most = np.select(
-        [_frees_gradients(x, f), apart],
+    peak = np.select(
+        [_frees_gradients(x, f), frees_before_backward],
         [
-            np.maximum(kept + beside, held.gradients + new.working),
-            np.maximum(kept + beside, through),
+            np.maximum(saved_for_backward + working_peak, persistent.gradients + passes.working),
+            np.maximum(saved_for_backward + working_peak, first_backward_end),
         ],
-        held.gradients + kept + beside,
+        persistent.gradients + saved_for_backward + working_peak,
     )
-    live = held.weights + held.optimizer + held.gathered + held.buffers + most
+    live = (
+        persistent.weights
+        + persistent.optimizer
+        + persistent.gathered_weights
+        + persistent.buffers
+        + peak
+    )
     # The step's buffers and the passes' tensors are needed at different times. The allocator caches
     # both, but can give back whichever is not in use: the smaller of the two at the peak.
-    of_step = beyond_logits(held.of_step, held.trained, new.num_logits)
-    of_passes = (1 + f.fragmentation) * (kept + beside)
+    of_step = beyond_logits(persistent.of_step, persistent.trained_parameters, passes.num_logits)
+    of_passes = (1 + f.fragmentation) * (saved_for_backward + working_peak)
     return MemoryEstimate(
-        weights=held.weights,
-        gradients=held.gradients,
-        optimizer=held.optimizer,
-        gathered=held.gathered,
-        activations=saved,
-        logits=new.logits,
-        buffers=held.buffers,
-        not_at_once=np.maximum(0, held.gradients + saved + new.logits - most),
+        weights=persistent.weights,
+        gradients=persistent.gradients,
+        optimizer=persistent.optimizer,
+        gathered=persistent.gathered_weights,
+        activations=activation_bytes,
+        logits=passes.logits,
+        buffers=persistent.buffers,
+        not_at_once=np.maximum(0, persistent.gradients + activation_bytes + passes.logits - peak),
         fragmentation=on_gpu * (f.fragmentation * live + of_step),
-        given_back=np.where(on_gpu, np.minimum(of_step, of_passes), 0.0),
+        reclaimable=np.where(on_gpu, np.minimum(of_step, of_passes), 0.0),
         context=_context(x, context_bytes) + on_gpu * f.communicator * _groups(x),
         log_sd=f.log_sd,
     )
@@ -169,7 +177,7 @@ def p_oom(estimate: MemoryEstimate, limit_bytes: float | Floats) -> Floats:
     The need is log-normal: Phi(z) with z = ln(needed / limit) / sd, Phi the standard normal
     distribution.
     """
-    deviations = np.log(estimate.needed / limit_bytes) / estimate.log_sd
+    deviations = np.log(estimate.needed_bytes / limit_bytes) / estimate.log_sd
     return np.array([0.5 * (1 + erf(z / 2**0.5)) for z in deviations])
 
 
@@ -181,8 +189,8 @@ def verdict(probability: float) -> Verdict:
 
 
 def _largest(ranks: list[MemoryEstimate]) -> MemoryEstimate:
-    used, needed = (
-        np.stack([getattr(r, name) for r in ranks]) for name in ("device_used", "needed")
+    used, needed_bytes = (
+        np.stack([getattr(r, name) for r in ranks]) for name in ("device_used", "needed_bytes")
     )
     most, rows = used.argmax(axis=0), list(range(used.shape[1]))
     parts = {
@@ -190,7 +198,7 @@ def _largest(ranks: list[MemoryEstimate]) -> MemoryEstimate:
         for f in fields(MemoryEstimate)
     }
     # The rank with the most memory in use can give part of it back, so another rank may need more.
-    return MemoryEstimate(**{**parts, "given_back": used.max(axis=0) - needed.max(axis=0)})
+    return MemoryEstimate(**{**parts, "reclaimable": used.max(axis=0) - needed_bytes.max(axis=0)})
 
 
 def _frees_gradients(x: Cases, f: Constants) -> Bools:
@@ -209,8 +217,8 @@ def _groups(x: Cases) -> Floats:
     return np.sum([size > 1 for size in sizes], axis=0).astype(float)
 
 
-def _context(x: Cases, stated: float | Floats | None) -> Floats:
-    if stated is not None:
-        return np.broadcast_to(np.asarray(stated, dtype=float), x.size)
+def _context(x: Cases, context_bytes: float | Floats | None) -> Floats:
+    if context_bytes is not None:
+        return np.broadcast_to(np.asarray(context_bytes, dtype=float), x.size)
     generations = [x.is_category("generation", name) for name in CONTEXT_BYTES]
-    return np.select(generations, list(CONTEXT_BYTES.values()), USUAL_CONTEXT_BYTES)
+    return np.select(generations, list(CONTEXT_BYTES.values()), DEFAULT_CONTEXT_BYTES)

@@ -97,7 +97,7 @@ class Framework:
     single replica. The head's gradient then accumulates in the parameter's own."""
     activation_scale: float = 1
     """Ratio of actual to counted activation bytes."""
-    saves_products: float = 0
+    saves_every_second_gemm: float = 0
     """1 if selective activation checkpointing saves attention and the output of every second GEMM,
     instead of all but the scores."""
     fixed: float = 0
@@ -152,7 +152,7 @@ PRIORS: Mapping[str, Framework] = {
     # its gradient (4).
     "torch": Framework(
         weight=4, gradient=4, master=0, keeps_gradients=0, ffn_gated=1, logits=14,
-        saves_products=1, fixed=500 * MIB, per_parameter=0.2, per_shard=0.2,
+        saves_every_second_gemm=1, fixed=500 * MIB, per_parameter=0.2, per_shard=0.2,
         fragmentation=0.05, communicator=300 * MIB,
     ),
 }  # fmt: skip
@@ -199,7 +199,7 @@ DEEPSPEED = replace(
     gradient=2,
     master=4,
     keeps_gradients=1,
-    saves_products=0,
+    saves_every_second_gemm=0,
     log_sd=0.29,
 )
 """DeepSpeed with PyTorch modules: 16-bit weights and gradients, fp32 masters. No published memory
@@ -216,8 +216,8 @@ def frameworks_of(generation: str, native: bool) -> Mapping[str, Framework] | Fr
     """
     if generation == "cpu":
         return NATIVE_CPU
-    known = {"deepspeed": DEEPSPEED, **FRAMEWORKS}
-    return {**known, "torch": NATIVE_CUDA} if native else known
+    frameworks = {"deepspeed": DEEPSPEED, **FRAMEWORKS}
+    return {**frameworks, "torch": NATIVE_CUDA} if native else frameworks
 
 
 class Constants:
@@ -243,7 +243,7 @@ def constants(x: Cases, frameworks: Mapping[str, Framework] | Framework) -> Cons
         )
     missing = set(np.unique(x.categories["implementation"]).tolist()) - set(frameworks)
     if missing:
-        raise ValueError(f"no constants for the stack {', '.join(sorted(missing))}")
+        raise ValueError(f"no memory constants for {', '.join(sorted(missing))}")
     stacks = [
         x.is_category("software" if n in BY_SOFTWARE else "implementation", n) for n in frameworks
     ]

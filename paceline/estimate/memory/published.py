@@ -25,7 +25,7 @@ from paceline.files import catalog
 GIB = 2**30
 _SIZE = re.compile(r"-(96)GB")
 """Device variants whose memory differs from that of the catalog's device of the same name."""
-NO_MEMORY = "no memory stated"
+NO_MEMORY = "no memory figure"
 MORE_STAGES = "more pipeline stages than layers"
 
 Kind = Literal["allocated", "reserved", "device_used"]
@@ -67,7 +67,7 @@ class PublishedMemory:
     source: str
     case: Case
     device_bytes: float
-    stated_bytes: float | None
+    reported_bytes: float | None
     """Bytes as stated; None if the run ran out of memory."""
 
 
@@ -77,9 +77,9 @@ def read_memory_row(row: Mapping[str, str]) -> PublishedMemory:
     Gaps are filled as in `read_row`. Models without a gate have learned positions and a tied head.
     The notes report an optimizer with 8-bit moments.
     """
-    notes, stated = row.get("notes", ""), (row.get("mem_gb") or "").strip()
+    notes, memory_text = row.get("notes", ""), (row.get("mem_gb") or "").strip()
     ran_out = notes.startswith("OOM")
-    if not stated and not ran_out:
+    if not memory_text and not ran_out:
         raise UnsupportedRowError(NO_MEMORY)
     # A run that ran out of memory has no step time, but `read_row` requires one. This value is
     # large enough that no peak FLOP rate rejects it.
@@ -105,7 +105,7 @@ def read_memory_row(row: Mapping[str, str]) -> PublishedMemory:
         source=row.get("source", "").split(" (via")[0],
         case=case,
         device_bytes=float(variant[1]) * 1e9 if variant else device.memory_bytes or float("inf"),
-        stated_bytes=float(stated) * GIB if stated else None,
+        reported_bytes=float(memory_text) * GIB if memory_text else None,
     )
 
 
@@ -132,11 +132,11 @@ def memory_as_reported(
         for rank, estimate in estimates.items()
         for kind in set(KINDS.values())
     }
-    stated = [
+    estimates_ = [
         totals[rank_of_source(row.source), KINDS[row.case.implementation]][i]
         for i, row in enumerate(rows)
     ]
-    return np.minimum(stated, [row.device_bytes for row in rows])
+    return np.minimum(estimates_, [row.device_bytes for row in rows])
 
 
 def rank_of_source(source: str) -> int | str:

@@ -39,9 +39,9 @@ class Stage:
 
     layers: Floats
     """Number of layers over all its chunks."""
-    kept: Floats
+    layers_in_flight: Floats
     """Layers times the micro-batches whose activations are alive at once."""
-    deferred: Floats
+    deferred_microbatches: Floats
     """Micro-batches whose weight gradients are deferred: zero-bubble defers as many as there are
     ranks before this one (Qi et al., arXiv:2401.10241)."""
     first: Bools
@@ -52,7 +52,7 @@ class Stage:
     @property
     def alive(self) -> Floats:
         """Layers times micro-batches kept for either part of their backward pass."""
-        return self.kept + self.layers * self.deferred
+        return self.layers_in_flight + self.layers * self.deferred_microbatches
 
 
 def stage(x: Cases, rank: int) -> Stage:
@@ -65,8 +65,8 @@ def stage(x: Cases, rank: int) -> Stage:
     ranks = np.where(rank < 0, pp - 1, np.minimum(rank, pp - 1))
     m = np.maximum(1, np.floor(num_microbatches(x))).astype(int)
     # 1f1b with chunks is the interleaved schedule.
-    chunked = x.is_category("schedule", "1f1b") & (vp > 1) & (pp > 1)
-    schedule = np.where(chunked, "interleaved", x.categories["schedule"])
+    is_interleaved = x.is_category("schedule", "1f1b") & (vp > 1) & (pp > 1)
+    schedule = np.where(is_interleaved, "interleaved", x.categories["schedule"])
     # After two full rounds of p micro-batches the count stays constant, except in gpipe, which
     # keeps all micro-batches.
     steady = (m % pp == 0) & (schedule != "gpipe")
@@ -76,14 +76,14 @@ def stage(x: Cases, rank: int) -> Stage:
     columns = [x.layers.astype(int), pp, vp, ranks, m, np.searchsorted(names, schedule)]
     unique, inverse = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
     keys: list[list[int]] = unique.tolist()
-    held = [_held(key, schedules[key[-1]]) for key in keys]
-    layers, kept = np.array(held, dtype=float).reshape(-1, 2)[inverse.reshape(-1)].T
+    counts = [_layer_counts(key, schedules[key[-1]]) for key in keys]
+    layers, in_flight = np.array(counts, dtype=float).reshape(-1, 2)[inverse.reshape(-1)].T
     split = x.is_category("schedule", "zero-bubble") & (pp > 1)
-    deferred = np.where(split, np.minimum(ranks, m), 0).astype(float)
-    return Stage(layers, kept, deferred, ranks == 0, ranks == pp - 1)
+    deferred_microbatches = np.where(split, np.minimum(ranks, m), 0).astype(float)
+    return Stage(layers, in_flight, deferred_microbatches, ranks == 0, ranks == pp - 1)
 
 
-def _held(key: list[int], schedule: Schedule) -> tuple[int, int]:
+def _layer_counts(key: list[int], schedule: Schedule) -> tuple[int, int]:
     """Return (layers, layers x micro-batches alive at once) of a rank.
 
     `key` starts with num_layers, pp, vp, rank and micro-batches.
@@ -92,8 +92,8 @@ def _held(key: list[int], schedule: Schedule) -> tuple[int, int]:
     try:
         sizes = stage_sizes(num_layers, pp, vp)
     except ValueError:
-        each, rest = divmod(num_layers, pp * vp)
-        sizes = [each + (i < rest) for i in range(pp * vp)]
+        each, remainder = divmod(num_layers, pp * vp)
+        sizes = [each + (i < remainder) for i in range(pp * vp)]
     return sum(sizes[rank::pp]), layers_in_flight(sizes, pp, rank, schedule, microbatches)
 
 
@@ -110,7 +110,7 @@ class States:
     weights: Floats
     gradients: Floats
     optimizer: Floats
-    gathered: Floats
+    gathered_weights: Floats
     """Sharded weights that are gathered while they are used."""
     copies: Floats
     """16-bit copies of fp32 weights that operations create and keep for the backward pass."""
@@ -119,7 +119,7 @@ class States:
     with the parameters."""
     of_step: Floats
     """Buffers that the end of a step allocates and the allocator keeps (`step_buffers`)."""
-    trained: Floats
+    trained_parameters: Floats
     """Number of trained parameters, before ZeRO."""
 
 
@@ -133,14 +133,14 @@ class _Counts:
     """Parameters of experts."""
     ends: Floats
     """Parameters of embedding, last norm and head."""
-    trained: Floats
+    trained_parameters: Floats
     """Trained parameters of blocks and ends."""
     trained_experts: Floats
     ranks: Floats
     """Number of ranks over which ZeRO shards blocks and ends."""
     expert_ranks: Floats
 
-    def cut(self, where: Bools, common: Floats, experts: Floats) -> Floats:
+    def local_bytes(self, where: Bools, common: Floats, experts: Floats) -> Floats:
         """Return the bytes of one rank, sharded over all ranks where `where` is true."""
         return np.where(where, common / self.ranks + experts / self.expert_ranks, common + experts)
 
@@ -157,20 +157,22 @@ def states(x: Cases, f: Constants, s: Stage) -> States:
     gradient = f.gradient + x.summed_gradient_bytes
     moments = np.where(c < 4, f.master, 0.0) + 2 * x.moment_bytes
     return States(
-        weights=n.cut(
+        weights=n.local_bytes(
             zero >= f.shards_weights_at,
-            weight * n.trained + c * frozen,
+            weight * n.trained_parameters + c * frozen,
             weight * n.trained_experts + c * frozen_experts,
         ),
-        gradients=n.cut(
-            (zero >= 2) & ~_whole_gradients(x), gradient * n.trained, gradient * n.trained_experts
+        gradients=n.local_bytes(
+            (zero >= 2) & ~_whole_gradients(x),
+            gradient * n.trained_parameters,
+            gradient * n.trained_experts,
         ),
-        optimizer=moments * n.cut(zero >= 1, n.trained, n.trained_experts),
-        gathered=_all_gather_exchange(x, f, s, n),
+        optimizer=moments * n.local_bytes(zero >= 1, n.trained_parameters, n.trained_experts),
+        gathered_weights=_gathered_bytes(x, f, s, n),
         copies=_copies(x, f, s, n),
         buffers=_buffers(x, f, n),
-        of_step=_of_step(x, f, s, n),
-        trained=n.trained + n.trained_experts,
+        of_step=_step_bytes(x, f, s, n),
+        trained_parameters=n.trained_parameters + n.trained_experts,
     )
 
 
@@ -187,14 +189,14 @@ def _counts(x: Cases, f: Constants, s: Stage) -> _Counts:
         blocks,
         experts,
         ends,
-        trained=share * blocks + np.where(x.frozen > 0, 0.0, ends),
+        trained_parameters=share * blocks + np.where(x.frozen > 0, 0.0, ends),
         trained_experts=share * experts,
         ranks=ranks,
         expert_ranks=np.maximum(1.0, ranks / x.ep),
     )
 
 
-def _all_gather_exchange(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
+def _gathered_bytes(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
     """Return the bytes of gathered weights, in the compute dtype.
 
     Under stage 3 these are two blocks (the current and the next one) and the ends; under stage 2
@@ -211,7 +213,7 @@ def shards_weights(x: Cases, f: Constants) -> Bools:
     return x.zero_stage >= f.shards_weights_at
 
 
-def copies_kept(x: Cases, f: Constants) -> Bools:
+def has_persistent_copies(x: Cases, f: Constants) -> Bools:
     """Return a mask of the cases that keep 16-bit copies between steps (one replica, one stage)."""
     return (f.keeps_copies > 0) & (x.pp <= 1) & (replicas(x) * x.cp <= 1)
 
@@ -225,28 +227,32 @@ def _copies(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
     sharded = shards_weights(x, f) & (n.ranks > 1)
     casts = (f.master == 0) & (x.compute_bytes < f.weight) & ~sharded
     share = np.where(x.frozen > 0, x.trained_share, 1.0)
-    kept, last = _kept_copies(x)
-    blocks = (s.alive * kept + (1 - last)) / np.maximum(s.layers, 1)
-    blocks = np.where(copies_kept(x, f), 1.0, blocks)
+    copied_share, last = _copied_shares(x)
+    blocks = (s.alive * copied_share + (1 - last)) / np.maximum(s.layers, 1)
+    blocks = np.where(has_persistent_copies(x, f), 1.0, blocks)
     return np.where(casts, x.compute_bytes * blocks * share * (n.blocks + n.experts), 0.0)
 
 
-def of_last(x: Cases, *, full: Floats, ffn: Floats, activation: Floats, none: Floats) -> Floats:
+def value_of_last_block(
+    x: Cases, *, full: Floats, ffn: Floats, activation: Floats, none: Floats
+) -> Floats:
     """Return the value for the last block, which recomputes the least, by its level."""
-    recomputed = x.full_recompute + x.ffn_recompute + x.activation_recompute
+    recompute_share = x.full_recompute + x.ffn_recompute + x.activation_recompute
     # The last block belongs to the least recomputed group that exists: none if the shares leave
     # blocks over, then activation, then ffn, then full.
-    parts = [recomputed < 1 - ROUNDING, x.activation_recompute > 0, x.ffn_recompute > 0]
+    parts = [recompute_share < 1 - ROUNDING, x.activation_recompute > 0, x.ffn_recompute > 0]
     return np.select(parts, [none, activation, ffn], full)
 
 
-def _kept_copies(x: Cases) -> tuple[Floats, Floats]:
+def _copied_shares(x: Cases) -> tuple[Floats, Floats]:
     """Return (mean, last block's) shares of block weights that are not used in recomputation."""
     ones = np.ones(x.size)
     of_ffn = ffn_weights(x) / block_weights(x)
     of_down = of_ffn / (2 + x.gated)
     mean = ones - x.full_recompute - x.ffn_recompute * of_ffn - x.activation_recompute * of_down
-    return mean, of_last(x, full=0 * ones, ffn=1 - of_ffn, activation=1 - of_down, none=ones)
+    return mean, value_of_last_block(
+        x, full=0 * ones, ffn=1 - of_ffn, activation=1 - of_down, none=ones
+    )
 
 
 def _buffers(x: Cases, f: Constants, n: _Counts) -> Floats:
@@ -254,21 +260,23 @@ def _buffers(x: Cases, f: Constants, n: _Counts) -> Floats:
 
     4-bit copies take half of an 8-bit copy's bytes.
     """
-    buckets = np.where(_two_gradients(x, f), f.gradient * (n.trained + n.trained_experts), 0.0)
+    buckets = np.where(
+        _two_gradients(x, f), f.gradient * (n.trained_parameters + n.trained_experts), 0.0
+    )
     narrow = f.narrow_copies * np.where(x.four_bit > 0, 0.5, 1.0) * (n.blocks + n.experts)
-    local = n.cut(x.zero_stage >= f.shards_weights_at, n.blocks + n.ends, n.experts)
-    updated = n.cut(x.zero_stage >= 1, n.trained, n.trained_experts)
-    grown = f.per_parameter * local + f.per_shard * updated
-    return f.fixed + buckets + np.where(x.peak_narrow > 0, narrow, 0.0) + grown
+    local = n.local_bytes(x.zero_stage >= f.shards_weights_at, n.blocks + n.ends, n.experts)
+    updated_parameters = n.local_bytes(x.zero_stage >= 1, n.trained_parameters, n.trained_experts)
+    parameter_buffers = f.per_parameter * local + f.per_shard * updated_parameters
+    return f.fixed + buckets + np.where(x.peak_narrow > 0, narrow, 0.0) + parameter_buffers
 
 
-def _of_step(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
+def _step_bytes(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
     at_ends, matrix = s.first | s.last, x.hidden * x.ffn / x.tp
     table = vocabulary_rows(x, f) * _table_width(x) / x.tp
     largest = np.where(at_ends, np.maximum(table, matrix), matrix)
-    share = n.cut(x.zero_stage >= 1, n.trained, n.trained_experts)
-    made = step_buffers(x, n.trained + n.trained_experts, share, largest)
-    return np.where(f.makes_buckets > 0, made, 0.0)
+    share = n.local_bytes(x.zero_stage >= 1, n.trained_parameters, n.trained_experts)
+    buffers = step_buffers(x, n.trained_parameters + n.trained_experts, share, largest)
+    return np.where(f.makes_buckets > 0, buffers, 0.0)
 
 
 def _two_gradients(x: Cases, f: Constants) -> Bools:
@@ -318,9 +326,9 @@ def vocabulary_rows(x: Cases, f: Constants) -> Floats:
     return np.ceil(x.vocab / multiple) * multiple
 
 
-BUCKET = 5e8
+BUCKET_ELEMENTS = 5e8
 """Default of DeepSpeed's reduce_bucket_size and allgather_bucket_size, in elements."""
-SUMMED_BUCKET = 5e9
+FP32_BUCKET_ELEMENTS = 5e9
 """Number of elements that BF16_Optimizer gathers at once if its size is not set: usually all. That
 the engine of early 2022 does not set it is inferred: with BUCKET five rows are missed by 8 to 11%,
 with this value by -0.3 to +5%."""
@@ -352,18 +360,18 @@ def step_buffers(x: Cases, parameters: Floats, share: Floats, largest: Floats) -
     (recordStream).
     """
     table, piece = 2 * largest, np.minimum(largest, share)
-    bucket = 2 * np.minimum(parameters, BUCKET)
-    at_once = np.where(x.summed_gradient_bytes > 0, SUMMED_BUCKET, BUCKET)
-    gathered = 2 * parameters / np.maximum(1, np.floor(parameters / at_once))
-    gathered = np.where(x.zero_stage >= 1, gathered, 0.0)
+    bucket = 2 * np.minimum(parameters, BUCKET_ELEMENTS)
+    at_once = np.where(x.summed_gradient_bytes > 0, FP32_BUCKET_ELEMENTS, BUCKET_ELEMENTS)
+    gather_output = 2 * parameters / np.maximum(1, np.floor(parameters / at_once))
+    gather_output = np.where(x.zero_stage >= 1, gather_output, 0.0)
     # Without ZeRO every gradient is converted to fp32 separately before they are joined.
     shard = np.where(x.zero_stage >= 1, 2 + 4, 4 + 4) * share
-    one_by_one = _kept([table, bucket, 4 * piece, 8 * piece, gathered])
+    one_by_one = _new_bytes([table, bucket, 4 * piece, 8 * piece, gather_output])
     waiting = np.maximum(one_by_one, table + shard)
     ahead = np.where(x.zero_stage >= 1, 2 + 2, 2) * parameters + shard
-    summed = _kept([4 * largest, gathered])
-    some = np.where(x.blocking_launches > 0, waiting, ahead)
-    return np.where(x.summed_gradient_bytes > 0, summed, some)
+    accumulating = _new_bytes([4 * largest, gather_output])
+    separate = np.where(x.blocking_launches > 0, waiting, ahead)
+    return np.where(x.summed_gradient_bytes > 0, accumulating, separate)
 
 
 def beyond_logits(buffers: Floats, parameters: Floats, logits: Floats) -> Floats:
@@ -372,12 +380,12 @@ def beyond_logits(buffers: Floats, parameters: Floats, logits: Floats) -> Floats
     `logits` is the number of one micro-batch's logits. Their gradients, in fp32 and in 16 bit, are
     freed blocks that hold whole buckets.
     """
-    bucket = np.maximum(1.0, 2 * np.minimum(parameters, BUCKET))
-    room = bucket * (np.floor(4 * logits / bucket) + np.floor(2 * logits / bucket))
-    return np.maximum(0.0, buffers - room)
+    bucket = np.maximum(1.0, 2 * np.minimum(parameters, BUCKET_ELEMENTS))
+    freed_bytes = bucket * (np.floor(4 * logits / bucket) + np.floor(2 * logits / bucket))
+    return np.maximum(0.0, buffers - freed_bytes)
 
 
-def _kept(buffers: Sequence[Floats]) -> Floats:
+def _new_bytes(buffers: Sequence[Floats]) -> Floats:
     """Return the bytes of consecutive buffers: each one larger than all before is new."""
     largest = total = np.zeros_like(buffers[0])
     for buffer in buffers:

@@ -70,11 +70,11 @@ def _ring_exchange(x: Cases, c: Mapping[str, float], tokens: Floats, attention: 
     Keys and values, 2 tensors of t g d / tp elements, come from each of cp - 1 ranks; the backward
     pass moves twice as much. Attention overlaps all but a share `cp_exposed` of it.
     """
-    moved = (x.cp - 1) * 2 * BYTES * tokens * x.kv_heads * x.head_dim / x.tp
+    num_bytes = (x.cp - 1) * 2 * BYTES * tokens * x.kv_heads * x.head_dim / x.tp
     span = x.tp * x.cp
-    needed = moved / group_rate(x, c, span, x.tp) + start_s(x, c, span) * (x.cp - 1)
-    hidden = np.minimum(needed, attention)
-    return (needed - hidden + c["cp_exposed"] * hidden) * (3 + x.full_recompute)
+    exchange_s = num_bytes / group_rate(x, c, span, x.tp) + start_s(x, c, span) * (x.cp - 1)
+    overlapped = np.minimum(exchange_s, attention)
+    return (exchange_s - overlapped + c["cp_exposed"] * overlapped) * (3 + x.full_recompute)
 
 
 def _all_gather_exchange(x: Cases, c: Mapping[str, float], tokens: Floats) -> Floats:
@@ -82,10 +82,10 @@ def _all_gather_exchange(x: Cases, c: Mapping[str, float], tokens: Floats) -> Fl
 
     A gather plus a scatter moves as much as an all-reduce; neither overlaps with attention.
     """
-    whole = x.cp * 2 * BYTES * tokens * x.kv_heads * x.head_dim / x.tp
-    both = all_reduce_s(x, c, whole, x.cp, x.tp, 2.0)
-    again = np.maximum(x.full_recompute, x.selective_recompute)
-    return both * (1 + again / 2)
+    num_bytes = x.cp * 2 * BYTES * tokens * x.kv_heads * x.head_dim / x.tp
+    exchange_s = all_reduce_s(x, c, num_bytes, x.cp, x.tp, 2.0)
+    recompute_share = np.maximum(x.full_recompute, x.selective_recompute)
+    return exchange_s * (1 + recompute_share / 2)
 
 
 def _all_to_all_exchange(x: Cases, c: Mapping[str, float], tokens: Floats) -> Floats:
@@ -102,8 +102,8 @@ def _all_to_all_exchange(x: Cases, c: Mapping[str, float], tokens: Floats) -> Fl
         return all_to_all_s(x, c, head * heads, x.cp, x.tp, alone)
 
     to_tokens, to_heads = swap_s(x.heads + 2 * shared), swap_s(x.heads)
-    again = np.maximum(x.full_recompute, x.selective_recompute)
-    return to_tokens * (2 + again) + to_heads * (2 + x.full_recompute)
+    recompute_share = np.maximum(x.full_recompute, x.selective_recompute)
+    return to_tokens * (2 + recompute_share) + to_heads * (2 + x.full_recompute)
 
 
 GENERATIONS = catalog.generations()
@@ -188,14 +188,14 @@ def gemm_seconds(
     x: Cases, c: Mapping[str, float], rate: Floats, m: Floats, n: Floats, k: Floats
 ) -> Floats:
     """Return the seconds of an (m, k) x (k, n) GEMM: 2 m n k / rate + start + exposed traffic."""
-    odd = np.minimum(_power_of_two(n), _power_of_two(k)) < select_by_category(
+    is_unaligned = np.minimum(_power_of_two(n), _power_of_two(k)) < select_by_category(
         x, "generation", ALIGNMENT
     )
     start = _start(x, c)
     moved_s = (
         EXPOSED_GEMM_TRAFFIC * 2 * (m * k + k * n + m * n) / (x.memory_bytes_per_s * c["memory"])
     )
-    return 2 * m * n * k / (rate * np.where(odd, c["gemm_odd"], 1.0)) + start + moved_s
+    return 2 * m * n * k / (rate * np.where(is_unaligned, c["gemm_odd"], 1.0)) + start + moved_s
 
 
 def _start(x: Cases, c: Mapping[str, float]) -> Floats:
@@ -214,41 +214,42 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
     linear = _linear(x, c)
     attention = _attention(x, c)
     elementwise, cast = _elementwise(x, c)
-    recomputed, again = x.full_recompute, recompute_passes(x)
+    full_recompute, recomputed_passes = x.full_recompute, recompute_passes(x)
     of_norm, of_activation = _ffn_elementwise(x)
     # One of the two gathers and two scatters of a forward pass.
-    gathered = x.ffn_recompute * np.where(x.sequence_parallel > 0, 0.25, 0.0)
+    extra_gathers = x.ffn_recompute * np.where(x.sequence_parallel > 0, 0.25, 0.0)
     activations = (x.ffn_recompute + x.activation_recompute) * of_activation
     backward = np.where(x.frozen > 0, 1.0, 2.0)
     attention_back = np.where(x.flash > 0, FLASH_BACKWARD, SCORES_BACKWARD)
-    adapters, around = _adapters(x, c)
+    adapters, adapter_traffic = _adapters(x, c)
     device = Block(
-        gemm=linear * (1 + backward + recomputed)
+        gemm=linear * (1 + backward + full_recompute)
         + x.ffn_recompute * _first_ffn(x, c)
-        + adapters * (3 + again),
-        attention=attention * (1 + attention_back + np.maximum(recomputed, x.selective_recompute)),
-        elementwise=elementwise * (ELEMENTWISE_PASSES + recomputed)
+        + adapters * (3 + recomputed_passes),
+        attention=attention
+        * (1 + attention_back + np.maximum(full_recompute, x.selective_recompute)),
+        elementwise=elementwise * (ELEMENTWISE_PASSES + full_recompute)
         + elementwise * (activations + x.ffn_recompute * of_norm)
-        + cast * (CAST_PASSES + recomputed)
-        + around * (3 + again)
+        + cast * (CAST_PASSES + full_recompute)
+        + adapter_traffic * (3 + recomputed_passes)
         + _gradient_accumulation(x, c),
-        tp=_tp(x, c) * (2 + recomputed + gathered),
+        tp=_tp(x, c) * (2 + full_recompute + extra_gathers),
         cp=context_parallel_seconds(x, c, tokens(x), attention),
-        ep=exchange_s(x, c) * (2 + recomputed),
+        ep=exchange_s(x, c) * (2 + full_recompute),
         host=np.zeros(x.size),
     )
     # The CPU cannot launch expert GEMMs before the tokens arrive: no overlap of launches with ep.
     busy = device.total - device.ep
-    host = _host(x, c) * (3 + again) / 3
+    host = _host(x, c) * (3 + recomputed_passes) / 3
     # On a CPU device, launches and compute run on the same cores and add up.
-    both = np.where(
+    busy_with_host = np.where(
         x.is_category("generation", "cpu"),
         busy + host,
         (busy**SHARPNESS + host**SHARPNESS) ** (1 / SHARPNESS),
     )
     # In a CUDA graph the gaps between kernels add to the kernel time.
-    launches = launches_s(x, c) * (3 + recomputed) / 3
-    waits = both - busy + np.where(x.is_category("cuda_graphs", "none"), 0.0, launches)
+    launches = launches_s(x, c) * (3 + full_recompute) / 3
+    waits = busy_with_host - busy + np.where(x.is_category("cuda_graphs", "none"), 0.0, launches)
     return Block(**{**vars(device), "host": waits})
 
 
@@ -256,17 +257,17 @@ def _linear(x: Cases, c: Mapping[str, float]) -> Floats:
     """Return the seconds of a block's four linear GEMMs, forward."""
     t, rate, shards, local = tokens(x), gemm_rate(x, c), expert_shards(x), local_experts(x)
     heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
-    grouped = grouped_rate(x, c, rate, gemm_rate(x, c, narrow=False))
-    several = x.experts > 1
-    slower = np.where(several, c["imbalance"] * software_age_factor(x, c), 1.0)
-    ffn = local * _ffn(x, c, grouped, tokens_per_expert(x), x.ffn / shards) * slower
+    expert_rate = grouped_rate(x, c, rate, gemm_rate(x, c, narrow=False))
+    has_experts = x.experts > 1
+    slower = np.where(has_experts, c["imbalance"] * software_age_factor(x, c), 1.0)
+    ffn = local * _ffn(x, c, expert_rate, tokens_per_expert(x), x.ffn / shards) * slower
     # The GEMMs of all local experts are one grouped launch.
-    ffn = ffn - np.where(several, 2 * (local - 1) * _start(x, c), 0.0)
+    ffn = ffn - np.where(has_experts, 2 * (local - 1) * _start(x, c), 0.0)
     ffn = ffn + np.where(x.shared_ffn > 0, _ffn(x, c, rate, t, x.shared_ffn / x.tp), 0.0)
-    rest = gemm_seconds(x, c, rate, t, (heads + 2 * kv) / x.tp, x.hidden) + gemm_seconds(
+    attention = gemm_seconds(x, c, rate, t, (heads + 2 * kv) / x.tp, x.hidden) + gemm_seconds(
         x, c, rate, t, x.hidden, heads / x.tp
     )
-    return rest + ffn
+    return attention + ffn
 
 
 def _ffn(x: Cases, c: Mapping[str, float], rate: Floats, t: Floats, width: Floats) -> Floats:
@@ -317,9 +318,9 @@ def _gradient_accumulation(x: Cases, c: Mapping[str, float]) -> Floats:
 def _adapters(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
     """Return the seconds of the adapters' GEMMs and of their memory traffic, forward."""
     t, widths = tokens(x), x.adapter_widths / x.tp
-    products = 2 * t * x.adapter_rank * widths / gemm_rate(x, c, narrow=False)
-    moved = 2 * t * 2 * widths / (x.memory_bytes_per_s * c["memory"]) * c["elementwise"]
-    return products, moved * np.where(_is_eager(x), c["elementwise_eager"], 1.0)
+    gemm_s = 2 * t * x.adapter_rank * widths / gemm_rate(x, c, narrow=False)
+    traffic_s = 2 * t * 2 * widths / (x.memory_bytes_per_s * c["memory"]) * c["elementwise"]
+    return gemm_s, traffic_s * np.where(_is_eager(x), c["elementwise_eager"], 1.0)
 
 
 def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
@@ -329,21 +330,23 @@ def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
     stores its scores executes all of it and also moves a s t / tp scores of 2 bytes per pass.
     """
     width = np.where(x.score_width > 0, x.score_width, x.head_dim)
-    full = 4 * _attended(x) * tokens(x) * x.heads * width / x.tp
+    full = 4 * _document_tokens(x) * tokens(x) * x.heads * width / x.tp
     rate = gemm_rate(x, c, narrow=False)
-    new = x.is_category("generation", "hopper") | x.is_category("generation", "blackwell")
+    since_hopper = x.is_category("generation", "hopper") | x.is_category("generation", "blackwell")
     # Factors on flash attention's rate: PyTorch's kernels since Hopper, FlashAttention-1, TPU
     # kernels, and narrow heads or dtypes. They multiply, and each is 1 where it does not apply.
-    torch = np.where(~x.is_category("implementation", "fused") & new, c["flash_torch"], 1.0)
-    torch = torch * np.where(x.software_date < FLASH_2_DATE, c["flash_early"], 1.0)
-    torch = torch * np.where(x.is_category("generation", "tpu"), c["flash_tpu"], 1.0)
-    torch = torch * _narrow_head_rate(x, width) * _narrow_dtype_rate(x, width)
+    rate_factor = np.where(
+        ~x.is_category("implementation", "fused") & since_hopper, c["flash_torch"], 1.0
+    )
+    rate_factor = rate_factor * np.where(x.software_date < FLASH_2_DATE, c["flash_early"], 1.0)
+    rate_factor = rate_factor * np.where(x.is_category("generation", "tpu"), c["flash_tpu"], 1.0)
+    rate_factor = rate_factor * _narrow_head_rate(x, width) * _narrow_dtype_rate(x, width)
     share = np.where(x.causal > 0, 0.5, 1.0)
-    flash = share * full / (rate * c["flash"] / REFERENCE_GEMM_EFFICIENCY * torch)
-    scores = x.heads * _attended(x) * tokens(x) / x.tp
-    moved = 4 * c["scores_passes"] * scores / (x.memory_bytes_per_s * c["memory"])
-    moved = moved * np.where(_is_eager(x), EAGER_SCORES, 1.0)
-    return np.where(x.flash > 0, flash, full / (x.peak_16bit * c["scores"]) + moved)
+    flash = share * full / (rate * c["flash"] / REFERENCE_GEMM_EFFICIENCY * rate_factor)
+    scores = x.heads * _document_tokens(x) * tokens(x) / x.tp
+    traffic_s = 4 * c["scores_passes"] * scores / (x.memory_bytes_per_s * c["memory"])
+    traffic_s = traffic_s * np.where(_is_eager(x), EAGER_SCORES, 1.0)
+    return np.where(x.flash > 0, flash, full / (x.peak_16bit * c["scores"]) + traffic_s)
 
 
 def _narrow_head_rate(x: Cases, width: Floats) -> Floats:
@@ -351,8 +354,10 @@ def _narrow_head_rate(x: Cases, width: Floats) -> Floats:
 
     e is the head dimension at which exponentials take as long as GEMMs.
     """
-    even = select_by_category(x, "generation", SOFTMAX_WIDTH)
-    narrow = width / (width + even) * (REFERENCE_HEAD_DIM + even) / REFERENCE_HEAD_DIM
+    softmax_width = select_by_category(x, "generation", SOFTMAX_WIDTH)
+    narrow = (
+        width / (width + softmax_width) * (REFERENCE_HEAD_DIM + softmax_width) / REFERENCE_HEAD_DIM
+    )
     return np.where(width < REFERENCE_HEAD_DIM, narrow, 1.0)
 
 
@@ -362,13 +367,15 @@ def _narrow_dtype_rate(x: Cases, width: Floats) -> Floats:
     GEMMs take half the time and exponentials do not change. It applies to recipes with fused
     expert kernels, except in 4 bit.
     """
-    even = select_by_category(x, "generation", SOFTMAX_WIDTH)
+    softmax_width = select_by_category(x, "generation", SOFTMAX_WIDTH)
     return np.where(
-        has_fused_expert_kernels(x) & (x.four_bit == 0), (width + even) / (width / 2 + even), 1.0
+        has_fused_expert_kernels(x) & (x.four_bit == 0),
+        (width + softmax_width) / (width / 2 + softmax_width),
+        1.0,
     )
 
 
-def _attended(x: Cases) -> Floats:
+def _document_tokens(x: Cases) -> Floats:
     """Return the tokens of a token's document, before masking."""
     return np.where(x.document > 0, np.minimum(x.document, x.seq_len), x.seq_len)
 
@@ -382,16 +389,16 @@ def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
     rate = x.memory_bytes_per_s * c["memory"]
     shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
     attention = (x.heads + 2 * x.kv_heads) * x.head_dim
-    own = active_experts(x) * expert_traffic_share(x, c)
-    ffn = x.ffn * own + x.shared_ffn
-    permuted = np.where(x.experts > 1, 4 * c["permuted"] * own * x.hidden, 0.0)
-    permuted = permuted * software_age_factor(x, c)
-    widths = 12 * x.hidden / shared + permuted
+    active = active_experts(x) * expert_traffic_share(x, c)
+    ffn = x.ffn * active + x.shared_ffn
+    sort_widths = np.where(x.experts > 1, 4 * c["permuted"] * active * x.hidden, 0.0)
+    sort_widths = sort_widths * software_age_factor(x, c)
+    widths = 12 * x.hidden / shared + sort_widths
     widths = widths + ((4 + 2 * x.gated) * ffn + 3 * attention) / x.tp
     pass_s = 2 * tokens(x) * widths / rate * c["elementwise"]
-    inputs = (1 + own) * x.hidden / shared
-    inputs = inputs + (x.heads * x.head_dim + ffn * (1 + x.gated)) / x.tp
-    cast = np.where(x.peak_narrow > 0, 3 * c["cast_traffic"] * tokens(x) * inputs / rate, 0.0)
+    cast_widths = (1 + active) * x.hidden / shared
+    cast_widths = cast_widths + (x.heads * x.head_dim + ffn * (1 + x.gated)) / x.tp
+    cast = np.where(x.peak_narrow > 0, 3 * c["cast_traffic"] * tokens(x) * cast_widths / rate, 0.0)
     return pass_s * np.where(_is_eager(x), c["elementwise_eager"], 1.0), cast
 
 
@@ -406,22 +413,22 @@ def _tp(x: Cases, c: Mapping[str, float]) -> Floats:
 
 def _host(x: Cases, c: Mapping[str, float]) -> Floats:
     """Return the CPU launch time of a block's forward and backward pass in seconds."""
-    whole = select_by_category(
+    launch_s = select_by_category(
         x, "implementation", {name: c[f"host_{name}_s"] for name in IMPLEMENTATIONS}
     )
     # CPUs of V100 and A100 nodes take longer than later ones (coefficients.py). Tensor parallelism
     # adds a share of CPU time.
     for generation in ("volta", "ampere"):
-        whole = whole * np.where(
+        launch_s = launch_s * np.where(
             x.is_category("generation", generation), c[f"host_{generation}"], 1.0
         )
     tp = np.where(x.is_category("implementation", "fused"), c["host_tp_fused"], c["host_tp"])
-    whole = whole * np.where(x.tp > 1, 1 + tp, 1.0)
+    launch_s = launch_s * np.where(x.tp > 1, 1 + tp, 1.0)
     # The size of expert GEMMs depends on the routing, so they are outside of a block's CUDA graph.
     # A captured iteration reserves room for the maximum number of tokens.
-    whole = np.where(x.is_category("cuda_graphs", "none"), whole, 0.0)
-    whole = whole + np.where(x.is_category("cuda_graphs", "iteration"), 0.0, host_s(x, c))
-    return whole * np.where(x.compiled > 0, 0.5, 1.0) * x.cpu_oversubscription
+    launch_s = np.where(x.is_category("cuda_graphs", "none"), launch_s, 0.0)
+    launch_s = launch_s + np.where(x.is_category("cuda_graphs", "iteration"), 0.0, host_s(x, c))
+    return launch_s * np.where(x.compiled > 0, 0.5, 1.0) * x.cpu_oversubscription
 
 
 def launches_s(x: Cases, c: Mapping[str, float]) -> Floats:
@@ -435,8 +442,8 @@ def select_by_category(x: Cases, category: str, values: Mapping[str, float]) -> 
     present = [name for name in values if x.is_category(category, name).any()]
     if len(present) == 1 and x.is_category(category, present[0]).all():
         return np.zeros(x.size) + values[present[0]]
-    chosen = np.select([x.is_category(category, name) for name in values], list(values.values()))
-    return np.asarray(chosen, dtype=np.float64)
+    selection = np.select([x.is_category(category, name) for name in values], list(values.values()))
+    return np.asarray(selection, dtype=np.float64)
 
 
 def _is_eager(x: Cases) -> Bools:

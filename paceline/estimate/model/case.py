@@ -229,10 +229,10 @@ class Cases:
     def __getattr__(self, name: str) -> Floats:
         raise AttributeError(name)
 
-    def changed(self, **numbers: float) -> Cases:
+    def with_numbers(self, **numbers: float) -> Cases:
         """Return the cases with some numbers set to one value for all."""
-        filled = {name: np.full(self.size, float(value)) for name, value in numbers.items()}
-        return Cases(self.size, self.numbers | filled, self.categories)
+        columns = {name: np.full(self.size, float(value)) for name, value in numbers.items()}
+        return Cases(self.size, self.numbers | columns, self.categories)
 
     def is_category(self, category: str, value: str) -> Bools:
         """Return a mask of the cases whose `category` is `value`."""
@@ -265,10 +265,10 @@ def cases_with(
 ) -> Cases:
     """Return one case with some fields varied by arrays of equal length."""
     size = len(next(iter(numbers.values())))
-    filled = {
+    columns = {
         f.name: np.full(size, float(getattr(case, f.name)))
         for f in fields(Case)
         if f.name not in CATEGORIES
     }
     same = {name: np.full(size, getattr(case, name)) for name in CATEGORIES}
-    return Cases(size, filled | numbers, same | (categories or {}))
+    return Cases(size, columns | numbers, same | (categories or {}))

@@ -25,7 +25,8 @@ PRIORS: tuple[Prior, ...] = (
     # The values below are prior medians and standard deviations of the logarithm. The fitted
     # medians are in fit/coefficients.json. A comment states the formula or the source where one is
     # documented. `gemm_*`: share of the dense peak that large 16-bit GEMMs reach, by generation
-    # (generations.yaml). All generations also share a deviation (PRODUCTS_SD in fit/posterior.py).
+    # (generations.yaml). All generations also share a deviation (SHARED_GEMM_SD in
+    # fit/posterior.py).
     *(
         Prior(f"gemm_{each.name}", each.gemm_efficiency, each.gemm_sd, f"GEMMs of {each.what}")
         for each in catalog.generations().values()
@@ -47,7 +48,7 @@ PRIORS: tuple[Prior, ...] = (
     # Runs with forced balance do not fit better with imbalance 1 (docs/dev/estimator-log.md,
     # Experts).
     Prior("imbalance", 1.05, 0.10, "load imbalance: slowest expert rank over the mean"),
-    # Slowdown exp(experts_pace x years before 2026); without it experts are missed by 17.7 instead
+    # Slowdown exp(experts_pace x years before 2026); without it experts are missed by 17.7% instead
     # of 17.0% (docs/dev/estimator-log.md, Experts).
     Prior("experts_pace", 0.20, 0.60, "yearly speedup of MoE software (log)"),
     # Rate exp(-kernel_immaturity 2^(-age / 1 year)): kernels of a new GPU lack part of their rate,
@@ -74,23 +75,23 @@ PRIORS: tuple[Prior, ...] = (
     Prior("permuted", 1.5, 0.40, "traffic of sorting tokens by expert and back, over its count"),
     # Since container 26.06 fused expert kernels take most of the memory traffic (release notes of
     # Megatron-Bridge 0.5; docs/dev/estimator-log.md, Fused kernels).
-    Prior("experts_fused", 0.3, 0.50, "experts' own traffic beside kernels that fuse it, a share"),
-    Prior("elementwise_eager", 1.5, 0.30, "the same where PyTorch runs every operation by itself"),
+    Prior("experts_fused", 0.3, 0.50, "share of expert memory traffic that fused kernels leave"),
+    Prior("elementwise_eager", 1.5, 0.30, "the same for eager PyTorch"),
     # 20 bytes per logit, forward and backward: LOGIT_BYTES in step.py.
-    Prior("logits", 1.0, 0.50, "memory traffic of logits and loss, over 20 bytes a logit"),
-    Prior("host_softmax_s", 1.5e-3, 0.35, "host time of one block, forward and backward, Megatron"),
+    Prior("logits", 1.0, 0.50, "memory traffic of logits and loss, over 20 bytes per logit"),
+    Prior("host_softmax_s", 1.5e-3, 0.35, "CPU time of one block, forward and backward, Megatron"),
     Prior("host_fused_s", 2.0e-3, 0.45, "the same with Transformer Engine"),
     Prior("host_torch_s", 1.5e-3, 0.45, "the same with PyTorch's modules"),
-    Prior("host_tp", 0.30, 0.30, "host time that tensor parallelism adds, a share"),
+    Prior("host_tp", 0.30, 0.30, "share of CPU time that tensor parallelism adds"),
     Prior("host_tp_fused", 1.0, 0.30, "the same with Transformer Engine"),
     # A CPU that does not know the token counts cannot launch the next GEMMs; a capacity removes
     # that wait (docs/dev/estimator-log.md, Host wait).
-    Prior("host_experts_s", 5e-3, 0.50, "host time that experts add to a block"),
-    Prior("host_capacity", 0.3, 0.50, "the same where tokens beyond a capacity are dropped"),
+    Prior("host_experts_s", 5e-3, 0.50, "CPU time that experts add to a block"),
+    Prior("host_capacity", 0.3, 0.50, "relative wait if tokens beyond a capacity are dropped"),
     # Hosts of V100 and A100 have factors of their own: held-out frameworks 10.5 to 10.1%, devices
     # 9.2 to 8.3% (docs/dev/estimator-log.md, Host).
-    Prior("host_volta", 1.5, 0.50, "host time in the hosts of V100s, over later ones"),
-    Prior("host_ampere", 1.25, 0.30, "the same in those of A100s"),
+    Prior("host_volta", 1.5, 0.50, "CPU time in nodes with V100s, relative to later ones"),
+    Prior("host_ampere", 1.25, 0.30, "the same in nodes with A100s"),
     # Only on CPU devices; on GPUs this overhead is part of the block's launch time (step.py).
     Prior("host_sharded_s", 5e-4, 0.80, "FSDP hooks and copies per collective on a CPU"),
     Prior("host_microbatch_s", 2e-3, 0.80, "CPU time per micro-batch outside of blocks"),
@@ -108,8 +109,8 @@ PRIORS: tuple[Prior, ...] = (
     # delay: 14 us on 8 H100 with multicast, 68 us on 32 devices of 4 nodes (nccl-tests in NVIDIA's
     # dgxc-benchmarking and in ml-engineering).
     Prior("graph_launches_s", 1.5e-4, 0.60, "time between a block's 16-bit kernels in a graph"),
-    Prior("step_graph_s", 8e-3, 0.70, "time of a captured step beside its micro-batches"),
-    Prior("intra_start_graph_s", 4.6e-6, 0.60, "start of a captured collective, fast domain"),
+    Prior("step_graph_s", 8e-3, 0.70, "time of a captured step outside of its micro-batches"),
+    Prior("intra_start_graph_s", 4.6e-6, 0.60, "start of a captured collective, NVLink domain"),
     Prior("inter_start_graph_s", 13.6e-6, 0.60, "start of a captured collective between nodes"),
     Prior("intra", 0.75, 0.20, "achieved share of the NVLink domain's bandwidth"),
     Prior("intra_start_s", 30e-6, 0.60, "start latency of a collective in the NVLink domain"),
@@ -127,8 +128,8 @@ PRIORS: tuple[Prior, ...] = (
     # third of 100 GB/s. They take 0.23 to 0.32 ms for 128 tokens among 16 ranks, 0.41 to 0.62 among
     # 32 (same source, B200).
     Prior("all_to_all", 0.60, 0.40, "NCCL's all-to-all between nodes over the rate of a ring"),
-    Prior("ep_proxied", 0.35, 0.50, "other dispatchers' by host threads over the rate of a ring"),
-    Prior("ep_proxied_start_s", 2.7e-4, 0.50, "start of one by host threads among 16 ranks"),
+    Prior("ep_proxied", 0.35, 0.50, "CPU-driven dispatchers over the rate of a ring"),
+    Prior("ep_proxied_start_s", 2.7e-4, 0.50, "start of a CPU-driven dispatch among 16 ranks"),
     Prior("pp_exposed", 0.70, 0.40, "exposed share of pipeline transfers"),
     Prior("pp_exposed_fused", 0.20, 0.60, "the same with newer schedules"),
     # Lower bound of the exposed share, even if the last backward pass is long enough (`_dp` in
@@ -140,8 +141,8 @@ PRIORS: tuple[Prior, ...] = (
     Prior("zero3_exposed", 0.35, 0.50, "exposed share of the shorter of ZeRO-3 traffic and work"),
     Prior("zero3_exposed_early", 0.90, 0.30, "the same in software of 2020 to 2022"),
     # 26 bytes per parameter: OPTIMIZER_BYTES in step.py.
-    Prior("optimizer", 1.3, 0.40, "memory traffic of the optimizer over 26 bytes a parameter"),
-    # Factor 1 + jitter log2(devices / 8): `step_of` in step.py.
+    Prior("optimizer", 1.3, 0.40, "memory traffic of the optimizer over 26 bytes per parameter"),
+    # Factor 1 + jitter log2(devices / 8): `assemble_step` in step.py.
     Prior("jitter", 6e-3, 0.60, "relative growth of a step per doubling of the nodes"),
 )  # fmt: skip
 EXPERT_COEFFICIENTS = (

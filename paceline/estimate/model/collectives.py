@@ -18,7 +18,7 @@ import numpy as np
 
 from paceline.estimate.model.case import Cases, Floats
 
-PROXIED = 16
+PROXY_REFERENCE_RANKS = 16
 """Number of ranks at which `ep_proxied_start_s` is defined."""
 LATENCIES = ("intra_latency_s", "inter_latency_s", "leaf_latency_s", "pod_latency_s")
 
@@ -59,8 +59,8 @@ def group_rate(x: Cases, c: Mapping[str, float], span: Floats, stride: Floats) -
     device's rate.
     """
     inside = x.intra_bytes_per_s * c["intra"]
-    linked = (span / stride - 1) / np.maximum(1.0, x.domain - 1)
-    inside = inside * np.where((x.mesh > 0) & (linked > 0), np.minimum(1.0, linked), 1.0)
+    link_share = (span / stride - 1) / np.maximum(1.0, x.domain - 1)
+    inside = inside * np.where((x.mesh > 0) & (link_share > 0), np.minimum(1.0, link_share), 1.0)
     rate, spread = inside, group_span(x, span)
     for level in _levels(x):
         members = np.maximum(1.0, _neighbours_per_unit(x, level) / stride)
@@ -93,13 +93,13 @@ def latency_s(x: Cases, size: Floats, stride: Floats) -> Floats:
     """
     if not any(getattr(x, name).any() for name in LATENCIES):
         return np.zeros(x.size)
-    seconds, met = np.zeros(x.size), np.ones(x.size)
+    seconds, members = np.zeros(x.size), np.ones(x.size)
     latency = x.intra_latency_s
     for level in _levels(x):
         inside = np.clip(_neighbours_per_unit(x, level) / stride, 1.0, size)
-        seconds = seconds + latency * np.log2(inside / met)
-        latency, met = level.latency_s, inside
-    return seconds + latency * np.log2(np.maximum(size, met) / met)
+        seconds = seconds + latency * np.log2(inside / members)
+        latency, members = level.latency_s, inside
+    return seconds + latency * np.log2(np.maximum(size, members) / members)
 
 
 def start_s(x: Cases, c: Mapping[str, float], span: Floats) -> Floats:
@@ -133,9 +133,9 @@ def all_reduce_s(
     """
     span = size * stride
     start = starts * _own_start_s(x, c, span)
-    moved = 2 * (size - 1) / size * num_bytes / group_rate(x, c, span, stride)
-    begun = start * np.log2(np.maximum(size, 2)) + starts * latency_s(x, size, stride)
-    return np.where(size > 1, moved + begun, 0.0)
+    transfer_s = 2 * (size - 1) / size * num_bytes / group_rate(x, c, span, stride)
+    latency = start * np.log2(np.maximum(size, 2)) + starts * latency_s(x, size, stride)
+    return np.where(size > 1, transfer_s + latency, 0.0)
 
 
 def all_to_all_s(
@@ -159,16 +159,18 @@ def all_to_all_s(
     copies = (domains - 1) * (1 - (1 - 1 / domains) ** receivers) / receivers
     plain = x.is_category("dispatcher", "alltoall")
     copies = np.where(plain, (domains - 1) / domains, copies)
-    reached_share = np.where(plain, c["all_to_all"], np.where(x.proxied > 0, c["ep_proxied"], 1.0))
+    bandwidth_share = np.where(
+        plain, c["all_to_all"], np.where(x.proxied > 0, c["ep_proxied"], 1.0)
+    )
     inside = num_bytes * (near - 1) / size / (x.intra_bytes_per_s * c["intra"])
     slowest, spread = inside, group_span(x, size * stride)
     for level in _levels(x):
-        joined = np.clip(_neighbours_per_unit(x, level) / stride, near, size)
-        beyond = copies * (size - joined) / np.maximum(size - near, 1.0)
-        rate = level.bytes_per_s * c["inter"] * reached_share
+        connected_ranks = np.clip(_neighbours_per_unit(x, level) / stride, near, size)
+        beyond = copies * (size - connected_ranks) / np.maximum(size - near, 1.0)
+        rate = level.bytes_per_s * c["inter"] * bandwidth_share
         crossing = num_bytes * beyond / rate
         slowest = np.where(spread > level.unit, np.maximum(slowest, crossing), slowest)
     start = _own_start_s(x, c, np.where(domains > 1, np.inf, 0.0))
-    handed = (domains > 1) & (x.proxied > 0) & ~plain
-    start = np.where(handed, c["ep_proxied_start_s"] * size / PROXIED, start)
+    by_cpu = (domains > 1) & (x.proxied > 0) & ~plain
+    start = np.where(by_cpu, c["ep_proxied_start_s"] * size / PROXY_REFERENCE_RANKS, start)
     return slowest + start + one_way_s(x, size * stride)

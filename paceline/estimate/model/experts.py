@@ -37,13 +37,15 @@ def has_fused_expert_kernels(x: Cases) -> Bools:
 
     A captured iteration requires them, because the CPU does not know the tokens per expert.
     """
-    able = (
+    has_narrow_kernels = (
         x.is_category("generation", "blackwell")
         & x.is_category("implementation", "fused")
         & (x.peak_narrow > 0)
     )
-    there = (x.software_date >= FUSED_EXPERTS_DATE) | x.is_category("cuda_graphs", "iteration")
-    return able & (x.experts > 1) & there
+    has_release = (x.software_date >= FUSED_EXPERTS_DATE) | x.is_category(
+        "cuda_graphs", "iteration"
+    )
+    return has_narrow_kernels & (x.experts > 1) & has_release
 
 
 def expert_traffic_share(x: Cases, c: Mapping[str, float]) -> Floats:
@@ -57,10 +59,12 @@ def grouped_rate(x: Cases, c: Mapping[str, float], rate: Floats, wide: Floats) -
     rate x gemm_grouped x n / (n + grouped_tokens) for n tokens per expert. Narrow dtypes without
     fused kernels run at the 16-bit rate `wide`.
     """
-    each = tokens_per_expert(x)
-    few = each / (each + c["grouped_tokens"])
-    own = np.where(has_fused_expert_kernels(x), rate, wide) * c["gemm_grouped"] * few
-    return np.where(x.experts > 1, own, rate)
+    tokens = tokens_per_expert(x)
+    size_factor = tokens / (tokens + c["grouped_tokens"])
+    expert_rate = (
+        np.where(has_fused_expert_kernels(x), rate, wide) * c["gemm_grouped"] * size_factor
+    )
+    return np.where(x.experts > 1, expert_rate, rate)
 
 
 def local_experts(x: Cases) -> Floats:
@@ -70,8 +74,8 @@ def local_experts(x: Cases) -> Floats:
 
 def tokens_per_expert(x: Cases) -> Floats:
     """Return the tokens of a micro-batch per expert, from all ranks that share it."""
-    own = x.micro_batch * x.seq_len / x.cp * expert_shards(x) / x.tp
-    return own * active_experts(x) / local_experts(x)
+    rank_tokens = x.micro_batch * x.seq_len / x.cp * expert_shards(x) / x.tp
+    return rank_tokens * active_experts(x) / local_experts(x)
 
 
 def exchange_s(x: Cases, c: Mapping[str, float]) -> Floats:
@@ -80,14 +84,14 @@ def exchange_s(x: Cases, c: Mapping[str, float]) -> Floats:
     Tensor ranks split the tokens of a micro-batch between them. All of it is exposed if the run
     states that nothing overlaps.
     """
-    sent = 2 * x.micro_batch * x.seq_len / x.cp / x.tp * active_experts(x) * x.hidden
-    shown = np.where(
+    num_bytes = 2 * x.micro_batch * x.seq_len / x.cp / x.tp * active_experts(x) * x.hidden
+    exposed_share = np.where(
         x.is_category("ep_overlap", "any"),
         c["ep_exposed"] * software_age_factor(x, c),
         np.where(x.is_category("ep_overlap", "on"), c["ep_overlapped"], 1.0),
     )
-    seconds = all_to_all_s(x, c, sent, x.ep, expert_shards(x) * x.cp, active_experts(x))
-    return np.where(x.ep > 1, 2 * shown * seconds, 0.0)
+    seconds = all_to_all_s(x, c, num_bytes, x.ep, expert_shards(x) * x.cp, active_experts(x))
+    return np.where(x.ep > 1, 2 * exposed_share * seconds, 0.0)
 
 
 def host_s(x: Cases, c: Mapping[str, float]) -> Floats:
@@ -95,5 +99,7 @@ def host_s(x: Cases, c: Mapping[str, float]) -> Floats:
 
     A fixed capacity (dropped tokens) removes the wait.
     """
-    waits = np.where(x.drops_tokens > 0, c["host_capacity"], 1.0)
-    return np.where(x.experts > 1, c["host_experts_s"] * software_age_factor(x, c) * waits, 0.0)
+    wait_factor = np.where(x.drops_tokens > 0, c["host_capacity"], 1.0)
+    return np.where(
+        x.experts > 1, c["host_experts_s"] * software_age_factor(x, c) * wait_factor, 0.0
+    )

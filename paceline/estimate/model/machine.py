@@ -20,11 +20,11 @@ _BANDWIDTH = re.compile(
     r"(?P<rate>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?)"
     r"\s*(?P<scale>[GTM])(?P<unit>i?B|i?b(?:it)?)(?:\s*/\s*s|ps|it/s)?(?![a-zA-Z])"
 )
-LARGEST_LINK = 1e15
+MAX_LINK_BYTES_PER_S = 1e15
 """Maximum plausible bytes/s of a link; today's fastest links reach a thousandth of it."""
 _SCALES = {"M": 1e6, "G": 1e9, "T": 1e12}
-_OF_NODE = re.compile(r"\bnode\b|ethernet|\d\s*GbE\b", re.IGNORECASE)
-_BOTH = re.compile(r"\bbi\b|bidir|both directions", re.IGNORECASE)
+_PER_NODE = re.compile(r"\bnode\b|ethernet|\d\s*GbE\b", re.IGNORECASE)
+_BIDIRECTIONAL = re.compile(r"\bbi\b|bidir|both directions", re.IGNORECASE)
 
 
 class Rate(NamedTuple):
@@ -37,27 +37,27 @@ class Rate(NamedTuple):
 
 
 def parse_bandwidth(text: str, per_node: int) -> float | None:
-    """Return the stated bytes/s of one device in one direction; None if `text` states none.
+    """Return the bytes/s of one device in one direction; None if `text` contains no rate.
 
     "8x400 Gb/s" are the ports of a node. One port of Ethernet, or a rate "per node", also belongs
     to a node and is shared by its devices. Any other rate belongs to a device: "100 GB/s". A rate
     for both directions together counts half. Raises UserError for a rate that is negative or beyond
     all links.
     """
-    stated = _BANDWIDTH.search(text)
-    if stated is None:
+    match = _BANDWIDTH.search(text)
+    if match is None:
         return None
-    if stated["minus"]:
+    if match["minus"]:
         raise UserError(f"link {text!r}", "states a negative rate", allowed="100 GB/s, 8x400 Gb/s")
     rate = (
-        float(stated["rate"].replace(",", ""))
-        * _SCALES[stated["scale"]]
-        / (1 if "B" in stated["unit"] else 8)
+        float(match["rate"].replace(",", ""))
+        * _SCALES[match["scale"]]
+        / (1 if "B" in match["unit"] else 8)
     )
-    of_node = bool(stated["ports"]) or bool(_OF_NODE.search(text))
+    of_node = bool(match["ports"]) or bool(_PER_NODE.search(text))
     share = per_node if of_node else 1
-    rate *= int(stated["ports"] or 1) / share / (2 if _BOTH.search(text) else 1)
-    if rate > LARGEST_LINK:
+    rate *= int(match["ports"] or 1) / share / (2 if _BIDIRECTIONAL.search(text) else 1)
+    if rate > MAX_LINK_BYTES_PER_S:
         raise UserError(f"link {text!r}", f"is read as {rate / 1e9:g} GB/s", allowed="up to 1 PB/s")
     return rate or None
 
@@ -67,16 +67,16 @@ def intra_rate(name: str | None, device: Device) -> Rate:
     match = _match(name, device)
     if match and match.link and match.link.bytes_per_s and match.link.kind == "intra":
         return Rate(match.link.bytes_per_s)
-    stated = parse_bandwidth(name, 1) if name else None
-    if stated and match is None:
-        return Rate(stated, note=_reading(name, stated))
+    bytes_per_s = parse_bandwidth(name, 1) if name else None
+    if bytes_per_s and match is None:
+        return Rate(bytes_per_s, note=_reading(name, bytes_per_s))
     generation, family = catalog.generation_of(device.family)
     card = generation.pcie if "PCIe" in device.name else None
     link = card or family.link
-    usual = generation.intra_bytes_per_s or FALLBACK_LINK
-    usual = (catalog.link(link).bytes_per_s or usual) if link else usual
-    note = f"links inside a node are taken as {usual / 1e9:g} GB/s"
-    return Rate(usual, assumed=link is None and generation.intra_bytes_per_s is None, note=note)
+    default = generation.intra_bytes_per_s or FALLBACK_LINK
+    default = (catalog.link(link).bytes_per_s or default) if link else default
+    note = f"intra-node links are assumed to have {default / 1e9:g} GB/s per device"
+    return Rate(default, assumed=link is None and generation.intra_bytes_per_s is None, note=note)
 
 
 def inter_rate(name: str | None, generation: Generation, per_node: int) -> Rate:
@@ -89,17 +89,17 @@ def inter_rate(name: str | None, generation: Generation, per_node: int) -> Rate:
             return Rate(match.link.bytes_per_s)
         note = f"one port of {match.link.name} is shared by the {per_node} devices of a node"
         return Rate(match.link.bytes_per_s / per_node, note=note)
-    stated = parse_bandwidth(name, per_node) if name else None
-    if stated:
-        return Rate(stated, note=_reading(name, stated))
-    usual = catalog.generations()[generation].inter_bytes_per_s or FALLBACK_LINK
+    bytes_per_s = parse_bandwidth(name, per_node) if name else None
+    if bytes_per_s:
+        return Rate(bytes_per_s, note=_reading(name, bytes_per_s))
+    default = catalog.generations()[generation].inter_bytes_per_s or FALLBACK_LINK
     if match and match.link is None:
-        return Rate(usual)  # no network: nothing crosses it
-    return Rate(usual, True, f"the network is taken as {usual / 1e9:g} GB/s a device")
+        return Rate(default)  # no network: nothing crosses it
+    return Rate(default, True, f"the network is assumed to have {default / 1e9:g} GB/s per device")
 
 
 def _reading(name: str | None, bytes_per_s: float) -> str:
-    return f"{name} is read as {bytes_per_s / 1e9:g} GB/s of one device in one direction"
+    return f"{name} is read as {bytes_per_s / 1e9:g} GB/s per device and direction"
 
 
 def _match(name: str | None, device: Device | None = None) -> catalog.LinkMatch | None:
@@ -125,7 +125,7 @@ _PROXIED = re.compile(r"\bEFA(v\d)?\b")
 FOUR_BIT: tuple[Dtype, ...] = ("mxfp4", "nvfp4")
 
 
-class Assumed(NamedTuple):
+class AssumedProperties(NamedTuple):
     """Flags for properties that are not specified and therefore assumed."""
 
     intra: bool = False
@@ -133,11 +133,11 @@ class Assumed(NamedTuple):
     device: bool = False
 
 
-NOTHING_ASSUMED = Assumed()
+NOTHING_ASSUMED = AssumedProperties()
 
 
 class Level(NamedTuple):
-    """One level of a stated fabric."""
+    """One level of a declared fabric."""
 
     name: str
     devices: float
@@ -164,7 +164,7 @@ class Machine:
     """True if CPU threads drive the network ports."""
     mesh: bool = False
     """True if each device of a domain has direct links to the others, without a switch."""
-    assumed: Assumed = NOTHING_ASSUMED
+    assumed_properties: AssumedProperties = NOTHING_ASSUMED
     levels: tuple[Level, ...] = ()
     """Levels of a declared fabric, from the NVLink domain outwards; empty if only domain and
     network are known."""
@@ -211,10 +211,10 @@ def machine(
     """
     match = catalog.find_device(device)
     entry = match.device
-    known, family = catalog.generation_of(entry.family)
-    generation = known.name
-    stated = _POWER.search(device)
-    power = float(stated[1]) / entry.power_w if stated and entry.power_w else 1.0
+    generation_entry, family = catalog.generation_of(entry.family)
+    generation = generation_entry.name
+    power_match = _POWER.search(device)
+    power = float(power_match[1]) / entry.power_w if power_match and entry.power_w else 1.0
     domain = family.domain or devices_per_node
     inside = intra_rate(intra, entry)
     between = inter_rate(inter, generation, devices_per_node)
@@ -228,7 +228,7 @@ def machine(
         power=_power(entry, generation, power),
         proxied=bool(_PROXIED.search(inter or "")),
         mesh=_is_mesh(entry, generation, devices_per_node),
-        assumed=Assumed(inside.assumed, between.assumed, not match.exact),
+        assumed_properties=AssumedProperties(inside.assumed, between.assumed, not match.exact),
         notes=tuple(note for note in (match.note, inside.note, between.note) if note),
     )
 
@@ -239,10 +239,10 @@ def _power(device: Device, generation: Generation, limit: float) -> float:
     `limit` is the power limit divided by the data sheet's power.
     """
     peak = device.peak_flops_per_s("bf16") or device.peak_flops_per_s("fp16")
-    usual = catalog.generations()[generation].watts_per_tflops
-    if not (peak and device.power_w and usual):
+    usual_watts_per_tflops = catalog.generations()[generation].watts_per_tflops
+    if not (peak and device.power_w and usual_watts_per_tflops):
         return min(1.0, limit)
-    return min(MAX_POWER, limit * device.power_w / (peak / 1e12) / usual)
+    return min(MAX_POWER, limit * device.power_w / (peak / 1e12) / usual_watts_per_tflops)
 
 
 def _is_mesh(device: Device, generation: Generation, per_node: int) -> bool:
@@ -269,15 +269,18 @@ def with_fabric(machine: Machine, site: Site) -> Machine:
     inside = intra_rate(first.link, machine.device)
     domain = float(first.devices or site.world_size)
     levels = [Level(first.name, first.devices or inf, inside.bytes_per_s, first.latency_s)]
-    rate, assumed = inf, False
-    usual = intra_rate(None, machine.device).note
-    usual_network = inter_rate(None, machine.generation, site.devices_per_node).note
-    notes = [note for note in machine.notes if note not in (usual, usual_network)] + [inside.note]
+    rate, network_assumed = inf, False
+    default_link_note = intra_rate(None, machine.device).note
+    default_network_note = inter_rate(None, machine.generation, site.devices_per_node).note
+    notes = [
+        note for note in machine.notes if note not in (default_link_note, default_network_note)
+    ] + [inside.note]
     for place, level in enumerate(network):
         if level.link or place == 0:
-            own = inter_rate(level.link, machine.generation, site.devices_per_node)
-            rate, assumed = min(rate, own.bytes_per_s), assumed or own.assumed
-            notes.append(own.note)
+            level_rate = inter_rate(level.link, machine.generation, site.devices_per_node)
+            rate = min(rate, level_rate.bytes_per_s)
+            network_assumed = network_assumed or level_rate.assumed
+            notes.append(level_rate.note)
         rate /= level.oversubscription
         levels.append(Level(level.name, level.devices or inf, rate, level.latency_s))
     between = levels[1].bytes_per_s if network else machine.inter_bytes_per_s
@@ -287,7 +290,9 @@ def with_fabric(machine: Machine, site: Site) -> Machine:
         intra_bytes_per_s=inside.bytes_per_s,
         inter_bytes_per_s=between,
         mesh=machine.mesh and domain <= site.devices_per_node,
-        assumed=machine.assumed._replace(intra=inside.assumed, inter=assumed),
+        assumed_properties=machine.assumed_properties._replace(
+            intra=inside.assumed, inter=network_assumed
+        ),
         levels=tuple(levels),
         scattered=site.placement == "scattered",
         notes=tuple(note for note in notes if note),

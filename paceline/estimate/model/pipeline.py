@@ -28,9 +28,9 @@ from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.step import (
     StepComponents,
     StepTime,
+    assemble_step,
     closed_bubble,
     step_components,
-    step_of,
 )
 
 WEIGHT_SHARE = 0.5
@@ -79,22 +79,26 @@ def pipeline_s(
     """
     stages, m = len(stage_forward_s), num_microbatches
     if m < 1 or vp < 1 or not stages or stages % vp or len(stage_backward_s) != stages:
-        raise ValueError(f"{stages} stages do not make ranks of {vp} for {m} micro-batches")
+        raise ValueError(f"{stages} stages do not fit {vp} chunks per rank and {m} micro-batches")
     if schedule == "zero-bubble" and vp > 1:
-        raise ValueError("zero-bubble is for one chunk a rank")
+        raise ValueError("zero-bubble requires one chunk per rank")
     pp = stages // vp
-    apart = schedule == "zero-bubble"
-    backward = np.asarray(stage_backward_s, dtype=float) * (1 - weight_share if apart else 1.0)
+    splits_backward = schedule == "zero-bubble"
+    backward = np.asarray(stage_backward_s, dtype=float) * (
+        1 - weight_share if splits_backward else 1.0
+    )
     weights = np.asarray(stage_backward_s, dtype=float) * weight_share
     durations = np.repeat(np.concatenate([stage_forward_s, backward, weights]), m)
     orders = _orders(schedule, pp, vp, m)
-    total = _follow(orders, durations.tolist(), _needs(stages, m), exchange_s if pp > 1 else 0.0)
+    total = _last_end_s(
+        orders, durations.tolist(), _dependencies(stages, m), exchange_s if pp > 1 else 0.0
+    )
     busy = tuple(float(durations[order].sum()) for order in orders)
     return PipelineTime(total, busy)
 
 
-def _follow(
-    orders: Sequence[Order], durations: list[float], needs: list[int], exchange_s: float
+def _last_end_s(
+    orders: Sequence[Order], durations: list[float], dependencies: list[int], exchange_s: float
 ) -> float:
     """Return the time at which the last rank ends; each pass starts once its inputs have arrived.
 
@@ -105,16 +109,16 @@ def _follow(
     ends = [-1.0] * len(durations)
     rank_free, position = [0.0] * len(orders), [0] * len(orders)
     ranks = list(range(len(orders)))
-    left = sum(map(len, orders))
-    while left:
-        left_before = left
+    remaining = sum(map(len, orders))
+    while remaining:
+        remaining_before = remaining
         for rank in ranks:
             order, i, now = orders[rank], position[rank], rank_free[rank]
             for i in range(position[rank], len(order)):
                 work = order[i]
-                need = needs[work]
-                if need >= 0:
-                    arrival = ends[need]
+                dependency = dependencies[work]
+                if dependency >= 0:
+                    arrival = ends[dependency]
                     if arrival < 0:
                         break
                     arrival += exchange_s
@@ -124,15 +128,15 @@ def _follow(
                 ends[work] = now
             else:
                 i = len(order)
-            left -= i - position[rank]
+            remaining -= i - position[rank]
             position[rank], rank_free[rank] = i, now
-        if left == left_before:
-            raise ValueError("the passes wait for each other in a circle")
+        if remaining == remaining_before:
+            raise ValueError("the schedule deadlocks: passes wait for each other in a cycle")
         ranks.reverse()
     return max(rank_free)
 
 
-def _needs(stages: int, m: int) -> list[int]:
+def _dependencies(stages: int, m: int) -> list[int]:
     """Return the pass on a neighbouring stage that each pass waits for, -1 for none.
 
     Forward passes wait for the previous stage, backward passes for the next one. The order of each
@@ -154,19 +158,22 @@ def _orders(schedule: Schedule, pp: int, vp: int, m: int) -> list[Order]:
     m.
     """
     if schedule == "gpipe":
-        return [_chunked(pp, vp, m, rank, m, vp * m) for rank in range(pp)]
+        return [_rank_order(pp, vp, m, rank, m, vp * m) for rank in range(pp)]
     if schedule == "zero-bubble":
-        return [_weights_later(_chunked(pp, 1, m, r, m, pp - 1 - r), pp, m, r) for r in range(pp)]
+        return [
+            _with_deferred_weights(_rank_order(pp, 1, m, r, m, pp - 1 - r), pp, m, r)
+            for r in range(pp)
+        ]
     if vp == 1:
-        return [_chunked(pp, 1, m, rank, m, pp - 1 - rank) for rank in range(pp)]
+        return [_rank_order(pp, 1, m, rank, m, pp - 1 - rank) for rank in range(pp)]
     group = max(1, m // max(1, m // pp))
     return [
-        _chunked(pp, vp, m, rank, group, 2 * (pp - 1 - rank) + (vp - 1) * group)
+        _rank_order(pp, vp, m, rank, group, 2 * (pp - 1 - rank) + (vp - 1) * group)
         for rank in range(pp)
     ]
 
 
-def _chunked(pp: int, vp: int, m: int, rank: int, group: int, ahead: int) -> Order:
+def _rank_order(pp: int, vp: int, m: int, rank: int, group: int, ahead: int) -> Order:
     """Return an order of `ahead` forward passes, then one forward and one backward pass in turn.
 
     Chunks take turns for every `group` of micro-batches. Backward passes go through the chunks from
@@ -187,18 +194,18 @@ def _chunked(pp: int, vp: int, m: int, rank: int, group: int, ahead: int) -> Ord
     return forwards[:ahead] + steady + backwards[len(backwards) - ahead :]
 
 
-def _weights_later(order: Order, pp: int, m: int, rank: int) -> Order:
+def _with_deferred_weights(order: Order, pp: int, m: int, rank: int) -> Order:
     """Return the order with weight gradients, `rank` micro-batches after their backward passes.
 
     ZB-H1 defers as many as there are ranks before this one; the remaining ones run at the end.
     """
     backward, weights = (pp + rank) * m, (2 * pp + rank) * m
-    filled: Order = []
+    with_weights: Order = []
     for work in order:
-        filled.append(work)
+        with_weights.append(work)
         if work >= backward + rank:
-            filled.append(weights + work - backward - rank)
-    return filled + list(range(weights + max(0, m - rank), weights + m))
+            with_weights.append(weights + work - backward - rank)
+    return with_weights + list(range(weights + max(0, m - rank), weights + m))
 
 
 MAX_PASSES = 400_000
@@ -214,9 +221,9 @@ def simulated_step(x: Cases, c: Mapping[str, float]) -> StepTime:
     """
     work = step_components(x, c)
     whole = _pipelines_s(x, work)
-    busy = work.num_microbatches * (work.slowest + work.passed)
+    busy = work.num_microbatches * (work.slowest + work.stage_transfer)
     waits = np.maximum(0.0, whole - busy) / x.cpu_oversubscription
-    return step_of(x, c, work, np.where(np.isnan(whole), closed_bubble(x, work), waits))
+    return assemble_step(x, c, work, np.where(np.isnan(whole), closed_bubble(x, work), waits))
 
 
 def _pipelines_s(x: Cases, work: StepComponents) -> Floats:
@@ -232,15 +239,15 @@ def _pipeline_s(x: Cases, work: StepComponents, row: int) -> float:
     pp, vp, m = int(x.pp[row]), max(1, int(x.vp[row])), int(work.num_microbatches[row])
     if 2 * pp * vp * m > MAX_PASSES:
         return np.nan
-    beside = (work.passed[row] + work.beside[row]) / vp
-    seconds = np.array(_sizes(int(x.layers[row]), pp, vp)) * work.layer[row] + beside
+    overhead = (work.stage_transfer[row] + work.overhead[row]) / vp
+    seconds = np.array(_sizes(int(x.layers[row]), pp, vp)) * work.layer[row] + overhead
     seconds[-1] += work.head[row]
     # The forward pass counts 1. The backward pass counts 2, or 1 if weights are frozen, plus the
     # recomputed forward passes.
-    again = float(recompute_passes(x)[row])
-    forward = seconds / (2 + (x.frozen[row] == 0) + again)
-    chosen = cast(Schedule, str(x.categories["schedule"][row]))
-    order: Schedule = "interleaved" if vp > 1 and chosen == "1f1b" else chosen
+    recomputed_passes = float(recompute_passes(x)[row])
+    forward = seconds / (2 + (x.frozen[row] == 0) + recomputed_passes)
+    schedule = cast(Schedule, str(x.categories["schedule"][row]))
+    order: Schedule = "interleaved" if vp > 1 and schedule == "1f1b" else schedule
     try:
         return pipeline_s(forward.tolist(), (seconds - forward).tolist(), m, order, vp).total_s
     except ValueError:
@@ -252,5 +259,5 @@ def _sizes(layers: int, pp: int, vp: int) -> list[int]:
     try:
         return stage_sizes(layers, pp, vp)
     except ValueError:
-        each, rest = divmod(layers, pp * vp)
-        return [each + (i < rest) for i in range(pp * vp)]
+        each, remainder = divmod(layers, pp * vp)
+        return [each + (i < remainder) for i in range(pp * vp)]

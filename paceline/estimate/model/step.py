@@ -113,11 +113,11 @@ def once_per_step_seconds(x: Cases, c: Mapping[str, float], slowest: Floats) -> 
     """
     layers, block, root = stage_layers(x)[0], block_exchange(x, c), root_exchange(x, c)
     gather = np.where(x.zero_stage == 2, layers * block.gather + root.gather, 0.0)
-    reduced = layers * block.total(x, np.zeros(x.size)) + root.total(x, np.zeros(x.size))
-    scatter = np.where(_scatters_once(x), reduced, 0.0)
+    reduction = layers * block.total(x, np.zeros(x.size)) + root.total(x, np.zeros(x.size))
+    scatter = np.where(_scatters_once(x), reduction, 0.0)
     work = slowest / np.where(x.pp > 1, x.vp, 1.0)
     parts = ((gather, work / 3), (scatter, 2 * work / 3))
-    return np.sum([exposed_seconds(x, c, beside, part) for part, beside in parts], axis=0)
+    return np.sum([exposed_seconds(x, c, overlap, part) for part, overlap in parts], axis=0)
 
 
 def _scatters_once(x: Cases) -> Bools:
@@ -133,32 +133,32 @@ def _sharded_exchange(
     Weights are gathered in the compute dtype. FSDP reduces gradients in fp32, others in 16 bit.
     Frozen weights have no gradients.
     """
-    ranks, of_experts = shards(x)
-    moved = common * (ranks - 1) / ranks + experts * (of_experts - 1) / of_experts
+    ranks, expert_group = shards(x)
+    num_elements = common * (ranks - 1) / ranks + experts * (expert_group - 1) / expert_group
     rate = group_rate(x, c, x.tp * ranks, x.tp)
     # On GPUs the CPU runs ahead, so this overhead is part of the block's launch time.
     host = np.where(
         x.is_category("generation", "cpu"), c["host_sharded_s"] * x.cpu_oversubscription, 0.0
     )
     start = np.where(ranks > 1, start_s(x, c, x.tp * ranks) + host + latency_s(x, ranks, x.tp), 0.0)
-    reduced = np.where(x.is_category("implementation", "torch"), 4.0, 2.0)
-    owned = reduced * (common / ranks + experts / of_experts)
-    among = all_reduce_s(x, c, owned, copies(x)[0] / ranks, x.tp * ranks)
+    gradient_bytes = np.where(x.is_category("implementation", "torch"), 4.0, 2.0)
+    shard_bytes = gradient_bytes * (common / ranks + experts / expert_group)
+    among = all_reduce_s(x, c, shard_bytes, copies(x)[0] / ranks, x.tp * ranks)
     return ShardedExchange(
-        gather=x.compute_bytes * moved / rate + start,
-        scatter=np.where(x.frozen > 0, 0.0, reduced * moved / rate + start),
+        gather=x.compute_bytes * num_elements / rate + start,
+        scatter=np.where(x.frozen > 0, 0.0, gradient_bytes * num_elements / rate + start),
         among=np.where(x.frozen > 0, 0.0, among),
     )
 
 
-NODE = 8
+JITTER_NODE_DEVICES = 8
 """Devices per node for the jitter term, whatever the real node size."""
 BACKWARD_SHARE = 0.66
 """Share of a micro-batch's time in the backward pass: two of three passes."""
 OPTIMIZER_BYTES = 26
 """Optimizer traffic per parameter: 16-bit gradient read, fp32 master and two moments read and
 written. The coefficient `optimizer` covers frameworks that move more."""
-VISITED_BYTES = 82
+SEQUENTIAL_OPTIMIZER_BYTES = 82
 """The same for an optimizer that updates tensor by tensor in 16 bit: gradients flattened, scaled,
 copied back around their exchange (12), checked for overflows in fp32 (10), cast (6),
 flattened (8), their norm (4), unscaled (8), Adam (28), weights copied to 16 bit (6)."""
@@ -213,9 +213,9 @@ class StepComponents:
     root: Floats
     """The same for embedding and head; included in `head`."""
     head: Floats
-    passed: Floats
+    stage_transfer: Floats
     """Transfers between stages, on every rank."""
-    beside: Floats
+    overhead: Floats
     """Fixed time of every rank, outside of blocks."""
     layers: Floats
     """Layers of the slowest rank."""
@@ -232,7 +232,7 @@ class StepComponents:
     @property
     def slowest(self) -> Floats:
         """The slowest rank, without transfers between stages."""
-        return self.layers * self.layer + self.own_head + self.beside
+        return self.layers * self.layer + self.own_head + self.overhead
 
 
 def step_components(x: Cases, c: Mapping[str, float]) -> StepComponents:
@@ -243,7 +243,7 @@ def step_components(x: Cases, c: Mapping[str, float]) -> StepComponents:
     root = exposed_seconds(x, c, head, root_exchange(x, c).of_microbatch(x, gathers=1))
     head, layer = head + root, block.total + zero
     with_head = last * layer + head >= most * layer
-    beside = np.where(
+    overhead = np.where(
         x.is_category("cuda_graphs", "iteration"),
         launches_s(x, c),
         c["host_microbatch_s"] * x.cpu_oversubscription,
@@ -255,7 +255,7 @@ def step_components(x: Cases, c: Mapping[str, float]) -> StepComponents:
         root,
         head,
         _stage_exchange(x, c),
-        beside,
+        overhead,
         layers=np.where(with_head, last, most),
         own_head=own_head,
         own_root=own_root,
@@ -272,10 +272,12 @@ def step_time(x: Cases, c: Mapping[str, float]) -> StepTime:
     model/pipeline.py simulates every pass instead.
     """
     work = step_components(x, c)
-    return step_of(x, c, work, closed_bubble(x, work))
+    return assemble_step(x, c, work, closed_bubble(x, work))
 
 
-def step_of(x: Cases, c: Mapping[str, float], work: StepComponents, bubble: Floats) -> StepTime:
+def assemble_step(
+    x: Cases, c: Mapping[str, float], work: StepComponents, bubble: Floats
+) -> StepTime:
     """Return the seconds of a step by part for a given pipeline bubble.
 
     m (T + transfers) + bubble + dp + optimizer + fixed, times 1 + jitter log2(nodes). The gradient
@@ -295,16 +297,16 @@ def step_of(x: Cases, c: Mapping[str, float], work: StepComponents, bubble: Floa
     fixed = np.where(compiled, c["step_compiled_s"], fixed) * x.cpu_oversubscription
     fixed = np.where(x.is_category("cuda_graphs", "iteration"), c["step_graph_s"], fixed)
     fixed = fixed + c["host_tensor_s"] * sequentially_updated_tensors(x)
-    busy = m * (work.slowest + work.passed) + bubble + dp + optimizer + fixed
-    nodes = np.maximum(1.0, x.devices / NODE)
+    busy = m * (work.slowest + work.stage_transfer) + bubble + dp + optimizer + fixed
+    nodes = np.maximum(1.0, x.devices / JITTER_NODE_DEVICES)
     parts = {name: m * layers * part for name, part in vars(work.block).items() if name != "host"}
     return StepTime(
         **parts,
         head=m * (work.own_head - work.own_root),
         zero=m * (layers * work.zero + work.own_root),
-        host=m * (layers * work.block.host + work.beside),
+        host=m * (layers * work.block.host + work.overhead),
         bubble=bubble,
-        stages=m * work.passed,
+        stages=m * work.stage_transfer,
         dp=dp,
         optimizer=optimizer,
         fixed=fixed,
@@ -320,9 +322,9 @@ def closed_bubble(x: Cases, work: StepComponents) -> Floats:
     ranks v times and the last one starts m - 1 chunks later, which gives W - (m - 1)(1 - 1/v) T.
     Waiting ranks on shared CPU cores leave their share to others.
     """
-    m, slowest = work.num_microbatches, work.slowest + work.passed
+    m, slowest = work.num_microbatches, work.slowest + work.stage_transfer
     others = x.layers * work.layer + work.head - work.layers * work.layer - work.own_head
-    others = others + (x.pp - 1) * (work.passed + work.beside)
+    others = others + (x.pp - 1) * (work.stage_transfer + work.overhead)
     share = np.where(x.is_category("schedule", "zero-bubble"), 1 / 3, 1.0) / x.vp
     round_trips = np.where(x.vp > 1, others - (m - 1) * (1 - 1 / x.vp) * slowest, 0.0)
     return np.where(x.pp > 1, np.maximum(share * others, round_trips) / x.cpu_oversubscription, 0.0)
@@ -337,11 +339,11 @@ def _head(x: Cases, c: Mapping[str, float]) -> Floats:
     arXiv:2412.19437, equations 21 to 24).
     """
     rate, t, rows = gemm_rate(x, c, narrow=False), tokens(x), x.vocab / x.tp
-    moved = LOGIT_BYTES * c["logits"] * t * rows / (x.memory_bytes_per_s * c["memory"])
-    products = np.where(x.frozen > 0, 2.0, 3.0)
-    per_head = products * gemm_seconds(x, c, rate, t, rows, x.hidden) + moved
-    joined = products * gemm_seconds(x, c, gemm_rate(x, c), t, x.hidden / x.tp, 2 * x.hidden)
-    return np.where(x.vocab > 0, (1 + x.mtp_layers) * per_head + x.mtp_layers * joined, 0.0)
+    logits_s = LOGIT_BYTES * c["logits"] * t * rows / (x.memory_bytes_per_s * c["memory"])
+    gemms = np.where(x.frozen > 0, 2.0, 3.0)
+    per_head = gemms * gemm_seconds(x, c, rate, t, rows, x.hidden) + logits_s
+    join_s = gemms * gemm_seconds(x, c, gemm_rate(x, c), t, x.hidden / x.tp, 2 * x.hidden)
+    return np.where(x.vocab > 0, (1 + x.mtp_layers) * per_head + x.mtp_layers * join_s, 0.0)
 
 
 def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
@@ -356,12 +358,12 @@ def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
         (x.sequence_parallel > 0) | x.is_category("implementation", "fused"), x.tp, 1.0
     )
     span = model_devices(x) * replicas(x)
-    moved = 2 * tokens(x) * x.hidden / shared / port_rate(x, c, span)
-    one_way = moved + start_s(x, c, span) + one_way_s(x, span)
+    transfer_s = 2 * tokens(x) * x.hidden / shared / port_rate(x, c, span)
+    total_s = transfer_s + start_s(x, c, span) + one_way_s(x, span)
     exposed = np.where(
         x.is_category("implementation", "softmax"), c["pp_exposed"], c["pp_exposed_fused"]
     )
-    return np.where(x.pp > 1, 2 * x.vp * one_way * exposed, 0.0)
+    return np.where(x.pp > 1, 2 * x.vp * total_s * exposed, 0.0)
 
 
 def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
@@ -375,41 +377,46 @@ def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
     the traffic that leaves it.
     """
     (ranks, expert_copies), weights = copies(x), rank_weights(x)
-    early, behind = x.is_category("implementation", "softmax"), sequentially_updated_tensors(x) > 0
+    early, sequential = (
+        x.is_category("implementation", "softmax"),
+        sequentially_updated_tensors(x) > 0,
+    )
     # Bytes per gradient element: 2 in Megatron of 2020 to 2022 (unless gradients accumulate in a
     # wider buffer) and in DeepSpeed without ZeRO, else 4. The 2 added below are the gathered 16-bit
     # weights.
-    gradient = np.where((early & (x.summed_gradient_bytes == 0)) | behind, 2.0, 4.0)
+    gradient = np.where((early & (x.summed_gradient_bytes == 0)) | sequential, 2.0, 4.0)
     span = x.tp * ranks
     strides = (x.tp, expert_shards(x) * expert_ranks(x))
-    needed = start_s(x, c, span) * np.log2(np.maximum(ranks, 2)) + latency_s(x, ranks, x.tp)
-    for held, same, stride in zip(weights, (ranks, expert_copies), strides, strict=True):
-        moved = (gradient + 2) * _trained_share(x) * held * (same - 1) / same
-        needed = needed + moved / group_rate(x, c, span, stride)
+    exchange_s = start_s(x, c, span) * np.log2(np.maximum(ranks, 2)) + latency_s(x, ranks, x.tp)
+    for parameters, group_size, stride in zip(
+        weights, (ranks, expert_copies), strides, strict=True
+    ):
+        num_bytes = (gradient + 2) * _trained_share(x) * parameters * (group_size - 1) / group_size
+        exchange_s = exchange_s + num_bytes / group_rate(x, c, span, stride)
     last_backward = BACKWARD_SHARE * slowest / np.where(x.pp > 1, x.vp, 1.0)
     share = {name: c[f"dp_exposed_{name}"] for name in ("softmax", "fused")}
-    shown = select_by_category(x, "implementation", {**share, "torch": c["dp_exposed"]})
+    exposed_share = select_by_category(x, "implementation", {**share, "torch": c["dp_exposed"]})
     # At least the part that is longer than the last backward pass is exposed. `behind` (DeepSpeed
     # without ZeRO) exchanges after that pass, so all of it is exposed.
-    exposed = np.maximum(needed - last_backward, shown * needed)
-    unsharded = np.where(ranks > 1, np.where(behind, needed, exposed), 0.0)
-    return np.where(exchanges_in_blocks(x), once_per_step_seconds(x, c, slowest), unsharded)
+    exposed = np.maximum(exchange_s - last_backward, exposed_share * exchange_s)
+    unsharded_s = np.where(ranks > 1, np.where(sequential, exchange_s, exposed), 0.0)
+    return np.where(exchanges_in_blocks(x), once_per_step_seconds(x, c, slowest), unsharded_s)
 
 
 def _optimizer(x: Cases, c: Mapping[str, float]) -> Floats:
     """Return the seconds of the optimizer's memory traffic on one rank."""
-    rest, ffns = rank_weights(x)
+    non_ffn, ffns = rank_weights(x)
     sharded = x.zero_stage >= 1
-    held = sum(
-        part / np.where(sharded, same, 1.0)
-        for part, same in zip((rest, ffns), shards(x), strict=True)
+    parameters = sum(
+        part / np.where(sharded, group_size, 1.0)
+        for part, group_size in zip((non_ffn, ffns), shards(x), strict=True)
     )
-    moved = (
-        np.where(sequentially_updated_tensors(x) > 0, VISITED_BYTES, OPTIMIZER_BYTES)
+    num_bytes = (
+        np.where(sequentially_updated_tensors(x) > 0, SEQUENTIAL_OPTIMIZER_BYTES, OPTIMIZER_BYTES)
         * _trained_share(x)
-        * held
+        * parameters
     )
-    return c["optimizer"] * moved / (x.memory_bytes_per_s * c["memory"])
+    return c["optimizer"] * num_bytes / (x.memory_bytes_per_s * c["memory"])
 
 
 def _trained_share(x: Cases) -> Floats:

@@ -74,11 +74,11 @@ def extend_to_measured(
     """
     last, peak = levels[-1], levels[0].flops_per_s
     rate = last.flops_per_s * estimated_s / measured_s
-    unexplained = WaterfallLevel(
+    unexplained_level = WaterfallLevel(
         name="unexplained", flops_per_s=rate, share=rate / peak, lost_s=measured_s - estimated_s
     )
     return (
         *levels,
-        unexplained,
-        unexplained.model_copy(update={"name": "measured", "lost_s": 0.0}),
+        unexplained_level,
+        unexplained_level.model_copy(update={"name": "measured", "lost_s": 0.0}),
     )

@@ -21,10 +21,10 @@ def stage_layers(x: Cases) -> tuple[Floats, Floats]:
     have one more layer (core/pipeline.py: stage_sizes).
     """
     chunks = np.maximum(x.pp * x.vp, 1.0)
-    each, rest = np.divmod(x.layers, chunks)
-    most = each * x.vp + np.ceil(rest / np.maximum(x.pp, 1))
-    last = each * x.vp + np.floor(rest / np.maximum(x.pp, 1))
-    counts_ends = (rest > 0) & ((x.layers + 2) % chunks == 0) & (x.pp > 1)
+    each, remainder = np.divmod(x.layers, chunks)
+    most = each * x.vp + np.ceil(remainder / np.maximum(x.pp, 1))
+    last = each * x.vp + np.floor(remainder / np.maximum(x.pp, 1))
+    counts_ends = (remainder > 0) & ((x.layers + 2) % chunks == 0) & (x.pp > 1)
     whole = (x.layers + 2) / chunks * x.vp
     most = np.where(counts_ends, whole - (x.pp <= 2), most)
     return most, np.where(counts_ends, whole - 1, last)
@@ -113,24 +113,24 @@ def exchanges_in_blocks(x: Cases) -> NDArray[np.bool_]:
     micro-batch. With many micro-batches in flight, all weights would otherwise soon be needed again
     (Llama 3, arXiv:2407.21783, 3.3.2; MegaScale, arXiv:2402.15627, 3.2).
     """
-    keeps = (x.pp > 1) & ~x.is_category("implementation", "torch")
-    return (x.zero_stage >= 2) & ~keeps
+    keeps_gradients = (x.pp > 1) & ~x.is_category("implementation", "torch")
+    return (x.zero_stage >= 2) & ~keeps_gradients
 
 
 def rank_weights(x: Cases) -> tuple[Floats, Floats]:
     """Return the parameters on one rank of the first stage before ZeRO: (without ffns, of ffns)."""
     most, _ = stage_layers(x)
-    rest = (common_weights(x) + x.more_weights) / x.tp
+    non_ffn = (common_weights(x) + x.more_weights) / x.tp
     ffns = ffn_weights(x) / expert_shards(x) / expert_ranks(x)
-    return most * rest + table_weights(x), most * ffns
+    return most * non_ffn + table_weights(x), most * ffns
 
 
-def trained_tensors(layers: float, gated: bool, adapted: float = 0) -> float:
+def trained_tensors(layers: float, gated: bool, adapted_matrices: float = 0) -> float:
     """Return the trained tensors of all blocks: matrices and norms, with biases if ungated.
 
     Each of the `adapted` matrices of a block has two tensors of an adapter in its place.
     """
-    return layers * ((GATED_TENSORS if gated else TENSORS) + adapted)
+    return layers * ((GATED_TENSORS if gated else TENSORS) + adapted_matrices)
 
 
 def sequentially_updated_tensors(x: Cases) -> Floats:

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.core.errors import UserError
 from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.run import RunSpec
-from paceline.estimate.calibrate.lookup import GivenEvidence
+from paceline.estimate.calibrate.lookup import FileEvidence
 from paceline.estimate.estimates import MAX_P_OOM_TO_FIT, MAX_P_OOM_TO_RUN
 from paceline.files.recipe import full_key, load_recipe
 from paceline.layouts.sweep.prediction import predict, prune_reasons
@@ -202,7 +202,7 @@ class Sweep:
         return f"{self.name}-{plan.spec.key}"
 
 
-def new_sweep(options: SweepOptions, evidence: GivenEvidence | None) -> Sweep:
+def new_sweep(options: SweepOptions, evidence: FileEvidence | None) -> Sweep:
     """Return the planned sweep without running or writing anything.
 
     Raises UserError for an invalid value of a field. A combination that cannot run is included with
@@ -312,7 +312,7 @@ def _without_duplicates(choices: Sequence[Combination]) -> list[Combination]:
 
 
 def _with_predictions(
-    choices: Sequence[Combination], evidence: GivenEvidence | None, options: SweepOptions
+    choices: Sequence[Combination], evidence: FileEvidence | None, options: SweepOptions
 ) -> tuple[list[Combination], list[str]]:
     """Return the combinations with predictions and prune reasons, and notices."""
     choices_with_plan = [choice for choice in choices if choice.plan]
@@ -326,7 +326,8 @@ def _with_predictions(
     except UserError as error:
         if options.stack:
             raise
-        return list(choices), [f"no predictions: {error.where} {error.what}"]
+        remedy = f"; {error.remedy}" if error.remedy else ""
+        return list(choices), [f"no predictions: {error.where} {error.what}{remedy}"]
     cluster, device = specs[0].cluster, find_device(specs[0].cluster.device)
     size = cluster.device_memory_bytes or (device and device.memory_bytes)
     limit = None if specs[0].memory_limit_bytes else size

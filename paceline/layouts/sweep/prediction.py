@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.core.units import gib, step_seconds
-from paceline.estimate.calibrate.lookup import GivenEvidence, given_or_own, machine_for
+from paceline.estimate.calibrate.lookup import FileEvidence, file_or_device_evidence, machine_for
 from paceline.estimate.estimates import MAX_P_OOM_TO_FIT, MAX_P_OOM_TO_RUN, estimates_of_runs
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.run_case import Software, parse_software
@@ -18,7 +18,7 @@ MAX_SLOWDOWN = 2.0
 
 
 def predict(
-    specs: Sequence[RunSpec], evidence: GivenEvidence | None, stack: str | None = None
+    specs: Sequence[RunSpec], evidence: FileEvidence | None, stack: str | None = None
 ) -> list[Prediction]:
     """Return a prediction for each run.
 
@@ -35,8 +35,8 @@ def predict(
     rates = evidence.calibration if evidence else None
     estimates = estimates_of_runs(
         specs,
-        [machine_for(spec.cluster, dtype, given=rates) for spec in specs],
-        given_or_own(evidence, cluster.device, dtype, cluster.device_label),
+        [machine_for(spec.cluster, dtype, cpu_calibration=rates) for spec in specs],
+        file_or_device_evidence(evidence, cluster.device, dtype, cluster.device_label),
         software,
     )
     columns = (

@@ -20,7 +20,7 @@ from paceline.core.units import pluralize
 from paceline.core.window import MIN_STEADY
 from paceline.engines import engine
 from paceline.estimate.calibrate.calibration import Calibration
-from paceline.estimate.calibrate.lookup import GivenEvidence, given_or_own, machine_for
+from paceline.estimate.calibrate.lookup import FileEvidence, file_or_device_evidence, machine_for
 from paceline.estimate.estimates import (
     MAX_P_OOM_TO_FIT,
     MAX_P_OOM_TO_RUN,
@@ -167,7 +167,7 @@ def layout_overrides(layout: Layout) -> list[str]:
 
 
 def find_candidates(
-    request: Request, evidence_request: GivenEvidence | None, space: SearchSpace
+    request: Request, evidence_request: FileEvidence | None, space: SearchSpace
 ) -> Candidates:
     """Return every layout of the space that the engine can run.
 
@@ -190,7 +190,7 @@ def find_candidates(
     if runs_as_it_is and recipe.layout not in layouts:
         layouts = [recipe.layout, *layouts]
     cluster, rates = spec.cluster, evidence_request.calibration if evidence_request else None
-    evidence = given_or_own(
+    evidence = file_or_device_evidence(
         evidence_request, cluster.device, spec.training.dtype, cluster.device_label
     )
     machine, notes = _machine(spec, local, rates)
@@ -253,7 +253,7 @@ def _machine(
     """Return the machine, or None if it has no rates, and notes about it."""
     notes: list[str] = []
     try:
-        machine = machine_for(spec.cluster, spec.training.dtype, given=rates)
+        machine = machine_for(spec.cluster, spec.training.dtype, cpu_calibration=rates)
     except UserError:
         if spec.cluster.device != "cpu":
             raise

@@ -109,7 +109,7 @@ def rank_layouts(
         n_infeasible=num_refused,
         n_pruned=int((~estimates.fits).sum()),
         bound=f"more than {MAX_P_OOM_TO_FIT:.0%} likely to exceed {gib(estimates.device_bytes[0])}",
-        least_memory_bytes=float(estimates.memory.needed.min()),
+        least_memory_bytes=float(estimates.memory.needed_bytes.min()),
         layouts=tuple(rows[row] for row in order),
         recipe_layout=rows[-1] if recipe_layouts else None,
         recipe_problem=problems[0] if problems else None,

@@ -15,7 +15,7 @@ from paceline.core.hardware import Cluster
 from paceline.core.hosts import compress
 from paceline.core.layout import Layout
 from paceline.core.units import pluralize, step_seconds
-from paceline.estimate.calibrate.lookup import GivenEvidence
+from paceline.estimate.calibrate.lookup import FileEvidence
 from paceline.files.documents import write_text, write_value
 from paceline.files.recipe import Recipe, load_recipe, recipe_path, resolve
 from paceline.files.staged import with_staged_files
@@ -229,7 +229,7 @@ class Tuning:
 
 
 def new_tuning(
-    options: TuneOptions, evidence: GivenEvidence | None, root: Path, command: list[str]
+    options: TuneOptions, evidence: FileEvidence | None, root: Path, command: list[str]
 ) -> Tuning:
     """Return a layout search with its earlier runs, without running or writing anything.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.estimate.calibrate.calibration import About, Calibration
-from paceline.estimate.calibrate.cases import recipes_of, shorts
+from paceline.estimate.calibrate.cases import recipes_of, short_trainings
 from paceline.estimate.calibrate.measurement import Rates, TimedTraining, case_here
 from paceline.estimate.fit.posterior import predict
 from paceline.estimate.fit.refit import cpu_prior
@@ -70,7 +70,7 @@ def rates(ranks: int) -> Rates:
 
 
 def timed(folder: Path, factor: float = 1.0, seed: int = 1) -> list[TimedTraining]:
-    """Short trainings on one and two ranks with 2 % of noise.
+    """Short trainings on one and two ranks with 2% of noise.
 
     They are `factor` times as slow as a CPU in general.
     """
@@ -80,11 +80,13 @@ def timed(folder: Path, factor: float = 1.0, seed: int = 1) -> list[TimedTrainin
         placements=(rates(1).placement, rates(2).placement),
         probes=0,
         steps=(),
-        undetermined=(),
-        alike=(),
+        undetermined_coefficients=(),
+        inseparable_coefficients=(),
         evidence=cpu_prior("fp32"),
     )
-    some = [s for n in (1, 2) for s in shorts(recipes(folder), cpu_inventory, "cpu", "fp32", n)]
+    some = [
+        s for n in (1, 2) for s in short_trainings(recipes(folder), cpu_inventory, "cpu", "fp32", n)
+    ]
     x = cases_of([case_here(short.spec, bare) for short in some])
     seconds = factor * predict(x, bare.evidence.fit().centre) * draw.lognormal(0, 0.02, x.size)
     return [TimedTraining(s, t, 6, 0.02) for s, t in zip(some, seconds.tolist(), strict=True)]

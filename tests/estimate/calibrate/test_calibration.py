@@ -13,10 +13,10 @@ from paceline.core.hardware import Cluster
 from paceline.estimate.calibrate.calibration import (
     Calibration,
     Placement,
+    calibration_path,
+    calibrations_folder,
     cpu_machine,
-    file_of,
-    find,
-    folder,
+    find_calibration,
     read_calibration,
 )
 from paceline.estimate.calibrate.lookup import (
@@ -25,7 +25,7 @@ from paceline.estimate.calibrate.lookup import (
     machine_for,
     read_evidence,
 )
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.fit.refit import cpu_prior
 from paceline.estimate.single_estimate import estimate_provenance
 from paceline.files.documents import write_value
@@ -51,8 +51,8 @@ def calibration(**changes: object) -> Calibration:
         placements=PLACEMENTS,
         probes=0,
         steps=(),
-        undetermined=(),
-        alike=(),
+        undetermined_coefficients=(),
+        inseparable_coefficients=(),
         evidence=cpu_prior("fp32"),
     )
     return plain.model_copy(update=changes)
@@ -65,27 +65,27 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def kept(found: Calibration) -> Path:
-    path = file_of(found.device, found.dtype)
+    path = calibration_path(found.device, found.dtype)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_value(path, found)
     return path
 
 
 def test_it_lies_in_the_users_data_folder_by_device_and_dtype(own_folder: Path):
-    assert folder() == own_folder
+    assert calibrations_folder() == own_folder
     assert kept(calibration()).name == "some-cpu-2-ghz-fp32.json"
-    assert find("Some CPU @ 2 GHz", "fp32") == calibration()
-    assert find("Some CPU @ 2 GHz", "bf16") is None
-    assert find("cpu", "fp32") is None
+    assert find_calibration("Some CPU @ 2 GHz", "fp32") == calibration()
+    assert find_calibration("Some CPU @ 2 GHz", "bf16") is None
+    assert find_calibration("cpu", "fp32") is None
 
 
 def test_a_gpu_is_found_by_its_catalog_name_too():
     card = {"kind": "cuda", "catalog_device": "H100-SXM", "dtype": "bf16"}
     kept(calibration(device="NVIDIA H100 80GB HBM3", host="other", **card))
-    assert find("H100-SXM", "bf16") is not None
+    assert find_calibration("H100-SXM", "bf16") is not None
     here = calibration(device="another H100", date="2020", **card)
     kept(here)
-    assert find("H100-SXM", "bf16") == here
+    assert find_calibration("H100-SXM", "bf16") == here
 
 
 def test_a_gpu_is_found_by_an_alias_of_the_catalog():
@@ -104,9 +104,12 @@ def test_a_gpu_is_found_by_an_alias_of_the_catalog():
 def test_a_file_that_is_none_spoils_its_own_device_alone(own_folder: Path):
     kept(calibration(device="NVIDIA H100", kind="cuda", catalog_device="H100-SXM", dtype="bf16"))
     (own_folder / "a100-sxm-80gb-bf16.json").write_text('{"schema_version": 0}')
-    assert find("H100-SXM", "bf16") is not None and find("H200-SXM", "bf16") is None
-    with pytest.raises(UserError, match="holds no calibration"):
-        find("A100-SXM-80GB", "bf16")
+    assert (
+        find_calibration("H100-SXM", "bf16") is not None
+        and find_calibration("H200-SXM", "bf16") is None
+    )
+    with pytest.raises(UserError, match="does not contain a calibration"):
+        find_calibration("A100-SXM-80GB", "bf16")
 
 
 def test_it_says_whether_it_is_from_here():
@@ -125,7 +128,7 @@ def test_a_title_is_text_and_says_nothing_of_the_provenance():
 def test_a_file_that_is_none_is_refused(tmp_path: Path):
     path = tmp_path / "x.json"
     path.write_text('{"device": 1}')
-    with pytest.raises(UserError, match="holds no calibration"):
+    with pytest.raises(UserError, match="does not contain a calibration"):
         read_calibration(path)
 
 
@@ -142,10 +145,10 @@ def test_its_coefficients_can_be_named_as_evidence(tmp_path: Path):
 
 def test_coefficients_alone_are_of_any_device(tmp_path: Path):
     path = tmp_path / "own.json"
-    path.write_text(shipped().model_dump_json())
+    path.write_text(shipped_evidence().model_dump_json())
     given = read_evidence(path)
-    assert given.calibration is None and given.of_gpus() == shipped()
-    assert given.of("cpu", "bf16") == given.of("H100", "auto") == shipped()
+    assert given.calibration is None and given.of_gpus() == shipped_evidence()
+    assert given.of("cpu", "bf16") == given.of("H100", "auto") == shipped_evidence()
 
 
 @pytest.mark.parametrize("change", [{"schema_version": 2}, {"placements": 1}, {"cores": None}])
@@ -155,26 +158,30 @@ def test_a_calibration_that_cannot_be_read_is_no_file_of_coefficients_alone(
     """Else a processor would be estimated by its coefficients and by rates of another file."""
     path = tmp_path / "newer.json"
     path.write_text(json.dumps({**calibration().model_dump(mode="json"), **change}))
-    with pytest.raises(UserError, match="holds no calibration; `paceline calibrate` writes one"):
+    with pytest.raises(
+        UserError, match="does not contain a calibration; create one with `paceline calibrate`"
+    ):
         read_evidence(path)
 
 
 def test_a_calibration_is_of_its_kind_of_device_and_a_processors_of_its_dtype():
     own = read_evidence(kept(calibration()))
     for of_gpu in (lambda: own.of("H100", "auto"), own.of_gpus):
-        with pytest.raises(UserError, match="is of Some CPU @ 2 GHz, by which"):
+        with pytest.raises(UserError, match="was measured on Some CPU @ 2 GHz and does not"):
             of_gpu()
-    words = "fp32.json: is in fp32, and the training in bf16; allowed: a calibration in bf16"
+    words = "fp32.json: was measured in fp32, but .* uses bf16; allowed: a calibration in bf16"
     with pytest.raises(UserError, match=words):
         own.of("cpu", "bf16")
     cluster = Cluster(name="c", device="cpu", devices_per_node=2)
-    assert machine_for(cluster, "fp32", given=calibration()).domain == 2
-    with pytest.raises(UserError, match="this calibration: is in fp32, and the training in bf16"):
-        machine_for(cluster, "bf16", given=calibration())
+    assert machine_for(cluster, "fp32", cpu_calibration=calibration()).domain == 2
+    with pytest.raises(
+        UserError, match="this calibration: was measured in fp32, but the training run uses bf16"
+    ):
+        machine_for(cluster, "bf16", cpu_calibration=calibration())
     card = calibration(device="a card", kind="cuda", catalog_device="H100-SXM", dtype="bf16")
     given = read_evidence(kept(card))
     assert given.of("H100", "fp8") == given.of_gpus() == given.evidence
-    with pytest.raises(UserError, match="is of a card, by which cpu cannot be estimated"):
+    with pytest.raises(UserError, match="was measured on a card and does not apply to cpu"):
         given.of("cpu", "bf16")
 
 
@@ -190,7 +197,7 @@ def test_a_calibration_is_of_its_kind_of_device_and_a_processors_of_its_dtype():
 )
 def test_figures_that_no_fit_leaves_are_no_evidence(tmp_path: Path, wrong: dict[str, object]):
     path = tmp_path / "evidence.json"
-    path.write_text(json.dumps({**shipped().model_dump(mode="json"), **wrong}))
+    path.write_text(json.dumps({**shipped_evidence().model_dump(mode="json"), **wrong}))
     with pytest.raises(UserError, match="does not contain coefficients"):
         read_evidence(path)
 

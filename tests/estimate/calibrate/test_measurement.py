@@ -25,7 +25,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Any:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(folder))
-        patch.setattr(measurement, "RATES_S", 0.4)
+        patch.setattr(measurement, "PROBES_S", 0.4)
         patch.setattr(measurement, "STEPS", 4)
         patch.setattr(cases, "_layouts", lambda ranks: iter(few[ranks]))
         done = CliRunner().invoke(
@@ -111,7 +111,7 @@ def test_what_cannot_be_kept_or_trained_is_told_before_anything_is_measured(
     monkeypatch.setattr(measurement, "probe_rates", never)
     asked = ["calibrate", micro(tmp_path), "--device", "cpu", "--dtype", "fp32"]
     ranks = CliRunner().invoke(app, [*asked, "--ranks", "1,3"]).exception
-    assert isinstance(ranks, UserError) and "--ranks 3" in str(ranks) and "divides" in str(ranks)
+    assert isinstance(ranks, UserError) and "--ranks 3" in str(ranks) and "fits no" in str(ranks)
     for out in (tmp_path, Path("/proc/none/x.json")):
         fault = CliRunner().invoke(app, [*asked, "--ranks", "1", "--output", str(out)]).exception
         assert isinstance(fault, SystemFaultError) and "cannot be written" in str(fault)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks._stored_calibration import from_json, short_from_json, to_json
-from paceline.estimate.calibrate.measurement import Measurements, weighed
+from paceline.estimate.calibrate.measurement import Measurements, fit_calibration
 from tests.estimate.calibrate.micro import ABOUT, rates, timed
 
 
@@ -19,14 +19,14 @@ def measured(tmp_path: Path) -> Measurements:
 
 def test_measurements_come_back_whole(measured: Measurements):
     again = from_json(json.loads(json.dumps(to_json(measured))))
-    assert again.about == measured.about and again.timed == measured.timed
+    assert again.about == measured.about and again.trainings == measured.trainings
     assert [each.placement for each in again.rates] == [each.placement for each in measured.rates]
     assert [each.lines for each in again.rates] == [each.lines for each in measured.rates]
 
 
 def test_they_are_weighed_to_the_same_coefficients(measured: Measurements):
     again = from_json(json.loads(json.dumps(to_json(measured))))
-    both = [weighed(each.about, each.rates, each.timed) for each in (measured, again)]
+    both = [fit_calibration(each.about, each.rates, each.trainings) for each in (measured, again)]
     assert both[0] == both[1]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.estimate.calibrate.calibration import Calibration
-from paceline.estimate.calibrate.measurement import machine_here, weighed
+from paceline.estimate.calibrate.measurement import fit_calibration, machine_here
 from tests.estimate.calibrate.micro import ABOUT, rates, timed
 
 
@@ -14,7 +14,7 @@ from tests.estimate.calibrate.micro import ABOUT, rates, timed
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
     """A machine half as slow again as processors in general."""
     folder = tmp_path_factory.mktemp("weighed")
-    return weighed(ABOUT, [rates(1), rates(2)], timed(folder, 1.5))
+    return fit_calibration(ABOUT, [rates(1), rates(2)], timed(folder, 1.5))
 
 
 def test_steps_of_a_slow_machine_are_met(calibrated: Calibration):
@@ -26,9 +26,9 @@ def test_steps_of_a_slow_machine_are_met(calibrated: Calibration):
 
 def test_what_was_left_open_is_of_this_device(calibrated: Calibration):
     assert not {"gemm_volta", "host_softmax_s", "gemm_8bit", "host_volta"} & set(
-        calibrated.undetermined
+        calibrated.undetermined_coefficients
     )
-    assert "host_torch_s" not in calibrated.undetermined
+    assert "host_torch_s" not in calibrated.undetermined_coefficients
     assert "Some CPU, fp32, 2026-01-02" in calibrated.evidence.title
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.estimate.fit.evidence import Evidence, shipped
-from paceline.estimate.fit.posterior import PRIOR, PRODUCTS
+from paceline.estimate.fit.evidence import Evidence, shipped_evidence
+from paceline.estimate.fit.posterior import GEMM_GENERATIONS, PRIOR
 from paceline.estimate.model.coefficients import NAMES, coefficient_values
 
-OF_PRODUCTS = [f"gemm_{name}" for name in PRODUCTS]
+OF_PRODUCTS = [f"gemm_{name}" for name in GEMM_GENERATIONS]
 
 
 def without(*names: str) -> Evidence:
-    known = shipped()
+    known = shipped_evidence()
     medians = {name: value for name, value in known.medians.items() if name not in names}
     return known.model_copy(update={"medians": medians})
 
@@ -28,6 +28,6 @@ def test_but_follows_those_that_it_shares_a_prior_with():
     prior = dict(coefficient_values(PRIOR.centre))
     medians = prior | {name: 1.2 * prior[name] for name in others}
     del medians[missing]
-    file = shipped().model_copy(update={"medians": medians})
+    file = shipped_evidence().model_copy(update={"medians": medians})
     i = NAMES.index(missing)
     assert PRIOR.centre[i] < file.fit().centre[i] < PRIOR.centre[i] + np.log(1.2)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.fit.interval import Levels, between_sd, log_sd, residual_sd
 from paceline.estimate.fit.origin import IMPLEMENTATION_OF, SOFTWARE
 from paceline.estimate.fit.posterior import (
@@ -57,8 +57,11 @@ def test_what_formulas_miss_lies_beyond_what_fits_leave_open():
 
 def test_a_stack_or_device_that_was_looked_at_narrows_the_interval():
     between = {"software": 0.09, "device": 0.05}
-    evidence, case = shipped().model_copy(update={"unseen_sd": between}), read_row(ROW).case
-    assert shipped().unseen_sd["software"] > 0.03
+    evidence, case = (
+        shipped_evidence().model_copy(update={"unseen_sd": between}),
+        read_row(ROW).case,
+    )
+    assert shipped_evidence().unseen_sd["software"] > 0.03
     seen = replace(case, software=evidence.software[0], family=evidence.devices[0])
     cases = [seen, replace(seen, software="any"), replace(seen, family="Wonder-9000")]
     sd = log_sd(cases_of(cases), evidence.fit(), evidence.residual_sd, evidence.levels)

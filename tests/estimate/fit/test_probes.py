@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.fit.refit import ON_CPU, Probes, cpu_prior, errors, refit
+from paceline.estimate.fit.refit import ON_CPU, Probes, cpu_prior, probe_errors, refit
 from paceline.estimate.model.block import block_time, gemm_rate, gemm_seconds
 from paceline.estimate.model.case import cases_of, cases_with
 from paceline.estimate.model.coefficients import CENTRE, coefficient_values
@@ -30,7 +30,7 @@ def probes_of(c: dict[str, float]) -> Probes:
     attention = float(block_time(attended, c).attention[0])
     return Probes(
         CPU,
-        products=[(*shape, seconds, 0.01) for shape, seconds in zip(SHAPES, products, strict=True)],
+        gemms=[(*shape, seconds, 0.01) for shape, seconds in zip(SHAPES, products, strict=True)],
         attention=[(8, 256, 8, 4, 32, attention, 0.01)],
         copies=[(c["memory"] * CPU.memory_bytes_per_s, 0.01)],
         exchanges=[
@@ -42,22 +42,24 @@ def probes_of(c: dict[str, float]) -> Probes:
 def moved(prior: Evidence, truth: dict[str, float]) -> Evidence:
     """The prior after those probes and eight steps."""
     measured = step_time(layouts(CPU), truth).total
-    return refit(prior, layouts(CPU), measured, "known", also=errors([probes_of(truth)]))
+    return refit(
+        prior, layouts(CPU), measured, "known", extra_residuals=probe_errors([probes_of(truth)])
+    )
 
 
 def test_there_is_no_error_where_the_formulas_say_what_was_measured():
     probes = probes_of(dict(coefficient_values(CENTRE)))
     assert probes.size == 10
-    assert np.abs(errors([probes])(CENTRE[None])).max() < 1e-6
+    assert np.abs(probe_errors([probes])(CENTRE[None])).max() < 1e-6
 
 
 def test_many_vectors_of_coefficients_are_judged_as_each_alone():
     probes = replace(probes_of(dict(coefficient_values(CENTRE))), latency_s=2e-6, exposed=0.4)
     vectors = np.array([CENTRE - 0.2, CENTRE, CENTRE + 0.3])
-    together = errors([probes])(vectors)
+    together = probe_errors([probes])(vectors)
     assert together.shape == (3, probes.size)
     for vector, row in zip(vectors, together, strict=True):
-        assert errors([probes])(vector[None])[0] == pytest.approx(row, rel=1e-12)
+        assert probe_errors([probes])(vector[None])[0] == pytest.approx(row, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -80,13 +82,13 @@ def test_steps_of_a_processor_are_met_after_probes_and_steps():
 
 def test_latency_and_overlap_are_observations_too():
     probes = Probes(CPU, latency_s=2e-6, exposed=0.5)
-    (seen,) = errors([probes])(CENTRE[None])
-    (slower,) = errors([replace(probes, latency_s=4e-6)])(CENTRE[None])
+    (seen,) = probe_errors([probes])(CENTRE[None])
+    (slower,) = probe_errors([replace(probes, latency_s=4e-6)])(CENTRE[None])
     assert probes.size == len(seen) == 2 and slower[0] < seen[0]
 
 
 def test_no_probes_say_nothing():
-    assert errors([])(np.array([CENTRE, CENTRE])).shape == (2, 0)
+    assert probe_errors([])(np.array([CENTRE, CENTRE])).shape == (2, 0)
 
 
 def test_a_processor_computes_what_its_host_starts_one_after_the_other():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.estimate.estimates import estimates_of_runs
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.fit.published import PublishedStep, read_row
 from paceline.estimate.model.case import Case, cases_of
 from paceline.estimate.model.coefficients import coefficient_values
@@ -16,7 +16,7 @@ from paceline.estimate.model.step import StepTime, step_time
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import case_of, software_of
 
-C = coefficient_values(shipped().fit().centre)
+C = coefficient_values(shipped_evidence().fit().centre)
 OPT_350M = {
     "source": "Lambda 1CC DeepSpeed-Chat", "model": "opt-350m", "layers": "24", "hidden": "1024",
     "heads": "16", "vocab": "50272", "gpu": "H100-SXM-80GB", "num_gpus": "8", "gbs": "192",
@@ -113,7 +113,7 @@ def test_bigsciences_engine_is_expected_as_bigscience_measured_it(
     request = EstimateRequest(
         "gpt-1b3", "V100-SXM2-32GB", 8, devices_per_node=4, overrides=overrides
     )
-    found = estimates_of_runs([request.spec], [request.machine], shipped())
+    found = estimates_of_runs([request.spec], [request.machine], shipped_evidence())
     assert found.step_time_s[0] == pytest.approx(published_s, rel=0.1)
     assert found.memory.device_used[0] / 2**30 == pytest.approx(published_gib, rel=0.2)
 

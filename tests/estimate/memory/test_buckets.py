@@ -32,7 +32,7 @@ def test_one_buffer_at_a_time_is_new_only_if_it_is_larger_than_those_before():
     waits = replace(GPT, blocking_launches=True)
     # 1.0 (the table), no more for the bucket, 2.0 and 4.0 for overflow and norm.
     assert made(2.3 * GB, 0.5 * GB, 0.5 * GB, waits) == pytest.approx((1.0 + 2.0 + 4.0) * GB)
-    # 0.2, 1.0 for the bucket, 1.033 for what is gathered: the shard beside the table is more.
+    # 0.2, 1.0 for the bucket, 1.033 for what is gathered: the shard plus the table is more.
     assert made(3.1 * GB, 1.0 * GB, 0.1 * GB, waits) == pytest.approx((0.2 + 6.0) * GB)
     assert made(2.3 * GB, 0.5 * GB, 0.5 * GB, waits) < made(2.3 * GB, 0.5 * GB, 0.5 * GB)
 
@@ -60,12 +60,12 @@ def test_a_steps_buffers_are_held_but_given_back_before_a_device_runs_out():
     without, found = (rank_memory(cases_of([case]), 0, f) for f in (plain, PRIORS))
     more = found.reserved[0] - without.reserved[0]
     assert more > 3 * GB and found.allocated[0] == without.allocated[0]
-    assert found.given_back[0] == pytest.approx(more)
-    assert found.needed[0] == pytest.approx(without.device_used[0])
-    assert p_oom(found, found.needed[0])[0] == pytest.approx(0.5)
+    assert found.reclaimable[0] == pytest.approx(more)
+    assert found.needed_bytes[0] == pytest.approx(without.device_used[0])
+    assert p_oom(found, found.needed_bytes[0])[0] == pytest.approx(0.5)
     # Of a small micro-batch only what its passes take is free when the step needs its buffers.
     small = rank_memory(cases_of([read(tp="1", pp="2", mbs="1").case]), 0, PRIORS)
-    assert 0 < small.given_back[0] < more
+    assert 0 < small.reclaimable[0] < more
 
 
 def test_what_embedding_keeps_grows_with_the_micro_batches_in_flight():

@@ -81,8 +81,8 @@ def test_parts_are_no_debts_and_add_up_to_what_the_device_uses(layout: dict[str,
 @given(layouts)
 def test_no_rank_needs_more_than_what_is_needed(layout: dict[str, Any]):
     x = cases_of([replace(LLAMA_8B, **layout)])
-    ranks = [float(rank_memory(x, rank, FRAMEWORKS).needed[0]) for rank in (0, 1, -1)]
-    assert float(memory(x, FRAMEWORKS).needed[0]) == pytest.approx(max(ranks))
+    ranks = [float(rank_memory(x, rank, FRAMEWORKS).needed_bytes[0]) for rank in (0, 1, -1)]
+    assert float(memory(x, FRAMEWORKS).needed_bytes[0]) == pytest.approx(max(ranks))
 
 
 def test_deepspeed_holds_16_bit_weights_and_gradients_and_shares_masters():
@@ -192,7 +192,7 @@ def test_selective_recomputation_drops_the_scores_and_full_one_all_but_the_input
 
 
 def test_torchtitans_selective_recomputation_keeps_every_second_product():
-    keeps = replace(PLAIN, saves_products=1.0)
+    keeps = replace(PLAIN, saves_every_second_gemm=1.0)
     # A block's input, queries, values, attention's output, the gate and down, of bf16; and the lse.
     numbers = 4096 + 4096 + 1024 + 4096 + 14336 + 4096
     found = part("activations", keeps, selective_recompute=True)

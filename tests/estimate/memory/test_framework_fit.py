@@ -35,7 +35,7 @@ def synthetic(truth: Framework) -> list[PublishedMemory]:
         for number, case in enumerate(cases)
     ]
     stated = memory_as_reported(blank, truth)
-    return [replace(row, stated_bytes=float(stated[i])) for i, row in enumerate(blank)]
+    return [replace(row, reported_bytes=float(stated[i])) for i, row in enumerate(blank)]
 
 
 def test_constants_that_made_the_rows_are_found_again():
@@ -92,9 +92,9 @@ def test_half_the_memories_of_a_source_that_the_fit_never_saw_are_met_within_thr
 ):
     others = leave_one_source_out(rows)
     errors = [
-        memory_as_reported([row], others[i])[0] / row.stated_bytes - 1
+        memory_as_reported([row], others[i])[0] / row.reported_bytes - 1
         for i, row in enumerate(rows)
-        if row.stated_bytes
+        if row.reported_bytes
     ]
     assert len(errors) >= 100
     assert np.median(np.abs(errors)) <= 0.03

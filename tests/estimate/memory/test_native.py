@@ -1,4 +1,4 @@
-"""The memory model beside what the native trainer's own tracker measures on this machine."""
+"""The memory model compared with the native trainer's own tracker on this machine."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def case(name: str) -> Case:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the first of two ranks told of every layout."""
+    """The memory that the first of two ranks reports for every layout."""
     runs = {name: {**native.settings(spec(name)), "threads": 1} for name in LAYOUTS}
     for run in runs.values():
         run["data"]["source"] = "synthetic"
@@ -94,6 +94,6 @@ def test_states_are_met_within_half_a_percent_and_the_peak_within_five(
 
 
 def test_a_gate_that_is_left_out_would_be_found(told: dict[str, dict[str, Any]]):
-    wrong = cases_of([case("fsdp")]).changed(gated=0)
+    wrong = cases_of([case("fsdp")]).with_numbers(gated=0)
     peak = rank_memory(wrong, 0, NATIVE_CPU).allocated[0]
     assert peak != pytest.approx(told["fsdp"]["record"]["peak_bytes"]["tracked"], rel=0.05)

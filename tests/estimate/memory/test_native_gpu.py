@@ -1,4 +1,4 @@
-"""The memory model beside what the native trainer had on one H100."""
+"""The memory model compared with the native trainer's memory on one H100."""
 
 from __future__ import annotations
 

@@ -35,13 +35,13 @@ def read(**changes: str) -> PublishedMemory:
 def test_a_row_is_read_with_its_tied_head_positions_and_device():
     row = read()
     assert row.source == "a table"
-    assert row.stated_bytes == 16 * GIB
+    assert row.reported_bytes == 16 * GIB
     assert row.device_bytes == 34089205760
     assert (row.case.tied, row.case.positions, row.case.moment_bytes) == (True, 2048, 4)
 
 
 def test_notes_tell_of_running_out_and_of_other_optimizers():
-    assert read(mem_gb="", notes="OOM; at once", step_time_s="").stated_bytes is None
+    assert read(mem_gb="", notes="OOM; at once", step_time_s="").reported_bytes is None
     assert read(notes="--use-bnb-optimizer").case.moment_bytes == 1
     assert read(notes="baseline w/o bnb").case.moment_bytes == 4
     assert read(notes="bf16 optimizer w/ fp32 grad accum").case.summed_gradient_bytes == 4
@@ -115,8 +115,8 @@ def test_the_row_that_its_study_calls_borderline_is_called_so(rows: list[Publish
 
 
 def test_published_memories_are_met_within_five_percent_in_the_middle(rows: list[PublishedMemory]):
-    own = [row for row in rows if row.stated_bytes]
-    stated = np.array([row.stated_bytes for row in own])
+    own = [row for row in rows if row.reported_bytes]
+    stated = np.array([row.reported_bytes for row in own])
     assert len(own) >= 100
     assert np.median(np.abs(memory_as_reported(own) / stated - 1)) <= 0.05
 
@@ -126,8 +126,8 @@ def test_the_1b3_study_runs_out_where_it_did_and_its_neighbours_do_not(rows: lis
     limits = np.array([row.device_bytes for row in study])
     chances = p_oom(memory(cases_of([row.case for row in study])), limits)
     out = {
-        row.id: chance for row, chance in zip(study, chances, strict=True) if not row.stated_bytes
+        row.id: chance for row, chance in zip(study, chances, strict=True) if not row.reported_bytes
     }
-    ran = {row.id: chance for row, chance in zip(study, chances, strict=True) if row.stated_bytes}
+    ran = {row.id: chance for row, chance in zip(study, chances, strict=True) if row.reported_bytes}
     assert len(out) == 4 and min(out.values()) > 0.5
     assert len(ran) == 23 and max(ran.values()) < 0.5

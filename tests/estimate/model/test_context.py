@@ -12,13 +12,13 @@ from paceline.core.layout import Layout
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.shape import DecoderShape
 from paceline.core.traffic import LINK_SHARE, step_traffic
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.model.block import context_parallel_seconds
 from paceline.estimate.model.case import Case, CpExchange, cases_of
 from paceline.estimate.model.coefficients import coefficient_values
 from tests.estimate.machines import H100
 
-C = dict(coefficient_values(shipped().fit().centre))
+C = dict(coefficient_values(shipped_evidence().fit().centre))
 AT_ONCE = C | {"intra_start_s": 0.0, "inter_start_s": 0.0, "cp_exposed": 1.0}
 CASE = replace(H100, cp=4, tp=2, heads=32, kv_heads=8, head_dim=128, seq_len=8192, devices=8)
 TOKENS = 2048.0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.model.block import Block, block_time
 from paceline.estimate.model.case import Case, CudaGraphs, cases_of
 from paceline.estimate.model.coefficients import coefficient_values
@@ -16,9 +16,9 @@ from paceline.estimate.run_case import case_of
 from paceline.estimate.single_estimate import estimate
 from tests.estimate.memory.test_device_memory import LLAMA_8B
 
-C = coefficient_values(shipped().fit().centre)
+C = coefficient_values(shipped_evidence().fit().centre)
 SMALL = replace(LLAMA_8B, devices=8, global_batch=1, micro_batch=1, seq_len=512, cp=4, tp=2)
-"""So few tokens that hosts are what a step waits for."""
+"""A small batch, whose step time is bound by CPU launches."""
 
 
 def step(case: Case, captured: CudaGraphs) -> StepTime:
@@ -74,7 +74,7 @@ def test_large_blocks_hardly_gain():
 def test_older_software_is_slower_and_a_question_says_so():
     asked = EstimateRequest("llama31-8b", "GB300", 8, devices_per_node=4)
     old, new = (
-        estimate(replace(asked, software_date=year), shipped()) for year in (2025.2, None)
+        estimate(replace(asked, software_date=year), shipped_evidence()) for year in (2025.2, None)
     )  # fmt: skip
     assert old.parts["gemm"] > 1.03 * new.parts["gemm"]
     assert old.parts["elementwise"] == pytest.approx(new.parts["elementwise"])
@@ -84,4 +84,4 @@ def test_a_question_of_graphs_reaches_the_case():
     asked = EstimateRequest("llama31-8b", "GB300", 8, devices_per_node=4, cuda_graphs="iteration")
     case = case_of(asked.spec, asked.machine, asked.resolved_software)
     assert case.cuda_graphs == "iteration"
-    assert estimate(asked, shipped()).parts["fixed"] == pytest.approx(C["step_graph_s"])
+    assert estimate(asked, shipped_evidence()).parts["fixed"] == pytest.approx(C["step_graph_s"])

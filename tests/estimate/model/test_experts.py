@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.model.case import Case, cases_of
 from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.step import StepTime, step_time
 from paceline.estimate.model.weights import rank_weights
 
-C = coefficient_values(shipped().fit().centre)
+C = coefficient_values(shipped_evidence().fit().centre)
 QWEN = Case(
     layers=94, hidden=4096, ffn=1536, heads=64, kv_heads=4, head_dim=128, vocab=151936,
     seq_len=4096, gated=True, experts=128, experts_per_token=8, peak_16bit=2.5e15,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.fit.interval import log_sd
 from paceline.estimate.model.case import cases_of
 from paceline.estimate.model.collectives import group_rate
@@ -50,14 +50,16 @@ def test_a_port_of_ethernet_is_the_nodes():
 
 def test_what_nobody_states_widens_the_interval():
     h100 = machine("H100", None, None)
-    assert h100.assumed == (False, True, True) and machine("H100-SXM", None, "NDR").assumed == (
+    assert h100.assumed_properties == (False, True, True) and machine(
+        "H100-SXM", None, "NDR"
+    ).assumed_properties == (
         False,
         False,
         False,
     )
     stated = replace(MODEL, devices=1024, global_batch=1024)
     cases = [stated, replace(stated, assumed_inter=True), replace(stated, assumed_device=True)]
-    evidence = shipped()
+    evidence = shipped_evidence()
     sd = log_sd(cases_of(cases), evidence.fit(), evidence.residual_sd)
     assert sd[1] > sd[0] and sd[2] > sd[0]
 
@@ -97,10 +99,10 @@ def test_cards_of_one_chip_are_alike_whatever_their_generation_is_called():
 
 
 @pytest.mark.parametrize(
-    ("device", "maker"), [("TPU v5p", "tpu"), ("MI325X", "amd"), ("MI350X", "cdna4")]
+    ("device", "generation"), [("TPU v5p", "tpu"), ("MI325X", "amd"), ("MI350X", "cdna4")]
 )
-def test_other_makers_have_coefficients_of_their_own(device: str, maker: str):
-    assert machine(device).generation == maker
+def test_other_vendors_have_coefficients_of_their_own(device: str, generation: str):
+    assert machine(device).generation == generation
 
 
 @pytest.mark.parametrize("device", ["RTX 4090", "L4", "A10", "T4"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.estimate.estimates import Estimates, estimates_of_cases
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.model.block import gemm_rate, gemm_seconds
 from paceline.estimate.model.case import Case, Cases, cases_of
 from paceline.estimate.model.coefficients import coefficient_values
@@ -26,11 +26,11 @@ def case(request: EstimateRequest) -> Case:
 
 
 def estimates(case: Case) -> Estimates:
-    return estimates_of_cases(cases_of([case]), shipped())
+    return estimates_of_cases(cases_of([case]), shipped_evidence())
 
 
 def test_the_head_is_passed_once_more_behind_a_product_of_two_streams():
-    two, c = cases_of([case(QUESTION)]), coefficient_values(shipped().fit().centre)
+    two, c = cases_of([case(QUESTION)]), coefficient_values(shipped_evidence().fit().centre)
     one = cases_of([replace(case(QUESTION), mtp_layers=0)])
     joined = 3 * gemm_seconds(
         two, c, gemm_rate(two, c), np.array([4096.0]), np.array([7168 / 2]), np.array([14336.0])
@@ -48,8 +48,8 @@ def _head(x: Cases, c: Mapping[str, float]) -> float:
 def test_logits_of_both_tokens_are_kept_on_the_last_stage():
     both = estimates(case(QUESTION)).memory.logits[0]
     one = estimates(replace(case(QUESTION), mtp_layers=0)).memory.logits[0]
-    # 6 bytes a logit in a fused loss, half of the vocabulary on each of two tensor ranks; beside
-    # them the head's input in 16 bit before and behind its norm.
+    # 6 bytes a logit in a fused loss, half of the vocabulary on each of two tensor ranks, plus
+    # the head's input in 16 bit before and behind its norm.
     logits, stream = 6 * 4096 * 129280 / 2, 4096 * 7168
     assert one == pytest.approx(logits + 4 * stream, rel=0.01) and both == pytest.approx(2 * one)
 

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.site import FabricLevel, Site
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.model.case import Case, cases_of
 from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.collectives import all_reduce_s, all_to_all_s, group_rate, port_rate
@@ -18,7 +18,7 @@ from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import Estimate, estimate
 from tests.estimate.model.test_step import LLAMA_70B
 
-C = coefficient_values(shipped().fit().centre)
+C = coefficient_values(shipped_evidence().fit().centre)
 ONE = np.ones(1)
 POD = replace(LLAMA_70B, leaf=256.0, leaf_bytes_per_s=50e9, pod=1024.0, pod_bytes_per_s=12.5e9)
 NODES = Site(name="nodes", device="H100-SXM", nodes=64, devices_per_node=8)
@@ -30,7 +30,7 @@ def site(**changes: Any) -> Site:
 
 def asked(where: Site, devices: int | None = None) -> Estimate:
     request = EstimateRequest("llama31-70b", where.device, devices or where.world_size)
-    return estimate(replace(request, site=where), shipped())
+    return estimate(replace(request, site=where), shipped_evidence())
 
 
 def rates(case: Case, span: float, stride: float) -> tuple[float, float]:
@@ -79,7 +79,7 @@ def test_a_plain_fabric_is_the_same_as_the_links_it_has():
         "llama31-70b", "H100-SXM", 512, intra_link="NVLink4", inter_link="InfiniBand-NDR"
     )
     assert asked(site(fabric=levels)).step_time_s == pytest.approx(
-        estimate(plain, shipped()).step_time_s, rel=1e-12
+        estimate(plain, shipped_evidence()).step_time_s, rel=1e-12
     )
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from paceline.core.pipeline import stage_sizes
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.model.case import Case, cases_of
 from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.pipeline import simulated_step
 from paceline.estimate.model.step import step_components, step_time
 from paceline.estimate.model.weights import stage_layers
 
-C = coefficient_values(shipped().fit().centre)
+C = coefficient_values(shipped_evidence().fit().centre)
 MODEL = Case(
     layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, head_dim=128, vocab=0, seq_len=8192,
     peak_16bit=989e12, memory_bytes_per_s=3.35e12, intra_bytes_per_s=450e9, inter_bytes_per_s=50e9,
@@ -48,7 +48,7 @@ def test_uneven_stages_come_close(layout: dict[str, Any]):
     x = cases_of([replace(MODEL, pp=4, vocab=128256, **layout)])
     followed, closed = simulated_step(x, C), step_time(x, C)
     work = step_components(x, C)
-    busy = work.num_microbatches * (work.slowest + work.passed)
+    busy = work.num_microbatches * (work.slowest + work.stage_transfer)
     assert followed.total[0] == pytest.approx(closed.total[0], rel=0.05)
     assert followed.bubble[0] > 0 and followed.total[0] > busy[0]
 

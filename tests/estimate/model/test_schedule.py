@@ -102,7 +102,7 @@ def test_many_events_are_followed():
 
 
 def test_rounds_that_do_not_come_out_even_may_lock_and_that_is_told():
-    with pytest.raises(ValueError, match="circle"):
+    with pytest.raises(ValueError, match="cycle"):
         equal(16, 156, "interleaved", 8)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.fit.published import read_row
 from paceline.estimate.model.case import cases_of
 from paceline.estimate.model.coefficients import coefficient_values
@@ -28,7 +28,7 @@ LLAMA = {
 
 def _step(*rows: dict[str, str]) -> StepTime:
     cases = [read_row(row).case for row in rows]
-    return step_time(cases_of(cases), coefficient_values(shipped().fit().centre))
+    return step_time(cases_of(cases), coefficient_values(shipped_evidence().fit().centre))
 
 
 @pytest.mark.parametrize("stage", ["2", "3"])
@@ -40,7 +40,9 @@ def test_a_pipeline_gathers_and_scatters_once_a_step(stage: str):
 
 def test_pipelines_of_pytorch_go_on_exchanging_in_every_block():
     case = replace(read_row({**GPT, "zero": "3"}).case, implementation="torch")
-    assert step_time(cases_of([case]), coefficient_values(shipped().fit().centre)).zero[0] > 0
+    assert (
+        step_time(cases_of([case]), coefficient_values(shipped_evidence().fit().centre)).zero[0] > 0
+    )
 
 
 @pytest.mark.parametrize("devices", ["8192", "16384"])

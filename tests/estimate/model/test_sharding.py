@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.fit.refit import cpu_prior
 from paceline.estimate.model.case import cases_of
 from paceline.estimate.model.coefficients import CENTRE, coefficient_values
@@ -16,7 +16,7 @@ from paceline.estimate.model.step import StepTime, block_exchange, root_exchange
 from paceline.estimate.model.weights import block_weights, shards
 from tests.estimate.machines import CPU, H100
 
-C = coefficient_values(shipped().fit().centre)
+C = coefficient_values(shipped_evidence().fit().centre)
 ON_CPU = cpu_prior("bf16").medians
 TORCH = replace(H100, implementation="torch", devices=64, global_batch=256)
 
@@ -98,7 +98,7 @@ def test_copies_of_a_hybrid_shard_add_up_their_gradients():
     owned = 4 * block_weights(x)[0] / 8
     assert hybrid.among[0] > 2 * 7 / 8 * owned / TORCH.inter_bytes_per_s > single.among[0] == 0
     assert hybrid.gather[0] == pytest.approx(single.gather[0])
-    # Beside what a node's links carry, which one processor has to do as well.
+    # The network overlaps with a node's links on GPUs, but not on one CPU.
     both = 2 * hybrid.gather[0] + hybrid.scatter[0]
     assert hybrid.of_microbatch(x, 2)[0] == max(both, hybrid.among[0])
     x = cases_of([replace(CPU, zero_stage=3, dp_shard=2.0, devices=4)])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.model.block import block_time, gemm_rate
 from paceline.estimate.model.case import Case, cases_of, cases_with
 from paceline.estimate.model.coefficients import CENTRE, NAMES, PRIORS, coefficient_values
@@ -19,7 +19,7 @@ from paceline.estimate.model.machine import machine
 from paceline.estimate.model.step import StepTime, step_time
 from paceline.estimate.model.weights import num_microbatches, rank_weights
 
-C = coefficient_values(shipped().fit().centre)
+C = coefficient_values(shipped_evidence().fit().centre)
 LLAMA_70B = Case(
     layers=80, hidden=8192, ffn=28672, heads=64, kv_heads=8, head_dim=128, vocab=128256,
     seq_len=8192, gated=True, peak_16bit=989.5e12, memory_bytes_per_s=3.35e12,
@@ -206,7 +206,7 @@ def test_copies_of_experts_far_apart_share_few_ports():
 def test_every_coefficient_has_a_prior_a_width_and_a_meaning():
     assert len(set(NAMES)) == len(PRIORS) == len(CENTRE)
     assert all(prior.value > 0 and 0 < prior.sd <= 1 and prior.what for prior in PRIORS)
-    assert set(shipped().medians) <= set(NAMES)
+    assert set(shipped_evidence().medians) <= set(NAMES)
 
 
 def test_what_experts_exchange_across_nodes_goes_through_each_ranks_own_port():

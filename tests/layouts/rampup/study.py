@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.request import EstimateRequest
 from paceline.layouts.rampup.plan import RampOptions, RampPlan, plan_ramp_up
 from paceline.layouts.rampup.timing import RampContext, ramp_context
@@ -31,7 +31,7 @@ def question(device: str, *overrides: str) -> EstimateRequest:
 @cache
 def setting(device: str = "V100-32GB", *overrides: str) -> RampContext:
     """The recipe on such nodes."""
-    return ramp_context(question(device, *overrides), shipped())
+    return ramp_context(question(device, *overrides), shipped_evidence())
 
 
 @cache

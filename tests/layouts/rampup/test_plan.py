@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.request import EstimateRequest
 from paceline.layouts.rampup.plan import RampOptions, plan_ramp_up, planned_stages, search_space
 from paceline.layouts.rampup.timing import doublings, ramp_context
@@ -98,7 +98,7 @@ def test_one_vocabulary_for_stages_that_go_on_from_each_other():
     assert search_space(setting(), RampOptions()).max_tp == 4
     assert search_space(setting(), RampOptions(one_stage_per_batch=True)).max_tp == 1
     assert search_space(setting(), RampOptions(max_tp=2)).max_tp == 2
-    llama = ramp_context(EstimateRequest("llama31-8b", "H100", 8), shipped())
+    llama = ramp_context(EstimateRequest("llama31-8b", "H100", 8), shipped_evidence())
     assert search_space(llama, RampOptions(one_stage_per_batch=True)).max_tp == 8
 
 
@@ -112,7 +112,7 @@ def test_a_training_has_an_end():
 
 
 def test_a_recipe_without_a_ramp_up_needs_stages_and_samples():
-    plain = ramp_context(EstimateRequest("llama31-8b", "H100", 8, tokens=1e9), shipped())
+    plain = ramp_context(EstimateRequest("llama31-8b", "H100", 8, tokens=1e9), shipped_evidence())
     with pytest.raises(UserError, match="has no ramp-up"):
         planned_stages(plain, RampOptions())
     with pytest.raises(UserError, match="how long a stage lasts"):
@@ -137,7 +137,7 @@ def test_stages_that_cannot_be_are_refused(options: RampOptions, message: str):
 def test_a_model_that_fits_nowhere_is_refused():
     fp16 = ("training.dtype=fp16",)
     question = EstimateRequest("llama31-405b", "V100-16GB", 4, overrides=fp16, devices_per_node=4)
-    huge = ramp_context(question, shipped())
+    huge = ramp_context(question, shipped_evidence())
     with pytest.raises(UserError, match="no layout that fits on up to 1 node "):
         plan_ramp_up(huge, RampOptions((32,), max_nodes=1, samples=(100,)))
 

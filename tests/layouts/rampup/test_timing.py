@@ -10,7 +10,7 @@ from paceline.core.layout import Layout
 from paceline.core.layout_checks import layout_problems, native_problems
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.pipeline import bubble_fraction
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import estimate
 from paceline.layouts.rampup.timing import (
@@ -97,17 +97,21 @@ def test_the_trainers_own_rules_hold_for_its_recipes():
 
 def test_it_is_the_estimate_of_the_same_run():
     whole = EstimateRequest("llama31-8b", "H100", 64, overrides=("training.global_batch=256",))
-    layout = ramp_context(whole, shipped()).recipe.layout
+    layout = ramp_context(whole, shipped_evidence()).recipe.layout
     stage = RampStage((BatchSteps(256, None),))
-    estimates = stage_estimates(ramp_context(whole, shipped()), [layout], stage, 8).simulated()
-    assert estimates.step_s[0] == pytest.approx(estimate(whole, shipped()).step_time_s)
+    estimates = stage_estimates(
+        ramp_context(whole, shipped_evidence()), [layout], stage, 8
+    ).simulated()
+    assert estimates.step_s[0] == pytest.approx(estimate(whole, shipped_evidence()).step_time_s)
 
 
 def test_a_recipe_whose_own_layout_does_not_fit_the_devices_is_no_obstacle():
-    large = ramp_context(EstimateRequest("llama31-405b", "H100", 1, devices_per_node=1), shipped())
+    large = ramp_context(
+        EstimateRequest("llama31-405b", "H100", 1, devices_per_node=1), shipped_evidence()
+    )
     assert large.recipe.layout.model_devices > 1 and large.spec.layout == large.recipe.layout
 
 
 def test_a_device_without_data_is_refused():
     with pytest.raises(UserError):
-        ramp_context(question("abacus"), shipped())
+        ramp_context(question("abacus"), shipped_evidence())

@@ -8,7 +8,7 @@ import pytest
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
 from paceline.estimate.estimates import MAX_P_OOM_TO_FIT, Estimates, estimates_of_layouts
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.request import EstimateRequest
 from paceline.layouts.search.memory import (
     BUDGETS,
@@ -83,5 +83,5 @@ def test_only_the_native_trainer_takes_them_and_not_in_every_layout(spec: RunSpe
 def _estimates(spec: RunSpec, layouts: list[Layout]) -> Estimates:
     question = EstimateRequest("llama31-8b", "H100", 8)
     return estimates_of_layouts(
-        spec, question.machine, shipped(), layouts, question.resolved_software
+        spec, question.machine, shipped_evidence(), layouts, question.resolved_software
     )

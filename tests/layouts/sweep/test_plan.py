@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.estimate.calibrate.lookup import GivenEvidence
+from paceline.estimate.calibrate.lookup import FileEvidence
 from paceline.estimate.estimates import MAX_P_OOM_TO_RUN
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.model.case import Implementation
 from paceline.layouts.sweep.plan import Combination, Sweep, SweepOptions, dimensions, new_sweep
 from paceline.machines.placement import Request
@@ -218,7 +218,7 @@ def test_layouts_are_all_compiled_or_none_unless_that_varies():
 
 def test_a_calibration_of_another_kind_of_device_is_refused():
     card = calibrated(2, 1).model_copy(update={"kind": "cuda", "device": "a card"})
-    given = GivenEvidence(Path("card.json"), shipped(), card)
+    given = FileEvidence(Path("card.json"), shipped_evidence(), card)
     options = SweepOptions(Request("tiny-gpt", devices=2, device="cpu"), ())
-    with pytest.raises(UserError, match=r"card\.json: is of a card, by which cpu cannot be"):
+    with pytest.raises(UserError, match=r"card\.json: was measured on a card and does not"):
         new_sweep(options, given)

@@ -10,9 +10,9 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
-from paceline.estimate.calibrate.calibration import Calibration, Placement, file_of
-from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.memory.device_memory import USUAL_CONTEXT_BYTES, verdict
+from paceline.estimate.calibrate.calibration import Calibration, Placement, calibration_path
+from paceline.estimate.fit.evidence import shipped_evidence
+from paceline.estimate.memory.device_memory import DEFAULT_CONTEXT_BYTES, verdict
 from paceline.estimate.model.machine import machine
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import estimate
@@ -52,14 +52,14 @@ def test_a_prediction_is_the_estimate_of_the_stack_that_the_native_trainer_is():
         software="torch",
         native=True,
     )
-    alone = estimate(question, shipped())
+    alone = estimate(question, shipped_evidence())
     assert predicted.step_time_s == pytest.approx(alone.step_time_s)
     assert (predicted.low_s, predicted.high_s) == pytest.approx((alone.low_s, alone.high_s))
     assert predicted.low_s < predicted.step_time_s < predicted.high_s and 0 <= predicted.p_oom <= 1
     # Its memory is the native trainer's, not that of torchtitan, which computes alike.
     assert predicted.memory_bytes == alone.memory_bytes.device_used
     assert predicted.p_oom == alone.p_oom
-    titan = estimate(replace(question, native=False), shipped())
+    titan = estimate(replace(question, native=False), shipped_evidence())
     assert predicted.memory_bytes != titan.memory_bytes.device_used
 
 
@@ -72,7 +72,7 @@ def test_nothing_is_expected_of_a_processor_that_is_not_calibrated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    with pytest.raises(UserError, match=r"not calibrated .*`paceline calibrate` measures it"):
+    with pytest.raises(UserError, match="not calibrated in fp32; run `paceline calibrate"):
         predict([make_spec(), make_spec()], None)
     assert predict([], None) == []
 
@@ -98,9 +98,9 @@ def calibrated(ranks: int, threads: int, flops_per_s: float = 5e10) -> Calibrati
         placements=(placement,),
         probes=4,
         steps=(),
-        undetermined=(),
-        alike=(),
-        evidence=shipped(),
+        undetermined_coefficients=(),
+        inseparable_coefficients=(),
+        evidence=shipped_evidence(),
     )
 
 
@@ -114,20 +114,20 @@ def test_a_calibrated_processor_has_expectations_that_follow_its_measured_rate(
     ranks = run.world_size
     times: list[float] = []
     for rate in (5e10, 1e10):
-        write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 1, rate))
+        write_value(calibration_path("cpu", run.training.dtype), calibrated(ranks, 1, rate))
         (predicted,) = predict([run], None)
         assert predicted.low_s < predicted.step_time_s < predicted.high_s
         times.append(predicted.step_time_s)
     assert times[1] > 1.2 * times[0]
-    write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 2))
-    with pytest.raises(UserError, match="2 threads a process, not 1"):
+    write_value(calibration_path("cpu", run.training.dtype), calibrated(ranks, 2))
+    with pytest.raises(UserError, match="2 threads per process, not 1"):
         predict([run], None)
     two = cluster.model_copy(update={"nodes": 2})
     apart = run.model_copy(update={"cluster": two})
     with pytest.raises(UserError, match="network between hosts"):
         predict([apart], None)
     narrow = run.model_copy(update={"training": run.training.model_copy(update={"dtype": "bf16"})})
-    write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 1))
+    write_value(calibration_path("cpu", run.training.dtype), calibrated(ranks, 1))
     assert len(predict([run, run], None)) == 2
     with pytest.raises(UserError, match="these runs use several"):
         predict([run, narrow], None)
@@ -160,7 +160,7 @@ def test_the_devices_own_context_counts(monkeypatch: pytest.MonkeyPatch):
     h100 = machine("H100")
     large = replace(h100, device=h100.device.model_copy(update={"context_bytes": 5e9}))
     monkeypatch.setattr(prediction, "machine_for", lambda *_, **__: large)
-    usual = USUAL_CONTEXT_BYTES
+    usual = DEFAULT_CONTEXT_BYTES
     assert predict([spec(micro_batch=1)], SHIPPED)[0].memory_bytes - small == 5e9 - usual
 
 
@@ -192,7 +192,7 @@ def test_another_stack_has_its_own_times_and_memory():
             overrides=("layout.micro_batch=1", "layout.zero_stage=1"),
             software="softmax",
         ),
-        shipped(),
+        shipped_evidence(),
     )
     assert megatron.step_time_s == pytest.approx(alone.step_time_s)
     assert megatron.memory_bytes == alone.memory_bytes.device_used != own.memory_bytes

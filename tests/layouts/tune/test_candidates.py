@@ -12,8 +12,8 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.engines import engine
 from paceline.estimate.calibrate.calibration import cpu_machine
-from paceline.estimate.calibrate.lookup import GivenEvidence
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.calibrate.lookup import FileEvidence
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.memory.device_memory import memory
 from paceline.estimate.memory.framework import NATIVE_CPU
 from paceline.estimate.model.machine import machine
@@ -143,12 +143,16 @@ def test_a_file_of_a_processor_brings_its_rates_and_one_of_a_card_is_refused():
     own = calibrated(2, max(1, inventory.cpu()["usable_cores"] // 2))
     card = own.model_copy(update={"kind": "cuda", "device": "a card"})
     other = own.model_copy(update={"dtype": "bf16"})
-    by_file, by_card, in_bf16 = (GivenEvidence(Path("f"), shipped(), f) for f in (own, card, other))
+    by_file, by_card, in_bf16 = (
+        FileEvidence(Path("f"), shipped_evidence(), f) for f in (own, card, other)
+    )
     assert candidates.find_candidates(request, None, SPACE).x is None
     assert candidates.find_candidates(request, by_file, SPACE).x is not None
-    with pytest.raises(UserError, match="f: is of a card, by which cpu cannot be estimated"):
+    with pytest.raises(UserError, match="f: was measured on a card and does not apply to cpu"):
         candidates.find_candidates(request, by_card, SPACE)
-    with pytest.raises(UserError, match="is in bf16, and the training in fp32; allowed"):
+    with pytest.raises(
+        UserError, match="was measured in bf16, but the training run uses fp32; allowed"
+    ):
         candidates.find_candidates(request, in_bf16, SPACE)
 
 

@@ -13,7 +13,7 @@ from paceline.core.errors import UserError
 from paceline.core.layout_checks import layout_problems
 from paceline.estimate import estimates
 from paceline.estimate.estimates import MAX_P_OOM_TO_FIT
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.model.case import Cases
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import estimate
@@ -28,7 +28,7 @@ SPACE = SearchSpace(micro_batches=(1, 2), recompute=("none", "full"))
 
 @pytest.fixture(scope="module")
 def ranking() -> Ranking:
-    return rank_layouts(QUESTION, shipped(), SPACE, top=10_000)
+    return rank_layouts(QUESTION, shipped_evidence(), SPACE, top=10_000)
 
 
 def test_the_fastest_that_fits_comes_first(ranking: Ranking):
@@ -47,7 +47,9 @@ def test_every_layout_has_its_interval_and_its_odds(ranking: Ranking):
 
 def test_a_ranked_layout_is_what_estimate_says_of_it(ranking: Ranking):
     best = ranking.layouts[0]
-    alone = estimate(replace(QUESTION, overrides=tuple(layout_overrides(best.layout))), shipped())
+    alone = estimate(
+        replace(QUESTION, overrides=tuple(layout_overrides(best.layout))), shipped_evidence()
+    )
     assert alone.step_time_s == pytest.approx(best.step_time_s)
     assert alone.memory_bytes.device_used == pytest.approx(best.memory_bytes)
     assert alone.p_oom == pytest.approx(best.p_oom)
@@ -56,7 +58,7 @@ def test_a_ranked_layout_is_what_estimate_says_of_it(ranking: Ranking):
 def test_what_fits_by_a_budget_alone_is_listed_with_the_largest_that_fits():
     question = EstimateRequest("llama31-405b", "H100", 512)
     space = SearchSpace(micro_batches=(1,), recompute=("none", "full"), zero_stages=(3,), max_cp=2)
-    found = rank_layouts(question, shipped(), space, top=20)
+    found = rank_layouts(question, shipped_evidence(), space, top=20)
     best = found.layouts[0]
     assert best.layout.recompute == "budget" and best.fits
     none, full = (
@@ -64,7 +66,7 @@ def test_what_fits_by_a_budget_alone_is_listed_with_the_largest_that_fits():
             replace(
                 question, overrides=tuple(layout_overrides(best.layout.model_copy(update=kind)))
             ),
-            shipped(),
+            shipped_evidence(),
         )
         for kind in (
             {"recompute": "none", "recompute_budget": None},
@@ -75,7 +77,7 @@ def test_what_fits_by_a_budget_alone_is_listed_with_the_largest_that_fits():
     assert full.p_oom is not None and full.p_oom < MAX_P_OOM_TO_FIT
     assert none.step_time_s < best.step_time_s < full.step_time_s
     without = rank_layouts(
-        replace(question, overrides=("engine=megatron",)), shipped(), space, top=20
+        replace(question, overrides=("engine=megatron",)), shipped_evidence(), space, top=20
     )
     assert {row.layout.recompute for row in without.layouts} <= {"none", "full"}
     assert without.layouts[0].step_time_s > best.step_time_s
@@ -88,18 +90,20 @@ def test_the_published_layout_is_close_to_the_best(ranking: Ranking):
 
 
 def test_the_list_is_cut_and_the_counts_are_not():
-    short = rank_layouts(QUESTION, shipped(), SPACE, top=3)
+    short = rank_layouts(QUESTION, shipped_evidence(), SPACE, top=3)
     assert len(short.layouts) == 3 and short.n_layouts > 1000
 
 
 def test_a_device_of_unknown_size_is_refused():
     with pytest.raises(UserError):
-        rank_layouts(replace(QUESTION, device="cpu"), shipped(), SPACE, 1)
+        rank_layouts(replace(QUESTION, device="cpu"), shipped_evidence(), SPACE, 1)
 
 
 @pytest.mark.parametrize(("recipe", "devices"), [("llama31-70b", 8), ("llama31-8b", 7)])
 def test_devices_that_the_recipes_own_layout_does_not_divide(recipe: str, devices: int):
-    ranked = rank_layouts(EstimateRequest(recipe, "B200", devices), shipped(), SPACE, top=3)
+    ranked = rank_layouts(
+        EstimateRequest(recipe, "B200", devices), shipped_evidence(), SPACE, top=3
+    )
     assert ranked.recipe_layout is None and ranked.layouts[0].step_time_s > 0
     assert ranked.recipe_problem
     assert ranked.devices == devices
@@ -107,7 +111,7 @@ def test_devices_that_the_recipes_own_layout_does_not_divide(recipe: str, device
 
 def test_a_layout_that_a_rule_refuses_is_told_by_that_rule():
     changes = ("layout.tp=1", "layout.cp=1", "layout.sequence_parallel=true")
-    ranked = rank_layouts(replace(QUESTION, overrides=changes), shipped(), SPACE, top=1)
+    ranked = rank_layouts(replace(QUESTION, overrides=changes), shipped_evidence(), SPACE, top=1)
     assert ranked.recipe_layout is None and ranked.recipe_problem
     assert ranked.recipe_problem.startswith("sequence_parallel needs tp > 1, because")
 
@@ -115,7 +119,7 @@ def test_a_layout_that_a_rule_refuses_is_told_by_that_rule():
 def test_zero_3_over_context_ranks_alone_is_not_free():
     changes = ("layout.tp=4", "layout.pp=1", "layout.vp=1", "layout.cp=16")
     whole = replace(QUESTION, overrides=(*changes, "layout.zero_stage=3"))
-    assert estimate(whole, shipped()).parts["zero"] > 0
+    assert estimate(whole, shipped_evidence()).parts["zero"] > 0
 
 
 def test_65536_devices_take_one_estimate_a_layout_and_few_that_are_followed(
@@ -139,7 +143,9 @@ def test_65536_devices_take_one_estimate_a_layout_and_few_that_are_followed(
     for name in ("step_time", "simulated_step", "log_sd", "memory"):
         monkeypatch.setattr(estimates, name, counting(name))
     monkeypatch.setattr(space, "layout_problems", checked)
-    found = rank_layouts(replace(QUESTION, devices=65_536), shipped(), SearchSpace(), top=20)
+    found = rank_layouts(
+        replace(QUESTION, devices=65_536), shipped_evidence(), SearchSpace(), top=20
+    )
     # Budgets of recomputation are estimated nine to a cut, of which the largest that fits counts.
     assert found.n_layouts > 10_000 and counted["step_time"] < 1.3 * found.n_layouts
     assert counted["simulated_step"] == counted["log_sd"] == 21
@@ -150,7 +156,7 @@ def test_65536_devices_take_one_estimate_a_layout_and_few_that_are_followed(
 
 def test_the_smallest_layout_is_told_where_none_fits():
     space = SearchSpace(micro_batches=(1, 2), recompute=("none", "full"))
-    few = rank_layouts(replace(QUESTION, devices=8), shipped(), space, top=3)
+    few = rank_layouts(replace(QUESTION, devices=8), shipped_evidence(), space, top=3)
     assert few.n_pruned == few.n_layouts and not any(row.fits for row in few.layouts)
     assert 80 * 2**30 < few.least_memory_bytes <= min(row.memory_bytes for row in few.layouts)
     assert few.bound.endswith("exceed 79.65 GiB")

@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.core.layout import Layout
 from paceline.estimate.estimates import estimates_of_layouts
-from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.model.case import Floats
 from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.step import step_time
@@ -38,12 +38,12 @@ def made_up(layouts: list[Layout] | None = None, *, blind: bool = False) -> Cand
     spec, machine = question.spec_of_any_layout, question.machine
     if layouts is None:
         layouts, _ = feasible_layouts(spec.model, 8, spec.training.global_batch, 8192, SPACE)
-    estimates = estimates_of_layouts(spec, machine, shipped(), layouts)
+    estimates = estimates_of_layouts(spec, machine, shipped_evidence(), layouts)
     return Candidates(
         request=Request("llama31-8b"),
         recipe=load_recipe("llama31-8b"),
         spec=spec,
-        evidence=shipped(),
+        evidence=shipped_evidence(),
         layouts=tuple(layouts),
         recipe_row=None,
         x=None if blind else estimates.x,
@@ -73,7 +73,7 @@ class World:
         self._random = np.random.default_rng(self.seed)
         z = features(self.candidates.layouts)
         slopes = self._random.normal(0, self.wrong, z.shape[1])
-        evidence = shipped().fit()
+        evidence = shipped_evidence().fit()
         moved = self._random.multivariate_normal(evidence.centre, evidence.covariance)
         x = self.candidates.x
         physics = step_time(x, coefficient_values(moved)).total if x else np.ones(len(z))
