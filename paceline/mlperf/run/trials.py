@@ -108,7 +108,7 @@ class TrialSeries(Value):
         new = [
             TrialState(number=n, seed=self.first_seed + n) for n in range(len(kept_trials), count)
         ]
-        return self.model_copy(update={"trials": (*kept_trials, *new), "wanted": count})
+        return self.model_copy(update={"trials": (*kept_trials, *new), "num_trials": count})
 
 
 class SeriesReport(Value):

@@ -326,7 +326,7 @@ def test_the_record_of_a_series_is_json_that_anyone_can_read(
     assert "not an MLPerf result" in document["label"]
 
 
-def series(*statuses: TrialStatus, wanted: int | None = None) -> TrialSeries:
+def series(*statuses: TrialStatus, num_trials: int | None = None) -> TrialSeries:
     empty = TrialSeries(
         name="s",
         benchmark="flux1_tiny",
@@ -337,7 +337,7 @@ def series(*statuses: TrialStatus, wanted: int | None = None) -> TrialSeries:
         first_seed=5,
         num_trials=1,
     )
-    begun = empty.up_to(wanted or len(statuses))
+    begun = empty.up_to(num_trials or len(statuses))
     for trial, status in zip(begun.trials, statuses, strict=False):
         begun = begun.with_trial(trial.model_copy(update={"status": status}))
     return begun
