@@ -61,7 +61,7 @@ def record_runs(name: str, num_runs: int) -> dict[str, Any]:
     samples = [t.samples_to_target for t in series.trials if t.samples_to_target]
     if len(samples) < num_runs:
         raise SystemExit(f"{name}: {num_runs - len(samples)} runs did not reach the target")
-    plan = trials.planned(series.trials[0])
+    plan = trials.plan_trial(series.trials[0])
     training = plan.spec.training
     return {
         "benchmark": series.benchmark,

@@ -122,8 +122,8 @@ def test_the_log_of_a_full_size_recipe_passes_the_official_rules(
 
     verdict = official_checker.check_copy(path, "5.1.0")
 
-    assert (verdict.messages, verdict.warnings, verdict.unread) == ((), (), ())
-    assert verdict.broken is None
+    assert (verdict.messages, verdict.warnings, verdict.unparsable) == ((), (), ())
+    assert verdict.checker_error is None
 
 
 @installed
@@ -139,7 +139,7 @@ def test_one_value_that_deviates_fails(
 
     verdict = official_checker.check_copy(path, "5.1.0")
 
-    assert verdict.messages or verdict.broken
+    assert verdict.messages or verdict.checker_error
 
 
 def test_lines_have_the_form_of_the_rules(tmp_path: Path) -> None:
