@@ -183,7 +183,7 @@ def _of_clusters(noise: ClusterNoise, nodes: int, repeats: int, trials: int) -> 
         num_covered = sum((f.low or 0.0) <= _straggler(c) <= (f.high or 0.0) for c, f in factors)
         yield Cell(FACTOR, noise.name, setting, num_covered, len(factors))
     yield _slow_node_cell(NAMED, noise, setting, [noise.loss] * trials, rng, nodes, repeats)
-    smallest = [analysis.blame.smallest_fault for analysis in campaigns]
+    smallest = [analysis.verdicts.smallest_fault for analysis in campaigns]
     detectable = [(twin, s) for twin, s in zip(copies, smallest, strict=True) if s and s < 0.5]
     if detectable:
         hits = sum(_finds_stated(twin, loss, repeats) for twin, loss in detectable)
@@ -201,20 +201,20 @@ def _slow_node_cell(
 ) -> Cell:
     """Return the cell of campaigns that flag the slowed node."""
     analyses = [run_campaign(noise.cluster(rng, nodes, loss), repeats) for loss in losses]
-    hits = sum(any(n.host == "node-3" for n in analysis.flagged) for analysis in analyses)
+    hits = sum(any(n.host == "node-3" for n in analysis.flagged_nodes) for analysis in analyses)
     return Cell(promise, noise.name, setting, hits, len(losses))
 
 
 def _finds_stated(twin: Cluster, loss: float, repeats: int) -> bool:
     """Return whether the measurements that stated this fault flag a node that has it."""
     twin.speeds[3] *= 1 - loss
-    return any(node.host == "node-3" for node in run_campaign(twin, repeats).flagged)
+    return any(node.host == "node-3" for node in run_campaign(twin, repeats).flagged_nodes)
 
 
 def _blames_healthy(cluster: Cluster, analysis: Analysis) -> bool:
     """Return whether a node is flagged that is not really more than 1% slow."""
     slow = {f"node-{node}" for node in cluster.slow_nodes}
-    return any(node.host not in slow for node in analysis.flagged)
+    return any(node.host not in slow for node in analysis.flagged_nodes)
 
 
 def _straggler(cluster: Cluster) -> float:

@@ -117,8 +117,8 @@ def trial(setting: ClusterKind, fault: float | None, seed: int) -> Trial:
     if fault:
         cluster = replace(cluster, faults=(Fault("slow", victim + 1, fault),))
     analysis = setting.analysis(cluster)
-    suspects = {node.host for node in analysis.flagged}
-    at_once = suspects - {node.host for node in analysis.blame.suspected}
+    suspects = {node.host for node in analysis.flagged_nodes}
+    at_once = suspects - {node.host for node in analysis.verdicts.suspect_nodes}
     is_victim = {cluster.hosts[victim]} if fault else set[str]()
     straggler = analysis.largest.straggler
     truth = float(cluster.true_speeds.min() / np.median(cluster.true_speeds))

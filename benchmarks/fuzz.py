@@ -120,7 +120,7 @@ def of_slurm(rng: random.Random, work: Path) -> Iterator[Try]:
         (SINFO, states.lost_nodes),
         (SINFO, states.unusable_nodes),
         (SRUN, states.failed_nodes),
-        (SRUN, steps.cancelled),
+        (SRUN, steps.cancellation),
     ]
     while True:
         text, reader = rng.choice(readers)

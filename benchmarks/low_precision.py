@@ -47,9 +47,7 @@ def main() -> int:
     options = parser.parse_args()
     devices = gpus()
     if not devices:
-        print(
-            json.dumps({"benchmark": "low_precision", "skipped": "no NVIDIA GPU is visible here"})
-        )
+        print(json.dumps({"benchmark": "low_precision", "skipped": "no visible NVIDIA GPU here"}))
         return 0
     around = Surroundings()
     call = Call("cuda", devices[0]["name"], time.monotonic() + LIMIT_S)

@@ -33,7 +33,7 @@ from paceline.files.run_folder import find_run, runs_root
 from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
 from paceline.logs.parser import parse_log
-from paceline.machines.placement import Where
+from paceline.machines.placement import HostPlacement
 from paceline.report.document import Document, Row
 from paceline.report.logs import log_lines, step_rows
 from paceline.report.run_document import run_document
@@ -238,7 +238,7 @@ def check(
     row per host. Raises SystemFaultError when no host can be reached.
     """
     request = CheckRequest(
-        where=Where(hosts=tuple(Host(name=name) for name in hosts)),
+        where=HostPlacement(hosts=tuple(Host(name=name) for name in hosts)),
         device=device,
         devices=devices,
         seconds=seconds,

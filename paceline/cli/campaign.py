@@ -39,7 +39,7 @@ from paceline.scaling.campaigns.plan import (
     resumed_campaign,
     with_folder,
 )
-from paceline.scaling.campaigns.record import Campaign, alone
+from paceline.scaling.campaigns.record import Campaign, exclusive_lock
 from paceline.scaling.campaigns.result import (
     CampaignResult,
     campaign_analysis,
@@ -90,10 +90,10 @@ def run_campaign(request: CampaignRequest, how: CampaignOptions) -> int:
         _print_plan(campaign, how.form)
         return EXIT_OK
     campaign = with_folder(root, campaign)
-    with alone(root / campaign.name), _stop_on_signals() as stop:
+    with exclusive_lock(root / campaign.name), _stop_on_signals() as stop:
         campaign = begin(root, campaign)
         for folder in campaign_runs(root, campaign.name):
-            if job := slurm.abandon(folder):
+            if job := slurm.cancel_orphan(folder):
                 echo(f"note: Slurm job {job} of a killed call was cancelled", err=True)
         runner = _runner(campaign, root, how, stop)
         runner.run()
@@ -112,7 +112,7 @@ def exit_code(result: CampaignResult, fail: bool) -> int:
     """Return 0 if every size has a value, even with failed sub-clusters or flagged nodes."""
     if result.interrupted or result.missing or result.sizes_without_value:
         return EXIT_INCOMPLETE
-    return EXIT_GATE_FAILED if fail and (result.flagged or result.lost) else EXIT_OK
+    return EXIT_GATE_FAILED if fail and (result.flagged or result.excluded_hosts) else EXIT_OK
 
 
 def _runner(campaign: Campaign, root: Path, how: CampaignOptions, stop: Event) -> CampaignRunner:
@@ -173,8 +173,8 @@ def _write_result(runner: CampaignRunner, how: CampaignOptions) -> CampaignResul
         campaign,
         trials,
         analysis,
-        lost=runner.lost,
-        unplaced=runner.unplaced,
+        excluded_hosts=runner.excluded_hosts,
+        unplaced_hosts=runner.unplaced_hosts,
         missing=missing,
         interrupted=interrupted,
         resume=_resume_command(campaign, how) if missing else None,

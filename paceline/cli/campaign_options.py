@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli.options import Panel
 from paceline.core.errors import UserError
-from paceline.machines.placement import Request, Where
+from paceline.machines.placement import HostPlacement, Request
 from paceline.scaling.campaigns.plan import CampaignRequest
 
 Recipe = Annotated[
@@ -131,7 +131,7 @@ USED_BY_FROM = {
 
 def refuse_beside_resume(name: str, request: CampaignRequest) -> None:
     """Raise UserError for an option that the stored scaling test `name` already sets."""
-    where = Where(allocation=request.request.where.allocation)
+    where = HostPlacement(allocation=request.request.where.allocation)
     if request != CampaignRequest(Request("", where=where)):
         raise UserError(
             f"--resume {name}",

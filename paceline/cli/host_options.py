@@ -14,7 +14,7 @@ from paceline.core.errors import UserError, unreadable
 from paceline.core.hardware import INTERFACE_NAME
 from paceline.core.hosts import Host, expand, first_repeated, parse_hostfile
 from paceline.core.launchers import LAUNCHERS
-from paceline.machines.placement import Where
+from paceline.machines.placement import HostPlacement
 
 _FILE_NAME = re.compile(r".*/.*|hosts|hostfile|.+\.(?:txt|csv|lst|list|hosts)", re.DOTALL)
 """Text that looks like a file name, so a missing hostfile is not taken for a host."""
@@ -131,7 +131,7 @@ class HostOptions:
     interface: Interface = None
     ssh_config: SshConfig = None
 
-    def where(self) -> Where:
+    def where(self) -> HostPlacement:
         """Return the placement that the options describe; raise UserError for invalid hosts."""
         return where(
             self.hosts,
@@ -149,7 +149,7 @@ class BoundHostOptions(HostOptions):
 
     bind: Bind = None
 
-    def where(self) -> Where:
+    def where(self) -> HostPlacement:
         """Return the placement that the options describe; raise UserError for invalid hosts."""
         if self.bind not in (None, "auto", "none") and not Path(self.bind).is_file():
             raise typer.BadParameter("must be auto, none or a file", param_hint="--bind")
@@ -164,7 +164,7 @@ def where(
     *,
     nodes: int | None = None,
     interface: str | None = None,
-) -> Where:
+) -> HostPlacement:
     """Return the placement that the options describe; raise UserError for invalid hosts."""
     if launcher not in ("auto", *LAUNCHERS):
         raise typer.BadParameter(f"must be {_LAUNCHER_NAMES}", param_hint="--launcher")
@@ -174,7 +174,7 @@ def where(
         raise typer.BadParameter("must be the number of a Slurm job", param_hint="--allocation")
     if ssh_config is not None and not ssh_config.is_file():
         raise UserError(str(ssh_config), "is not a file")
-    return Where(
+    return HostPlacement(
         hosts=read_hosts(hosts),
         nodes=nodes,
         launcher=None if launcher == "auto" else launcher,

@@ -20,8 +20,8 @@ from paceline.core.hosts import Host, hostfile_text
 from paceline.core.units import pluralize, there_are
 from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
-from paceline.machines.slurm.client import from_allocation, from_partition
-from paceline.machines.ssh.checks import Questions, check_hosts
+from paceline.machines.slurm.client import allocation_hosts, partition_hosts
+from paceline.machines.ssh.checks import HostRequirements, check_hosts
 from paceline.report.document import Column
 
 
@@ -116,8 +116,8 @@ def _source(
             "hosts", "need exactly one source", allowed="FILE, LIST, --slurm, --allocation, --idle"
         )
     if job is not None:
-        return from_allocation(job)
-    return from_partition(partition) if idle else read_hosts(names)
+        return allocation_hosts(job)
+    return partition_hosts(partition) if idle else read_hosts(names)
 
 
 def _select_hosts(
@@ -156,7 +156,7 @@ def _show_check(
     """Run the checks that the SSH launcher runs before a job, and print them per host."""
     settings = SshSettings(config=str(config.resolve()) if config else None)
     slots = sum(host.slots or 1 for host in hosts)
-    questions = Questions(sys.executable, folder.resolve(), None, slots)
+    questions = HostRequirements(sys.executable, folder.resolve(), None, slots)
     checks = check_hosts([host.name for host in hosts], questions, settings)
     rows = [check.model_dump(mode="json") for check in checks]
     columns = [

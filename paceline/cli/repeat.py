@@ -21,7 +21,7 @@ from paceline.core.errors import UserError
 from paceline.core.result import Result
 from paceline.core.units import pluralize, significant
 from paceline.files.run_folder import runs_root
-from paceline.machines.placement import Request, Where
+from paceline.machines.placement import HostPlacement, Request
 from paceline.report.document import Column
 from paceline.runs.flow import Watcher, command_line
 from paceline.runs.plan import Plan
@@ -138,7 +138,7 @@ def exit_code(result: SeriesResult) -> int:
 def _series(request: Request, options: RepeatOptions, how: ExecutionOptions) -> Series:
     root, repeats = runs_root(how.runs_dir), _parse_repeats(options.repeat)
     if options.resume is not None:
-        where = Where(hosts=request.where.hosts, allocation=request.where.allocation)
+        where = HostPlacement(hosts=request.where.hosts, allocation=request.where.allocation)
         foreign = options.interleave or options.group or options.nodes_per_trial or how.tag
         if request != Request("", where=where) or foreign:
             raise UserError(

@@ -165,7 +165,7 @@ def scale(
         options.refuse_unused(context, "--from", campaign_options.USED_BY_FROM)
         analysis = _from_table(source, where, scaling, reference, history)
         emit_analysis(analysis, source.name, form, html, charts)
-        raise typer.Exit(EXIT_GATE_FAILED if fail and analysis.flagged else EXIT_OK)
+        raise typer.Exit(EXIT_GATE_FAILED if fail and analysis.flagged_nodes else EXIT_OK)
     if dry_run and (html or charts):
         raise UserError(
             "--html" if html else "--charts",

@@ -27,7 +27,7 @@ from paceline.engines import engine_names
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
 from paceline.files.staged import CONTENT_FOLDER, STAGE_VARIABLE, stage_root, staging_error
-from paceline.machines.placement import Where, placed
+from paceline.machines.placement import HostPlacement, with_placement
 from paceline.report.document import Column
 from paceline.staging.disk_space import REMEDY, DiskSpace, disk_space, space_shortage
 from paceline.staging.node_copies import (
@@ -335,7 +335,7 @@ class NodeTarget:
         return f"{self.local} on {pluralize(len(self.shells), 'node')}"
 
 
-def node_target(local: str | None, cluster: str | None, where: Where) -> NodeTarget | None:
+def node_target(local: str | None, cluster: str | None, where: HostPlacement) -> NodeTarget | None:
     """Return the nodes and folder for copies, or None if no nodes are given.
 
     Raises UserError if the folder or the nodes are missing.
@@ -345,7 +345,7 @@ def node_target(local: str | None, cluster: str | None, where: Where) -> NodeTar
     if cluster is None and not where.hosts and where.launcher is None:
         where = replace(where, allocation=where.allocation or os.environ.get("SLURM_JOB_ID"))
     plain = Cluster(name="nodes", device="cpu", devices_per_node=1)
-    nodes = placed(catalog.cluster(cluster) if cluster else plain, where)
+    nodes = with_placement(catalog.cluster(cluster) if cluster else plain, where)
     folder = local or nodes.stage
     if folder is None:
         raise UserError(

@@ -34,7 +34,7 @@ from paceline.layouts.tune.report import ranking_document, tuning_document
 from paceline.layouts.tune.result import TuneResult
 from paceline.layouts.tune.search import ALLOWED, parse_budget
 from paceline.layouts.tune.tuning import SCHEDULES, TuneOptions, Tuning, headline, new_tuning
-from paceline.machines.placement import Request, Where, placed
+from paceline.machines.placement import HostPlacement, Request, with_placement
 from paceline.runs.flow import command_line
 
 T = TypeVar("T")
@@ -240,9 +240,9 @@ def _require(value: T | None, option: str, remedy: str | None = None) -> T:
     return value
 
 
-def _check_cluster_size(name: str, gpus: int | None, where: Where) -> None:
+def _check_cluster_size(name: str, gpus: int | None, where: HostPlacement) -> None:
     """Raise UserError if a cluster has another number of devices than --gpus."""
-    has = placed(catalog.cluster(name), where).world_size
+    has = with_placement(catalog.cluster(name), where).world_size
     if gpus not in (None, has):
         raise UserError(
             f"--gpus {gpus}",
@@ -251,7 +251,7 @@ def _check_cluster_size(name: str, gpus: int | None, where: Where) -> None:
         )
 
 
-def _per_host(gpus: int, where: Where) -> int:
+def _per_host(gpus: int, where: HostPlacement) -> int:
     """Return the devices per host."""
     nodes = where.nodes or len(where.hosts) or 1
     if gpus % nodes:

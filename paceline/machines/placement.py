@@ -18,11 +18,11 @@ from paceline.files import catalog
 from paceline.files.recipe import Recipe
 from paceline.machines.probe.inventory import local_cluster
 from paceline.machines.slurm import client
-from paceline.machines.slurm.client import from_allocation, from_partition
+from paceline.machines.slurm.client import allocation_hosts, partition_hosts
 
 
 @dataclass(frozen=True)
-class Where:
+class HostPlacement:
     """Requested hosts, and how programs are started on them."""
 
     hosts: tuple[Host, ...] = ()
@@ -68,7 +68,7 @@ class Request:
     timeout_s: float | None = None
     force: bool = False
     """Run even if the memory bound says that the model cannot fit."""
-    where: Where = Where()
+    where: HostPlacement = HostPlacement()
     """Hosts to use, and how programs are started on them."""
     runs_dir: Path | None = field(default=None, compare=False)
     """Folder in which `checkpoint.resume` looks up a run by name."""
@@ -81,8 +81,8 @@ class Request:
 
 
 _NO_PEAK = ("is not in the catalog", "is a slice of a device, whose peak is not the slice's")
-_UNSEEN = "and what the hosts have is not seen from here"
-_NAME_THEM = "--cluster FILE names them (device: H100-SXM, devices_per_node: 8)"
+_UNSEEN = "and the hosts' devices are unknown"
+_NAME_THEM = "specify them with --cluster FILE (device: H100-SXM, devices_per_node: 8)"
 
 
 def device_kind(device: str, inventory: dict[str, Any]) -> tuple[str, list[str]]:
@@ -94,9 +94,9 @@ def device_kind(device: str, inventory: dict[str, Any]) -> tuple[str, list[str]]
     if device == "cpu" or (device == "auto" and not inventory["gpus"]):
         return "cpu", []
     if not inventory["gpus"]:
-        raise UserError("--device cuda", "no NVIDIA GPU is visible here", allowed="cpu")
+        raise UserError("--device cuda", "this machine has no visible NVIDIA GPU", allowed="cpu")
     if device == "auto" and cpu_torch:
-        return "cpu", ["the installed torch is a CPU build, so the GPUs here are not used"]
+        return "cpu", ["the installed torch is a CPU build, so this machine's GPUs are not used"]
     return "cuda", []
 
 
@@ -119,7 +119,7 @@ def choose_cluster(
     where = request.where
     slots = sorted({host.slots for host in where.hosts[: where.nodes] if host.slots})
     if request.cluster is not None:
-        cluster = placed(_named_cluster(request, request.cluster), where)
+        cluster = with_placement(_named_cluster(request, request.cluster), where)
         if request.devices_per_node is not None:
             return _part_of_nodes(cluster, request.devices_per_node), []
         if slots and slots[0] < cluster.devices_per_node:
@@ -127,36 +127,36 @@ def choose_cluster(
                 "hosts",
                 f"have {pluralize(slots[0], 'slot')}, and a node of cluster {cluster.name} "
                 f"{pluralize(cluster.devices_per_node, 'device')}",
-                remedy="correct the slots; a part of each node is measured by "
+                remedy="correct the slots; to use a part of each node, run "
                 f"`paceline scale --gpus-per-node {slots[0]}`",
             )
         return cluster, []
     if capabilities(where.kind(os.environ)).runs_here:
         cluster, notices = _this_machine(request, recipe, inventory)
-        return placed(cluster, where), notices
+        return with_placement(cluster, where), notices
     if len(slots) > 1:
         raise UserError(
             "hosts",
             f"have {', '.join(map(str, slots))} slots",
-            remedy="take hosts with equally many devices",
+            remedy="use hosts with the same number of devices",
         )
     if slots and request.devices is None:
         request = replace(request, devices=slots[0])
     if not inventory["gpus"] and request.device == "cuda":
         raise UserError(
-            "--device cuda", f"no NVIDIA GPU is visible here, {_UNSEEN}", remedy=_NAME_THEM
+            "--device cuda", f"this machine has no visible NVIDIA GPU, {_UNSEEN}", remedy=_NAME_THEM
         )
     cluster, notices = _this_machine(request, recipe, inventory)
     if request.devices is None and cluster.device == "cpu":
         cluster = local_cluster(inventory, "cpu", None, 1)
     devices = f"{cluster.devices_per_node} x {cluster.device}"
-    alike = f"hosts are taken to be like this machine: {devices} each"
+    assumption = f"hosts are assumed to be like this machine: {devices} each"
     if not inventory["gpus"] and request.device == "auto":
-        alike += f"; no GPU is visible here, {_UNSEEN}: if they have some, {_NAME_THEM}"
-    return placed(cluster, where), [*notices, alike]
+        assumption += f"; no GPU is visible here, {_UNSEEN}: if they have GPUs, {_NAME_THEM}"
+    return with_placement(cluster, where), [*notices, assumption]
 
 
-def placed(cluster: Cluster, where: Where) -> Cluster:
+def with_placement(cluster: Cluster, where: HostPlacement) -> Cluster:
     """Return `cluster` with the hosts, launcher and settings that `where` specifies.
 
     Raises UserError for a launcher that needs hosts and has none, and for more nodes than hosts.
@@ -168,19 +168,17 @@ def placed(cluster: Cluster, where: Where) -> Cluster:
         raise UserError(f"--nodes {nodes}", there_are(len(hosts), "host"))
     can = capabilities(kind)
     if can.needs_hosts and not hosts:
-        raise UserError(
-            f"launcher {kind}", "has no hosts to go to", remedy="--hosts FILE or a list"
-        )
+        raise UserError(f"launcher {kind}", "needs hosts", remedy="specify them with --hosts")
     if can.runs_here and where.hosts:
         raise UserError(
             "--hosts",
-            f"launcher {kind} runs on this machine alone",
+            f"launcher {kind} runs only on this machine",
             allowed="launcher ssh, launcher slurm",
         )
     if can.runs_here and nodes > 1:
         raise UserError(
             pluralize(nodes, "node"),
-            f"launcher {kind} runs on this machine alone",
+            f"launcher {kind} runs only on this machine",
             allowed="launcher ssh with --hosts, launcher slurm",
         )
     changes: dict[str, Any] = {"launcher": kind, "nodes": nodes, "hosts": hosts[:nodes]}
@@ -203,15 +201,16 @@ def in_current_allocation(cluster: Cluster) -> tuple[Cluster, list[str]]:
     If the cluster used an allocation, this shell's allocation replaces it. Without one it is
     dropped if it has ended, and the run becomes a job of its own.
     """
-    then = cluster.allocation
-    if then is None:
+    earlier_job = cluster.allocation
+    if earlier_job is None:
         return cluster, []
-    now, notices = os.environ.get("SLURM_JOB_ID"), list[str]()
-    if now is None:
-        state = (client.states([then]) or {}).get(then)
-        now = then if state and state.state == "RUNNING" else None
-        notices = [] if now else [f"allocation {then} has ended: this is a job of its own"]
-    settings = cluster.slurm.model_copy(update={"allocation": now})
+    job, notices = os.environ.get("SLURM_JOB_ID"), list[str]()
+    if job is None:
+        state = (client.states([earlier_job]) or {}).get(earlier_job)
+        job = earlier_job if state and state.state == "RUNNING" else None
+        if job is None:
+            notices.append(f"allocation {earlier_job} has ended, so this run is a separate job")
+    settings = cluster.slurm.model_copy(update={"allocation": job})
     return cluster.model_copy(update={"slurm": settings}), notices
 
 
@@ -230,7 +229,7 @@ def with_slurm_nodes(request: Request) -> Request:
     return request
 
 
-def hosts_of(request: Request, cluster: Cluster) -> tuple[Host, ...]:
+def shared_hosts(request: Request, cluster: Cluster) -> tuple[Host, ...]:
     """Return the hosts to share among runs.
 
     They are the requested ones, else those of the allocation, those of the partition, or this
@@ -243,7 +242,7 @@ def hosts_of(request: Request, cluster: Cluster) -> tuple[Host, ...]:
     if names or not cluster.capabilities.queues:
         return tuple(by_name.get(name, Host(name=name)) for name in names)
     job = cluster.allocation
-    hosts = from_allocation(job) if job else from_partition(cluster.slurm.partition)
+    hosts = allocation_hosts(job) if job else partition_hosts(cluster.slurm.partition)
     return hosts[: request.where.nodes]
 
 
@@ -279,7 +278,7 @@ def _this_machine(
 def _named_cluster(request: Request, name: str) -> Cluster:
     if request.devices is not None or request.device != "auto":
         raise UserError(
-            "--cluster", "names the devices itself", remedy="leave --devices and --device out"
+            "--cluster", "already specifies the devices", remedy="omit --devices and --device"
         )
     return catalog.cluster(name)
 
@@ -288,9 +287,9 @@ def _gpus(
     request: Request, recipe: Recipe, inventory: dict[str, Any], notices: list[str]
 ) -> tuple[Cluster, list[str]]:
     available = len(inventory["gpus"])
-    needed = recipe.layout.smallest_world
-    count = max(min(recipe.devices or available, available), needed)
-    count = request.devices or count - count % needed
+    smallest_world = recipe.layout.smallest_world
+    count = max(min(recipe.devices or available, available), smallest_world)
+    count = request.devices or count - count % smallest_world
     if count > available:
         where = (
             f"--devices {count}" if request.devices else f"a layout of {pluralize(count, 'device')}"
@@ -298,8 +297,7 @@ def _gpus(
         raise UserError(where, f"this machine has {pluralize(available, 'GPU')}")
     if request.devices is None and recipe.devices and recipe.devices > count:
         notices.append(
-            f"the recipe names {pluralize(recipe.devices, 'device')}; "
-            f"this run takes the {count} here"
+            f"the recipe uses {pluralize(recipe.devices, 'device')}; this run uses the {count} here"
         )
     first = inventory["gpus"][0]
     name = first["name"]

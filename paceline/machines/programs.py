@@ -16,7 +16,7 @@ from functools import partial
 from paceline.core.interrupts import deferred_interrupts
 from paceline.core.secrets import redact
 
-LOOK_S = 0.2
+POLL_S = 0.2
 MAX_AFTER_END_S = 10.0
 """Time in seconds that processes started by a command may still write output after the command has
 ended."""
@@ -38,10 +38,10 @@ def run_program(
     this process, because it would then write at the same time as its successor. Output of processes
     that it left behind is read for another `MAX_AFTER_END_S` seconds, and then they are killed.
     """
-    started: list[subprocess.Popen[str]] = []
+    processes: list[subprocess.Popen[str]] = []
     try:
-        with _held():  # an interrupt inside Popen would leave an unknown process
-            started.append(
+        with _without_interrupts():  # an interrupt inside Popen would leave an unknown process
+            processes.append(
                 subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,
@@ -56,24 +56,24 @@ def run_program(
                     else None,
                 )
             )
-        return _ended(started[0], text, check)
+        return _communicate(processes[0], text, check)
     except BaseException:  # an interrupt must not leave a process behind either
-        for process in started:
+        for process in processes:
             _kill(process)
         raise
     finally:
-        for process in started:
+        for process in processes:
             with process:  # closes its pipes, and waits
                 pass
 
 
-def _ended(
+def _communicate(
     process: subprocess.Popen[str], text: str | None, check: Callable[[], None]
 ) -> subprocess.CompletedProcess[str]:
     ended_at: float | None = None
     while True:
         try:
-            output, errors = process.communicate(text, timeout=LOOK_S)
+            output, errors = process.communicate(text, timeout=POLL_S)
             return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
         except subprocess.TimeoutExpired:
             text = None
@@ -84,7 +84,7 @@ def _ended(
                 _kill(process)  # processes it left behind keep its pipes open
 
 
-def _held() -> AbstractContextManager[None]:
+def _without_interrupts() -> AbstractContextManager[None]:
     """Return a context that defers interrupts in the main thread, the only one that gets them."""
     return (
         deferred_interrupts()
@@ -109,8 +109,8 @@ def last_line(text: str) -> str:
     It is the first line that starts with `fatal` or `error`, else the last line.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    wrong = [line for line in lines if line.lower().startswith(("fatal", "error"))]
-    return redact((wrong or lines[-1:] or ["it says nothing"])[0], os.environ)
+    errors = [line for line in lines if line.lower().startswith(("fatal", "error"))]
+    return redact((errors or lines[-1:] or ["no output"])[0], os.environ)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -43,7 +43,7 @@ from paceline.machines.placement import device_kind
 from paceline.machines.probe.container import oom_kills
 from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.probe.inventory import inventory
-from paceline.machines.probe.telemetry import sampled
+from paceline.machines.probe.telemetry import sample_telemetry
 from paceline.runs import outcome
 from paceline.runs.checkpoints import remove_incomplete_checkpoints
 from paceline.runs.data_files import input_texts, make_tokens
@@ -127,7 +127,7 @@ def run(
             watch(Progress("measuring GEMM throughput"))
             record = _with_gemm_rate(record, plan)
         watch(Progress("starting"))
-        with sampled(folder) if runs_here else contextlib.nullcontext():
+        with sample_telemetry(folder) if runs_here else contextlib.nullcontext():
             record = _launch_and_wait(plan, folder, record, watch, is_cancelled, submit)
     except KeyboardInterrupt:
         record = read_record(folder)  # the launch may have changed the record

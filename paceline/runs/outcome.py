@@ -45,7 +45,7 @@ from paceline.files.run_folder import (
 )
 from paceline.machines.placement import find_device
 from paceline.machines.slurm.foreign import submitted_logs
-from paceline.machines.slurm.record import left_job
+from paceline.machines.slurm.record import orphan_job
 from paceline.runs.ending import Ending, file_text, log_tail, read_ranks, stacks
 from paceline.runs.logged_run import evaluate_log, find_run_ending, has_only_log, report_from_log
 from paceline.runs.run_energy import (
@@ -113,7 +113,7 @@ def _ending(record: RunRecord, folder: Path) -> Ending:
 def orphan_status(record: RunRecord, folder: Path) -> Ending:
     """Return the status of a run whose controller is gone; its Slurm job may still run."""
     reason = record.reason or "the controller ended before the run did"
-    job = left_job(folder)
+    job = orphan_job(folder)
     if job is None or record.spec is None:
         return Ending("incomplete", reason + full_disk_note(folder))
     if job.code is None:

@@ -33,7 +33,7 @@ from paceline.files.run_folder import runs_root
 from paceline.files.staged import with_staged_files
 from paceline.files.yaml_file import validate
 from paceline.machines import launcher
-from paceline.machines.node.binding import bound
+from paceline.machines.node.binding import with_binding
 from paceline.machines.placement import (
     Request,
     choose_cluster,
@@ -181,7 +181,7 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
         spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
     _check(spec, force)
     notices += busy_notice(machine, cluster)
-    job = bound(engine(spec.engine).job(spec, spec.recipe))
+    job = with_binding(engine(spec.engine).job(spec, spec.recipe))
     return Plan(spec, job, machine, tuple(notices), token_files)
 
 
@@ -203,7 +203,7 @@ def replan(spec: RunSpec) -> Plan:
     _check(spec, force=True)
     cluster, notices = in_current_allocation(cluster)
     spec = spec.model_copy(update={"cluster": cluster})
-    job = bound(engine(spec.engine).job(spec, spec.recipe))
+    job = with_binding(engine(spec.engine).job(spec, spec.recipe))
     return Plan(spec, job, machine, (*notices, *busy_notice(machine, cluster)))
 
 

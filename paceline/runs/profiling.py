@@ -18,7 +18,7 @@ from paceline.core.steps import Steps
 from paceline.core.units import pluralize
 from paceline.engines import engine
 from paceline.files.documents import write_text, write_value
-from paceline.machines.node.binding import bound
+from paceline.machines.node.binding import with_binding
 from paceline.profiles.profile import PROFILE_FILE, PROFILE_PAGE, Overhead, Profile
 from paceline.profiles.tools import tool
 from paceline.profiles.waterfall import waterfall
@@ -60,7 +60,7 @@ def with_profile(
     profiler = tool(name)
     if problem := profiler.unsupported(spec):
         raise UserError(f"--tool {name}", problem)
-    job = bound(engine(spec.engine).job(spec, spec.recipe))
+    job = with_binding(engine(spec.engine).job(spec, spec.recipe))
     return replace(plan, spec=spec, job=profiler.attach(job, spec))
 
 

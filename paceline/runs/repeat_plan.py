@@ -17,7 +17,7 @@ from paceline.compare.over_time.settings import distinguishing, flat_settings
 from paceline.core.errors import UserError
 from paceline.core.result import Result
 from paceline.files.run_folder import RunRecord, current_status, groups, read_record, run_folders
-from paceline.machines.placement import Request, Where
+from paceline.machines.placement import HostPlacement, Request
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan, make_plan, replan, requested_recipe
@@ -154,7 +154,7 @@ def resumed_series(
     root: Path,
     name: str,
     num_repeats: int | None,
-    where: Where | None = None,
+    where: HostPlacement | None = None,
     max_parallel: int | None = None,
 ) -> Series:
     """Return the series of the group `name` with its missing repeats up to `num_repeats`.
@@ -182,7 +182,7 @@ def resumed_series(
         for group, spec in specs.items()
         if spec
     ]
-    slots = slots_for(spec, where or Where(), max_parallel)
+    slots = slots_for(spec, where or HostPlacement(), max_parallel)
     return Series(_with_changes(sides), num_repeats, records[-1].tag, slots)
 
 

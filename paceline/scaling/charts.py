@@ -14,9 +14,9 @@ from paceline.report.theme import ChartTheme
 from paceline.scaling.analysis.result import ScaleResult
 
 HEIGHT = 260
-MOST_NAMES = 8
+MAX_NAMES = 8
 T = TypeVar("T")
-MOST_DOTS = 500
+MAX_DOTS = 500
 """Maximum number of dots of one size, or of nodes; the extreme values are always included."""
 
 
@@ -124,17 +124,17 @@ def nodes(result: ScaleResult, look: ChartTheme, whose: str = "") -> alt.LayerCh
         for at, node in enumerate(result.nodes, start=1)
     ]
     num_nodes = len(rows)
-    half = MOST_DOTS // 2
+    half = MAX_DOTS // 2
     # Keep the slow end complete: it is what the chart is for.
-    rows = rows[:half] + _every(rows[half:], half) if num_nodes > MOST_DOTS else rows
+    rows = rows[:half] + _every(rows[half:], half) if num_nodes > MAX_DOTS else rows
     x = alt.X(
         "rank:Q",
-        title="node, the slowest first",
+        title="node, slowest first",
         axis=alt.Axis(format=",d", tickMinStep=1),
         scale=alt.Scale(domain=[0.5, num_nodes + 0.5], nice=False),
     )
     y = alt.Y(
-        "value:Q", title="speed alone (% of its measure)", scale=alt.Scale(zero=False, padding=14)
+        "value:Q", title="speed alone (% of reference)", scale=alt.Scale(zero=False, padding=14)
     )
     base = alt.Chart(alt.Data(values=rows), name="alone").encode(x=x, y=y)
     dots = base.mark_circle(opacity=1, size=60 if len(rows) <= 128 else 22).encode(
@@ -144,21 +144,21 @@ def nodes(result: ScaleResult, look: ChartTheme, whose: str = "") -> alt.LayerCh
         tooltip=[
             alt.Tooltip("host:N", title="node"),
             alt.Tooltip("speed:Q", title="alone (samples/s)", format=",.5~r"),
-            alt.Tooltip("value:Q", title="of its measure (%)", format=".2f"),
+            alt.Tooltip("value:Q", title="of reference (%)", format=".2f"),
         ],
     )
-    named = [row for row in rows if row["flagged"]][:MOST_NAMES] or rows[:1]
-    colour = look.palette.accent if named[0]["flagged"] else look.palette.ink
+    labels = [row for row in rows if row["flagged"]][:MAX_NAMES] or rows[:1]
+    colour = look.palette.accent if labels[0]["flagged"] else look.palette.ink
     names = (
-        alt.Chart(alt.Data(values=named), name="names")
+        alt.Chart(alt.Data(values=labels), name="names")
         .mark_text(color=colour, align="left", dx=8, fontWeight="bold", limit=220)
         .encode(x=x, y=y, text="host:N")
     )
     smallest = result.smallest_fault_found
     note = (
-        "How slow a node would have been found is not known."
+        "The smallest detectable fault is unknown."
         if smallest is None
-        else f"A node {100 * smallest:.1f}% slower would have been found in 9 of 10 cases."
+        else f"A node {100 * smallest:.1f}% slower would be detected in 9 of 10 cases."
     )
     return finish_chart([dots, names], look, "Nodes alone", [note], HEIGHT, whose)
 
@@ -186,7 +186,7 @@ def _dots(
             "hosts": printable(group.hosts[0]) + (f" and {size - 1} more" if size > 1 else ""),
         }
         for size, groups in by_size(measured).items()
-        for group in _thinned(groups)
+        for group in _thin(groups)
     ]
     return (
         alt.Chart(alt.Data(values=rows), name="sub-clusters")
@@ -203,14 +203,14 @@ def _dots(
     )
 
 
-def _thinned(groups: Sequence[GroupThroughput]) -> list[GroupThroughput]:
-    return _every(sorted(groups, key=lambda group: group.samples_per_s or 0.0), MOST_DOTS)
+def _thin(groups: Sequence[GroupThroughput]) -> list[GroupThroughput]:
+    return _every(sorted(groups, key=lambda group: group.samples_per_s or 0.0), MAX_DOTS)
 
 
-def _every(ordered: Sequence[T], most: int) -> list[T]:
+def _every(items: Sequence[T], max_items: int) -> list[T]:
     """Return up to `most` items at equal distances, and the last."""
-    step = -(-len(ordered) // most)
-    return list(ordered[::step]) + ([ordered[-1]] if step > 1 else [])
+    step = -(-len(items) // max_items)
+    return list(items[::step]) + ([items[-1]] if step > 1 else [])
 
 
 def _line(name: str, rows: list[dict[str, float]], y: alt.Y, look: ChartTheme) -> alt.Chart:
@@ -228,4 +228,4 @@ def _ideal_words(result: ScaleResult) -> str:
 
 
 def _reference_words(reference: float | None) -> str:
-    return f" Green: the reference, {reference:.6g} samples/s a node." if reference else ""
+    return f" Green: the reference, {reference:.6g} samples/s per node." if reference else ""

@@ -71,8 +71,8 @@ def scaling_document(
                 media="page",
                 columns=[Column("nodes", "nodes", justify="right"), *_share_columns(_NAIVE)],
                 rows=rows,
-                note="Naive factors take the slowest measured value as it is, which is too slow "
-                "where it is the slowest of many noisy ones.",
+                note="Naive factors use the slowest measured value. The slowest of many noisy "
+                "values is biased low.",
             ),
             _node_table(result),
         ),
@@ -124,9 +124,9 @@ def _share_columns(keys: Sequence[str]) -> list[Column]:
 
 def _node_table(result: ScaleResult) -> Table:
     left_out = len(result.nodes) - MAX_NODE_ROWS
-    flagged = {True: "yes", False: "no"}
+    flag_words = {True: "yes", False: "no"}
     return Table(
-        title="Nodes, the slowest first",
+        title="Nodes, slowest first",
         name="nodes",
         media="page",
         columns=(
@@ -134,8 +134,8 @@ def _node_table(result: ScaleResult) -> Table:
             Column("value", "samples/s", "{:.6g}".format, "right"),
             Column("n", "values", justify="right"),
             Column("z", "z", "{:.1f}".format, "right"),
-            Column("loss", "below its measure", share, "right"),
-            Column("flagged", "flagged", lambda value: flagged[value]),
+            Column("loss", "below reference", share, "right"),
+            Column("flagged", "flagged", lambda value: flag_words[value]),
         ),
         rows=[
             {**node.model_dump(), "flagged": node.host in result.flagged}
@@ -164,12 +164,12 @@ def table_note(result: ScaleResult) -> str:
 
 
 def _verdict(result: ScaleResult, reference: float | None) -> Verdict:
-    flagged = len(result.flagged)
+    num_flagged = len(result.flagged)
     suspects = sum(suspect.confirmed is None for suspect in result.suspects)
-    if result.smallest_fault_found is None and not (flagged or reference):
+    if result.smallest_fault_found is None and not (num_flagged or reference):
         return Verdict("too few to judge")
-    n, word = (suspects, "suspected") if suspects and not flagged else (flagged, "flagged")
-    tone = "alert" if flagged else "plain" if suspects else "good"
+    n, word = (suspects, "suspected") if suspects and not num_flagged else (num_flagged, "flagged")
+    tone = "alert" if num_flagged else "plain" if suspects else "good"
     return Verdict(f"{n or 'no'} node{'s' if n > 1 else ''} {word}", tone)
 
 
@@ -194,7 +194,7 @@ def _efficiency_figure(result: ScaleResult, largest: SizeResult) -> Figure:
     speed = f"{largest.value:.6g} samples/s, {pluralize(largest.n, 'sub-cluster')}"
     label = f"Efficiency on {pluralize(largest.nodes, 'node')}"
     if largest.nodes == result.base.nodes:
-        return unknown_figure(label, "only one size was measured, it is its own base", [speed])
+        return unknown_figure(label, "only one size was measured", [speed])
     base = f"100%: {largest.nodes / result.base.nodes:g} x the {result.base.statistic}"
     span = interval(largest.low, largest.high)
     return Figure(label, percent(largest.efficiency, 2), span, (speed, base))
@@ -204,9 +204,11 @@ def _factor_figure(label: str, largest: SizeResult, factor: str) -> Figure:
     value = getattr(largest, factor)
     if value is None:
         naive = getattr(largest.naive, factor)
-        measured = f"{percent(naive, 2)} straight from the measured values" if naive else None
-        return unknown_figure(label, "cannot be told from these values", filter(None, [measured]))
-    cause = {"straggler": "for the slowest node"}.get(factor, "and synchronisation")
+        measured = f"{percent(naive, 2)} from uncorrected values" if naive else None
+        return unknown_figure(
+            label, "cannot be separated with these values", filter(None, [measured])
+        )
+    cause = {"straggler": "waiting for the slowest node"}.get(factor, "with synchronisation")
     low, high = getattr(largest, f"{factor}_low"), getattr(largest, f"{factor}_high")
     lines = (f"{cause}, a factor of the efficiency",)
     return Figure(label, percent(value, 2), interval(low, high), lines)
@@ -216,15 +218,15 @@ def _node_figure(result: ScaleResult) -> Figure:
     if not result.nodes:
         return unknown_figure("Slowest node", "no node was measured alone")
     slowest, smallest = result.nodes[0], result.smallest_fault_found
-    least = "how small a fault would have been found is not known"
+    detection = "smallest detectable fault unknown"
     if smallest is not None:
-        least = f"from {percent(smallest)} slower on one would have been found in 9 of 10 cases"
-    z = "z not known" if slowest.z is None else f"z {slowest.z:.1f}"
+        detection = f"a node {percent(smallest)} slower would be detected in 9 of 10 cases"
+    z = "z unknown" if slowest.z is None else f"z {slowest.z:.1f}"
     return Figure(
         "Slowest node",
         share(slowest.loss),
-        f"below its measure, {z}, {pluralize(slowest.n, 'value')}",
-        (slowest.host + (", flagged" if slowest.host in result.flagged else ""), least),
+        f"below reference, {z}, {pluralize(slowest.n, 'value')}",
+        (slowest.host + (", flagged" if slowest.host in result.flagged else ""), detection),
     )
 
 

@@ -48,12 +48,12 @@ ONE_VALUE = (
     "gpus_per_node",
 )
 """Columns that must have a single value over all rows of an analysis."""
-ENDED_BADLY = {"oom", "timeout", "nan", "failed", "incomplete", "cancelled", "error"}
+FAILED_STATUSES = {"oom", "timeout", "nan", "failed", "incomplete", "cancelled", "error"}
 """Statuses of a failed group. `Fail` is not one: next to a throughput it means "below a
 threshold"."""
 FAILED = -1
-MOST_SAMPLES_PER_S = 1e15
-MOST_NAMES_SHOWN = 6
+MAX_SAMPLES_PER_S = 1e15
+MAX_SHOWN_VALUES = 6
 Row = Mapping[str, str]
 
 
@@ -75,7 +75,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     lines = list(csv_lines(path))
     if not lines:
         raise UserError(str(path), "is empty", allowed="a header line and rows")
-    (number, names), *rest = lines
+    (number, names), *rows = lines
     if len(names) == 1 and re.search("[;\t|]", names[0]):
         raise UserError(
             f"{path}:{number}",
@@ -86,14 +86,14 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UserError(f"{path}:{number}", f"two columns are called {twice!r}")
-    for line, cells in rest:
+    for line, cells in rows:
         if len(cells) != len(names):
             raise UserError(
                 f"{path}:{line}", f"has {pluralize(len(cells), 'cell')}, the header {len(names)}"
             )
-    if not rest:
+    if not rows:
         raise UserError(str(path), "has a header and no rows")
-    return [{LINE: str(line), **dict(zip(names, cells, strict=True))} for line, cells in rest]
+    return [{LINE: str(line), **dict(zip(names, cells, strict=True))} for line, cells in rows]
 
 
 def measured_table(rows: Sequence[Row], where: str) -> MeasuredTable:
@@ -104,10 +104,10 @@ def measured_table(rows: Sequence[Row], where: str) -> MeasuredTable:
     """
     if not rows:
         raise UserError(where, "no row is selected", remedy="widen --where")
-    named = _named_columns(rows[0], where)
+    columns = _find_columns(rows[0], where)
     _refuse_mixtures(rows, where)
-    measured = tuple(_measured(row, named, f"{where}:{row[LINE]}") for row in rows)
-    texts = [row[named["samples_per_s"]] for row in rows]
+    measured = tuple(_measured(row, columns, f"{where}:{row[LINE]}") for row in rows)
+    texts = [row[columns["samples_per_s"]] for row in rows]
     plain = [text for text in texts if "e" not in text.lower()]
     decimals = max((len(text.partition(".")[2]) for text in plain), default=0)
     return MeasuredTable(measured, 10.0**-decimals if plain else 0.0, _scaling(rows[0], where))
@@ -122,20 +122,20 @@ def node_history(rows: Sequence[Row], where: str) -> dict[str, list[float]]:
     return values
 
 
-def _named_columns(row: Row, where: str) -> dict[str, str]:
+def _find_columns(row: Row, where: str) -> dict[str, str]:
     """Return the table's column for each kind of content."""
-    named = {
+    columns = {
         what: column
         for what, names in COLUMNS.items()
         if (column := next((name for name in names if name in row), None))
     }
-    if "samples_per_s" not in named:
+    if "samples_per_s" not in columns:
         _refuse_column(row, where, "samples_per_s", "no column of samples/s")
-    if "hosts" not in named and not {"first_host", "last_host"} <= set(named):
+    if "hosts" not in columns and not {"first_host", "last_host"} <= set(columns):
         _refuse_column(
             row, where, "hosts", "no column of host names", ", or first_host and last_host"
         )
-    return named
+    return columns
 
 
 def _refuse_column(row: Row, where: str, what: str, fault: str, more: str = "") -> None:
@@ -153,43 +153,44 @@ def _refuse_mixtures(rows: Sequence[Row], where: str) -> None:
     for column in ONE_VALUE:
         values = list(dict.fromkeys(row[column] for row in rows if column in row))
         if len(values) > 1:
-            shown = ", ".join(values[:MOST_NAMES_SHOWN])
+            examples = ", ".join(values[:MAX_SHOWN_VALUES])
             raise UserError(
                 where,
-                f"column {column} has {len(values)} values: {shown}",
+                f"column {column} has {len(values)} values: {examples}",
                 remedy=f"choose one: --where {column}={values[0]}",
             )
 
 
-def _measured(row: Row, named: Mapping[str, str], where: str) -> GroupThroughput:
-    hosts = _hosts(row, named, where)
+def _measured(row: Row, columns: Mapping[str, str], where: str) -> GroupThroughput:
+    hosts = _hosts(row, columns, where)
     if len(set(hosts)) != len(hosts):
         twice = next(host for host in hosts if hosts.count(host) > 1)
-        raise UserError(where, f"{twice} is named twice")
-    nodes = row.get(named.get("nodes", ""), "")
+        raise UserError(where, f"{twice} is listed twice")
+    nodes = row.get(columns.get("nodes", ""), "")
     if nodes and nodes != str(len(hosts)):
         raise UserError(
-            where, f"{named['nodes']} is {nodes}, but {pluralize(len(hosts), 'host', 'are')} named"
+            where,
+            f"{columns['nodes']} is {nodes}, but {pluralize(len(hosts), 'host', 'are')} listed",
         )
-    series = row.get(named.get("series", ""), "")
-    return GroupThroughput(tuple(hosts), _samples_per_s(row, named, where), series, _purpose(row))
+    series = row.get(columns.get("series", ""), "")
+    return GroupThroughput(tuple(hosts), _samples_per_s(row, columns, where), series, _purpose(row))
 
 
-def _hosts(row: Row, named: Mapping[str, str], where: str) -> list[str]:
-    if "hosts" in named and row[named["hosts"]]:
+def _hosts(row: Row, columns: Mapping[str, str], where: str) -> list[str]:
+    if "hosts" in columns and row[columns["hosts"]]:
         # Names are separated by commas, semicolons or spaces; a comma may also be inside a range.
-        return expand(re.sub(r"[;\s]+", ",", row[named["hosts"]]), where)
-    ends = [row.get(named.get(end, ""), "") for end in ("first_host", "last_host")]
+        return expand(re.sub(r"[;\s]+", ",", row[columns["hosts"]]), where)
+    ends = [row.get(columns.get(end, ""), "") for end in ("first_host", "last_host")]
     if not all(ends):
-        raise UserError(where, "names no hosts")
+        raise UserError(where, "lists no hosts")
     (head, low), (other, high) = (_TAIL.fullmatch(end).groups() for end in ends)  # type: ignore[union-attr]
     if ends[0] == ends[1]:
         return expand(ends[0], where)
     if head != other or not low or not high or int(high) < int(low):
         raise UserError(
             where,
-            f"{ends[0]} to {ends[1]} is no range of hosts",
-            allowed="names that end in a rising number",
+            f"{ends[0]} to {ends[1]} is not a range of hosts",
+            allowed="names that end in an increasing number",
         )
     return expand(f"{head}[{low}-{high}]", where)
 
@@ -199,11 +200,11 @@ _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
 _TAIL = re.compile(r"(.*?)(\d*)", re.DOTALL)
 
 
-def _samples_per_s(row: Row, named: Mapping[str, str], where: str) -> float | None:
+def _samples_per_s(row: Row, columns: Mapping[str, str], where: str) -> float | None:
     """Return the value, or None for a failed group: an empty cell, -1, or a status of failure."""
-    text = row[named["samples_per_s"]]
-    status = row.get(named.get("status", ""), "").lower()
-    if text in ("", "-") or status in ENDED_BADLY:
+    text = row[columns["samples_per_s"]]
+    status = row.get(columns.get("status", ""), "").lower()
+    if text in ("", "-") or status in FAILED_STATUSES:
         return None
     try:
         value = float(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
@@ -211,10 +212,10 @@ def _samples_per_s(row: Row, named: Mapping[str, str], where: str) -> float | No
         value = math.nan
     if value == FAILED:
         return None
-    if not 0 < value < MOST_SAMPLES_PER_S:
+    if not 0 < value < MAX_SAMPLES_PER_S:
         raise UserError(
             where,
-            f"{named['samples_per_s']}: {text!r} is not a positive number",
+            f"{columns['samples_per_s']}: {text!r} is not a positive number",
             allowed=f"digits, or {FAILED} for a group that failed",
         )
     return value

@@ -29,10 +29,10 @@ from paceline.core.text import one_line
 from paceline.files.staged import CONTENT_FOLDER, DAMAGED_FILE, MANIFEST_FILE, read_manifest
 from paceline.machines.programs import run_program
 from paceline.machines.slurm import client
-from paceline.machines.slurm.client import from_allocation
-from paceline.machines.slurm.script import checked
+from paceline.machines.slurm.client import allocation_hosts
+from paceline.machines.slurm.script import sbatch_word
 from paceline.machines.slurm.steps import check_allocation
-from paceline.machines.ssh.connection import meaning, ssh_argv
+from paceline.machines.ssh.connection import explain, ssh_argv
 from paceline.staging.download_log import DownloadLog, StageWatcher
 from paceline.staging.stop_signal import StopSignal
 
@@ -158,10 +158,10 @@ def node_shells(cluster: Cluster, limit: int | None = None) -> tuple[NodeShell, 
             words = tuple(ssh_argv(host, cluster.ssh))
             shells.append(NodeShell(host, words, words[: words.index("--")], silence_s))
         return tuple(shells)
-    hosts = cluster.hosts or tuple(host.name for host in from_allocation(allocation))
+    hosts = cluster.hosts or tuple(host.name for host in allocation_hosts(allocation))
     check_allocation(allocation, hosts, max(len(hosts), limit or 0))
     options = ("--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--cpu-bind=none", "--export=ALL")
-    step = ("srun", f"--jobid={checked('allocation', allocation)}", *options)
+    step = ("srun", f"--jobid={sbatch_word('allocation', allocation)}", *options)
     # By default srun forwards complete lines, so rsync's binary protocol would wait until its
     # timeout. With --unbuffered it forwards partial lines, but also mixes its own messages with
     # those of a script. So only rsync's remote shell uses it.
@@ -170,7 +170,7 @@ def node_shells(cluster: Cluster, limit: int | None = None) -> tuple[NodeShell, 
     return tuple(
         NodeShell(
             host,
-            (*step, "--nodelist", checked("nodelist", host), *SHELL),
+            (*step, "--nodelist", sbatch_word("nodelist", host), *SHELL),
             remote,
             silence_s,
             environment,
@@ -420,7 +420,7 @@ def _failure(result: CompletedProcess[str]) -> _NodeError:
     for pattern, fault, remedy in FAULTS:
         if re.search(pattern, result.stderr):
             return _NodeError(fault, remedy)
-    fault, remedy = meaning(result.stderr)
+    fault, remedy = explain(result.stderr)
     if remedy is None:
         lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
         # srun appends its own message about the failed task to the task's error.

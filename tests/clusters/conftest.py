@@ -1,4 +1,4 @@
-"""Beds that all tests of the suite share; what a test breaks is mended after it."""
+"""Beds that all tests of the suite share; each is repaired after a test that breaks it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.machines.placement import Request, Where
+from paceline.machines.placement import HostPlacement, Request
 from paceline.runs.plan import Plan
 from tests.clusters.bed import Bed
 
@@ -24,7 +24,7 @@ slurm: {gres: none, partition: batch}
 
 
 def on_site(bed: Bed, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Bed:
-    """The bed, whose Slurm this process is a client of and whose cluster file lies in `folder`."""
+    """The bed, whose Slurm this process is a client of and whose cluster file is in `folder`."""
     for name, value in bed.settings.items():
         monkeypatch.setenv(name, value)
     (folder / "site.yaml").write_text(SITE)
@@ -37,10 +37,10 @@ def words(settings: dict[str, Any], *more: str) -> list[str]:
 
 
 def request(folder: Path, recipe: str, variant: str | None, overrides: list[str]) -> Request:
-    """What is asked for on the cluster whose file lies in `folder`."""
+    """Return a request for the cluster whose file is in `folder`."""
     site = str(folder / "site.yaml")
     return Request(
-        recipe, variant, tuple(overrides), None, "auto", site, where=Where(launcher="slurm")
+        recipe, variant, tuple(overrides), None, "auto", site, where=HostPlacement(launcher="slurm")
     )
 
 

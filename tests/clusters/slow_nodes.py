@@ -1,7 +1,7 @@
 """Trials on real hosts: one of eight is slowed down, and a scaling campaign has to say which.
 
 A host is slowed by a quota of processor time, and by how much a control step of its own tells,
-right before the campaign: a matrix product that neither Paceline nor torch takes part in. Never
+right before the scaling test: a GEMM that neither Paceline nor torch takes part in. Never
 more than two hosts compute at the same time.
 """
 
@@ -31,7 +31,7 @@ AT_ONCE = 2
 """Hosts that compute at the same time: one a core."""
 SHARES = (0.4, 0.5, 0.6)
 """Of a core for the slowed host, in slices of 10 ms, far shorter than a step."""
-LEAST_SLOWDOWN = 1.3
+MIN_SLOWDOWN = 1.3
 LIMIT_S = 240.0
 STEP = """
 import sys, time, numpy
@@ -120,11 +120,11 @@ def planned(trials: int, seed: int = 0) -> list[Fault | None]:
 
 
 def broken_rules(trials: Sequence[Trial]) -> list[str]:
-    """The rules broken: 95 % of faults named, healthy hosts blamed in at most one trial."""
+    """The rules broken: 95% of faults named, healthy hosts blamed in at most one trial."""
     faulty = [trial for trial in trials if trial.fault]
     named = sum(trial.named for trial in faulty)
     blaming = sum(bool(trial.blamed) for trial in trials)
-    small = [trial for trial in faulty if (trial.true_slowdown or 0.0) < LEAST_SLOWDOWN]
+    small = [trial for trial in faulty if (trial.true_slowdown or 0.0) < MIN_SLOWDOWN]
     broken = [f"{trial.fault} slowed its host {trial.true_slowdown:.2f} times" for trial in small]
     if named < 0.95 * len(faulty):
         broken.append(f"{named} of {len(faulty)} slowed hosts were named")

@@ -106,7 +106,7 @@ def wait(run: BatchRun | StepRun, limit_s: float = 180) -> int:
 
 
 def until_ranks_run(folder: Path, ranks: int = 2) -> None:
-    """Returns when so many ranks have made a step, in `folder` or its only run folder."""
+    """Wait until `count` ranks have made a step, in `folder` or its only run folder."""
 
     def enough() -> bool:
         files = [*folder.glob("steps/rank-*.jsonl"), *folder.glob("*/steps/rank-*.jsonl")]
@@ -116,7 +116,7 @@ def until_ranks_run(folder: Path, ranks: int = 2) -> None:
 
 
 class Background(threading.Thread):
-    """A function that runs beside the test; `result()` waits for what it returns."""
+    """A function that runs in another thread; `result()` waits for its return value."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         super().__init__(daemon=True)

@@ -76,7 +76,7 @@ def test_wrong_set_ups_are_named_and_the_other_hosts_are_still_measured(
     report = checked(ssh_hosts, tmp_path, "--max-parallel", "2")
     nodes = by_name(report)
     assert list(nodes) == ssh_hosts.names  # in the order of the hostfile, nobody dropped
-    assert "refuses the log-in without a password" in nodes["node-002"]["evidence"][0]
+    assert "refuses to log in without a password" in nodes["node-002"]["evidence"][0]
     assert nodes["node-005"]["evidence"][0].startswith("does not answer")
     assert {"node-002", "node-005"} <= set(report["drain"])
     others = [host for name, host in nodes.items() if name not in ("node-002", "node-005")]

@@ -116,4 +116,4 @@ def test_a_lost_node_ends_the_trial_by_its_name(bed: Bed, image: Path, tmp_path:
     assert (result.status, result.steps_done) == ("failed", 20)
     assert re.fullmatch(r"Slurm job \d+ lost a node: node-002", str(result.reason))
     assert read_record(folder).faulty_hosts == ("node-002",)
-    wait_until(lambda: not bed.slurm.jobs(), "the job to be gone: a trial is not begun anew")
+    wait_until(lambda: not bed.slurm.jobs(), "the job to be gone: a trial is not restarted")

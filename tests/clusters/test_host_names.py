@@ -51,7 +51,7 @@ def test_two_names_of_one_host_are_refused_and_its_neighbours_are_not(
     ssh_hosts: Bed, tmp_path: Path
 ) -> None:
     names = {"node-001": "node-001", "node-002": "node-002", "login": "node-001"}
-    fault = r"^login: is the same machine as node-001: node-001 at [0-9.]+; name every machine once"
+    fault = r"^login: is the same machine as node-001: node-001 at [0-9.]+; list each machine once"
     with pytest.raises(SystemFaultError, match=fault):
         start(job_on(ssh_hosts, names, tmp_path), tmp_path / "run")
 

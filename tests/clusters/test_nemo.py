@@ -28,11 +28,11 @@ def bed(slurm_cluster: Bed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def plan_of(folder: Path, script: str | None, *overrides: str) -> Plan:
-    """Llama 3.1 8B with a python3 in the path that runs the stand-in."""
+    """Llama 3.1 8B with a python3 in the path that runs the fake."""
     programs = folder / "programs"
     programs.mkdir()
-    stand_in = f'#!/bin/sh\nshift 2\nexec {sys.executable} {RECIPE}/program.py "$@"\n'
-    (programs / "python3").write_text(stand_in)
+    fake = f'#!/bin/sh\nshift 2\nexec {sys.executable} {RECIPE}/program.py "$@"\n'
+    (programs / "python3").write_text(fake)
     (programs / "python3").chmod(0o755)
     (folder / "nvidia+nemo+24.09.sqsh").touch()
     named = {"script": script} if script else {}

@@ -85,7 +85,7 @@ def all_overlap(runs: list[dict[str, Any]]) -> bool:
 def killed(
     ssh_hosts: Bed, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[dict[str, Any]], dict[str, Any]]:
-    """A campaign over SSH whose controller was killed while pairs ran, then gone on with.
+    """A scaling test over SSH whose controller was killed while pairs ran, then resumed.
 
     Runs folder, what was finished before the kill, and what the second call printed.
     """

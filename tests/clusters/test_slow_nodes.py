@@ -13,7 +13,7 @@ from tests.clusters.bed import Bed
 from tests.clusters.conftest import started
 from tests.clusters.slow_nodes import (
     HOSTS,
-    LEAST_SLOWDOWN,
+    MIN_SLOWDOWN,
     PLAN,
     SHARES,
     Fault,
@@ -53,7 +53,7 @@ def test_the_slowed_node_is_named_and_no_other(
             (tmp_path / again).mkdir()
             trial = run_trial(bed, fault, tmp_path / again)
     assert trial.flagged == ((fault.host,) if fault else ()), trial
-    assert fault is None or (trial.true_slowdown or 0.0) >= LEAST_SLOWDOWN
+    assert fault is None or (trial.true_slowdown or 0.0) >= MIN_SLOWDOWN
     assert len(trial.slowdowns) == len(trial.losses) == HOSTS
 
 
@@ -80,7 +80,7 @@ def test_the_rules_are_broken_by_what_they_forbid() -> None:
 
 
 def test_a_campaign_that_says_what_it_could_not_see_is_asked_again() -> None:
-    blind = "could have been detected here in 9 of 10 cases: a node 161.2% slower."
+    blind = "could have been detected in 9 of 10 cases: a node 161.2% slower."
     assert is_hidden(replace(GOOD, flagged=(), sentences=(blind,)))
     assert not is_hidden(replace(GOOD, sentences=(blind,)))
     assert not is_hidden(replace(GOOD, flagged=(), sentences=(blind.replace("161.2", "4.0"),)))

@@ -130,7 +130,7 @@ def test_what_slurm_refuses_is_told_in_its_words(bed: Bed, tmp_path: Path) -> No
         train(tmp_path / "b", make_job(gres="gpu:9"))
     report = train(tmp_path / "c", make_job(partition="small"))
     assert report.result.status == "failed"
-    assert "can never begin: PartitionNodeLimit" in str(report.result.reason)
+    assert "can never start: PartitionNodeLimit" in str(report.result.reason)
 
 
 def test_a_job_that_somebody_cancels_names_who(bed: Bed, tmp_path: Path) -> None:
@@ -204,8 +204,8 @@ def test_a_job_that_slurm_starts_anew_keeps_its_logs_apart(bed: Bed, tmp_path: P
     bed.slurm.ask("scontrol", "requeue", number)
     report = running.result()
     assert report.result.status == "ok"
-    kept = f"what the start before it wrote is in attempts/{number}.0"
-    assert f"Slurm started job {number} anew (restart 1); {kept}" in report.result.warnings
+    kept = f"the output of the previous start is in attempts/{number}.0"
+    assert f"Slurm restarted job {number} (restart 1); {kept}" in report.result.warnings
     folder = Path(report.folder)
     earlier = folder / "attempts" / f"{number}.0"
     assert (earlier / "logs" / "launcher.log").exists()
@@ -291,11 +291,11 @@ def test_hostile_folders_and_names_stay_names(bed: Bed, tmp_path: Path, name: st
 
 def test_many_runs_ask_slurm_once(bed: Bed, tmp_path: Path) -> None:
     runs = [start(make_job(nodes=1, steps=40), tmp_path / str(n)) for n in range(4)]
-    questions, polls, began = QUEUE.questions, 0, time.monotonic()
+    questions, polls, began = QUEUE.num_queries, 0, time.monotonic()
     while time.monotonic() - began < 1.5:
         polls += len([run.poll() for run in runs])
         time.sleep(0.02)
-    assert QUEUE.questions - questions < polls / 2
+    assert QUEUE.num_queries - questions < polls / 2
     assert [wait(run) for run in runs] == [0] * 4
 
 
@@ -370,13 +370,13 @@ def test_a_job_outlives_its_killed_controller_and_is_found_again(bed: Bed, tmp_p
     )
     wait_until(lambda: outcome.evaluate(folder).result.status == "ok", "the end of the job", 120)
     assert outcome.evaluate(folder).result.steps_done == 150
-    assert slurm.abandon(folder) is None
+    assert slurm.cancel_orphan(folder) is None
 
 
 def test_what_a_killed_controller_left_can_be_cancelled(bed: Bed, tmp_path: Path) -> None:
     run = start(make_job(**LONG), tmp_path / "run")
     assert isinstance(run, BatchRun)
-    assert slurm.abandon(tmp_path / "run") == run.id
+    assert slurm.cancel_orphan(tmp_path / "run") == run.id
     wait_until(lambda: not bed.slurm.jobs(), "the end of the job", 30)
 
 
@@ -388,4 +388,4 @@ def test_without_accounting_the_job_itself_tells_its_end(plain: Bed, tmp_path: P
     until_ranks_run(tmp_path / "gone")
     plain.slurm.ask("scancel", job_number(plain))
     cancelled = running.result().result
-    assert cancelled.status == "cancelled" and "by somebody else" in cancelled.reason
+    assert cancelled.status == "cancelled" and "by another user" in cancelled.reason

@@ -68,7 +68,7 @@ def test_a_cancelled_step_and_an_ended_allocation_are_told_apart(
     until_ranks_run(tmp_path / "step")
     bed.slurm.ask("scancel", f"{allocation}.0")
     result = running.result().result
-    assert result.status == "cancelled" and "somebody cancelled the step" in result.reason
+    assert result.status == "cancelled" and "another user cancelled the step" in result.reason
     running = Background(train, tmp_path / "all", make_job(**LONG, allocation=allocation))
     until_ranks_run(tmp_path / "all")
     bed.slurm.ask("scancel", allocation)
@@ -80,9 +80,9 @@ def test_a_cancelled_step_and_an_ended_allocation_are_told_apart(
 
 
 def test_hosts_outside_the_allocation_are_refused(allocation: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"node-009 not in it; allowed: node-\[001-004\]"):
+    with pytest.raises(UserError, match=r"does not contain node-009; allowed: node-\[001-004\]"):
         start(make_job(hosts=("node-001", "node-009"), allocation=allocation), tmp_path / "outside")
-    with pytest.raises(UserError, match="5 nodes are more than it has"):
+    with pytest.raises(UserError, match="has fewer than 5 nodes"):
         start(make_job(nodes=5, allocation=allocation), tmp_path / "more")
     with pytest.raises(SystemFaultError, match="allocation 99999: is unknown"):
         start(make_job(allocation="99999"), tmp_path / "unknown")

@@ -17,7 +17,7 @@ from paceline.core.errors import SystemFaultError
 from paceline.machines import JobEnd, ssh
 from paceline.machines.node.script import rendezvous_port
 from paceline.machines.ssh import run as ssh_run
-from paceline.machines.ssh.checks import Questions, check_hosts
+from paceline.machines.ssh.checks import HostRequirements, check_hosts
 from tests.clusters.bed import Bed
 from tests.clusters.ssh_jobs import (
     RANK,
@@ -98,7 +98,7 @@ def test_every_host_at_fault_is_named_before_anything_starts(
         "node-002 its clock is ",
         f"free in {scratch}",
         f"node-004 does not see {covered}",
-        "node-005 refuses the log-in without a password",
+        "node-005 refuses to log in without a password",
         "node-[006-007] does not answer",
         "nobody its name does not resolve",
         "ssh-copy-id",
@@ -118,7 +118,7 @@ def test_an_unknown_host_key_is_refused_with_the_way_to_accept_it(
     known_hosts.write_text("")
     config.write_text(f"UserKnownHostsFile {known_hosts}\n{ssh_hosts.ssh_config.read_text()}")
     limits = settings(ssh_hosts).model_copy(update={"config": str(config)})
-    (check,) = check_hosts(["node-001"], Questions(sys.executable), limits)
+    (check,) = check_hosts(["node-001"], HostRequirements(sys.executable), limits)
     assert check.fault == "its host key is unknown"
     assert "fingerprint" in (check.remedy or "")
     assert known_hosts.read_text() == ""
@@ -126,7 +126,7 @@ def test_an_unknown_host_key_is_refused_with_the_way_to_accept_it(
 
 def test_hosts_can_be_checked_without_a_job(ssh_hosts: Bed) -> None:
     checks = check_hosts(
-        ssh_hosts.names[:2], Questions(sys.executable, interface="eth0"), settings(ssh_hosts)
+        ssh_hosts.names[:2], HostRequirements(sys.executable, interface="eth0"), settings(ssh_hosts)
     )
     assert [check.fault for check in checks] == [None, None]
     assert [check.address for check in checks] == list(ssh_hosts.addresses[:2])

@@ -190,6 +190,6 @@ def test_hosts_that_cannot_take_part_are_an_exit_code_and_a_sentence(
     process = train(ssh_hosts, ssh_hosts.names[:2], tmp_path)
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 2
-    assert "node-002: does not answer; see whether it is up" in errors
+    assert "node-002: does not answer; check that it is up" in errors
     assert "Traceback" not in errors
     assert result_of(tmp_path)["status"] == "failed"

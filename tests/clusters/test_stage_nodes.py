@@ -67,7 +67,7 @@ def test_each_host_gets_its_copy_and_the_one_that_refuses_is_named(ssh_hosts: Be
     code, nodes = stage(source, *over_ssh)
     assert code == 2
     assert states(nodes) == {"node-001": "staged", "node-002": "failed", "node-003": "staged"}
-    assert nodes["node-002"]["fault"] == "refuses the log-in without a password"
+    assert nodes["node-002"]["fault"] == "refuses to log in without a password"
     assert {nodes[name]["transfer"] for name in ("node-001", "node-003")} == {"sent"}
 
     ssh_hosts.sshd.let_in(ssh_hosts.hosts["node-002"])
@@ -139,4 +139,4 @@ def test_a_job_reads_the_copy_of_its_node_and_ends_where_there_is_none(
     folder = ssh_hosts.shared / "reads-nothing"
     assert follow([start(type(job)(**{**vars(job), **reads}), folder)]) == [66]
     assert f"error: {hosts[1]}: corpus-" in log_of(folder, hosts[1])
-    assert f"is not staged in {LOCAL}; `paceline stage RECIPE`" in log_of(folder, hosts[1])
+    assert f"is not staged in {LOCAL}; run `paceline stage RECIPE`" in log_of(folder, hosts[1])

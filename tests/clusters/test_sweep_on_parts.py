@@ -47,7 +47,7 @@ def paceline(bed: Bed, runs: Path, verb: str, *arguments: str) -> subprocess.Pop
 
 
 def answer(process: subprocess.Popen[str], code: int = 0) -> tuple[dict[str, Any], str]:
-    """The JSON that a verb printed, and what it said beside it."""
+    """Return the JSON that a verb printed, and its messages."""
     output, messages = process.communicate(timeout=240)
     assert process.returncode == code, messages
     return json.loads(output), messages

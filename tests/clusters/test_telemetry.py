@@ -1,4 +1,4 @@
-"""Every node's power and energy lie in the run folder, and no sampler outlives its job."""
+"""Every node's power and energy are in the run folder, and no sampler outlives its job."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_hosts_over_ssh_are_added_and_a_dark_one_is_named(bed: Bed, tmp_path: Pa
     assert energy_between(readings[:2], *window).parts_j == {"cpu": pytest.approx(14)}
     energy = energy_between(readings, *window)
     assert energy.energy_j is None
-    assert f"cpu: {hosts[2]}: the kernel offers no energy counters" in str(energy.reason)
+    assert f"cpu: {hosts[2]}: the kernel has no energy counters" in str(energy.reason)
     assert not samplers(bed)
 
 

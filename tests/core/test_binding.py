@@ -78,6 +78,8 @@ def test_hosts_with_the_same_trouble_share_a_sentence():
 
 
 def test_a_binding_that_failed_is_told_with_its_reason():
-    failed = Place(3, "n1", "0-1", 1, None, requested=True, why="the cores cannot be chosen: no")
+    failed = Place(
+        3, "n1", "0-1", 1, None, requested=True, why="setting the CPU affinity failed: no"
+    )
     (sentence,) = binding_warnings([failed])
-    assert sentence.startswith("rank 3 was not bound") and sentence.endswith("chosen: no")
+    assert sentence.startswith("rank 3 was not bound") and sentence.endswith("failed: no")

@@ -69,7 +69,7 @@ def test_unbound_ranks_on_several_numa_nodes_are_told_of(tmp_path: Path):
 
 
 def test_a_binding_that_failed_is_told_with_the_ranks(tmp_path: Path):
-    failed = {"by": None, "threads": 1, "why": "the cores cannot be chosen: no"}
+    failed = {"by": None, "threads": 1, "why": "setting the CPU affinity failed: no"}
     folder = write_run(tmp_path, "failed")
     started(folder, *[{"cores": "0-1", "bound": failed}] * 2)
     warnings = evaluate(folder).result.warnings

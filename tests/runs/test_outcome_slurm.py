@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.files.run_folder import this_controller
-from paceline.machines.slurm.record import Diary
+from paceline.machines.slurm.record import SlurmJournal
 from paceline.runs import outcome
 from tests.engines.samples import log_text, times_of
 from tests.example import make_spec
@@ -17,7 +17,7 @@ def left_alone(root: Path, *marks: str, ended: bool = False) -> tuple[str, str]:
     """Status and reason of a run whose controller is gone, by what its job.sh has written."""
     gone = this_controller().model_copy(update={"started_ticks": 1, "started_unix": 1.0})
     folder = write_run(root, "2026-01-01-left", status="running", controller=gone)
-    Diary(folder).begin("12")
+    SlurmJournal(folder).begin("12")
     (folder / "slurm.status").write_text("".join(f"{mark}\n" for mark in marks))
     if ended:
         for file in (folder / "steps").iterdir():
@@ -42,7 +42,7 @@ def test_a_foreign_job_that_ended_before_its_steps_were_done_says_so(tmp_path: P
     folder = write_run(tmp_path, "left", status="running", controller=gone, spec=spec)
     for file in (folder / "steps").iterdir():
         file.unlink()
-    Diary(folder).begin("12")
+    SlurmJournal(folder).begin("12")
     (folder / "slurm.status").write_text("start 12 0 node-001\nend 12 0 0\n")
     (folder / "logs").mkdir()
     log = log_text("torchtitan", times_of(12)) + b"[titan] Training completed\n"

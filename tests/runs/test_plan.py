@@ -11,12 +11,12 @@ from paceline.core.hardware import Cluster, SlurmSettings
 from paceline.core.hosts import Host
 from paceline.engines import native
 from paceline.files.recipe import load_recipe, recipe_path
-from paceline.machines.placement import Request, Where, choose_cluster, device_kind
+from paceline.machines.placement import HostPlacement, Request, choose_cluster, device_kind
 from paceline.machines.probe.inventory import inventory
 from paceline.runs import flow
 from paceline.runs.plan import busy_notice, make_plan, replan, would_fit
 from tests.example import make_spec
-from tests.machines.slurm.slurm_stand_ins import put
+from tests.machines.slurm.fake_slurm import put
 
 
 def test_a_plan_is_the_script_that_will_run():
@@ -33,7 +33,7 @@ def test_planning_needs_nothing_beside_the_controller_and_starting_does(
         "llama31-70b",
         cluster="lambda-1cc-h100",
         overrides=("training.dtype=fp8",),
-        where=Where(hosts=tuple(Host(name=f"node-{n}") for n in range(8))),
+        where=HostPlacement(hosts=tuple(Host(name=f"node-{n}") for n in range(8))),
     )
     assert '"dtype": "fp8"' in make_plan(fp8).job.files["trainer.json"]
     plan = make_plan(Request("tiny-llama", devices=2))
@@ -134,7 +134,7 @@ def test_another_engine_is_not_given_what_the_native_trainer_alone_can_do(settin
 
 
 def test_a_gpu_that_is_not_there_is_refused():
-    with pytest.raises(UserError, match="no NVIDIA GPU"):
+    with pytest.raises(UserError, match="no visible NVIDIA GPU"):
         device_kind("cuda", {"gpus": [], "packages": {}})
 
 
@@ -261,7 +261,7 @@ def test_devices_that_make_no_whole_replicas_are_refused():
 
 
 def test_a_cluster_names_its_devices_itself():
-    with pytest.raises(UserError, match="names the devices itself"):
+    with pytest.raises(UserError, match="already specifies the devices"):
         make_plan(Request("tiny-llama", cluster="dgx-h100", devices=2))
 
 
@@ -283,7 +283,7 @@ def test_a_device_that_is_only_nearly_known_is_told():
 
 def test_fewer_gpus_than_the_recipe_names_are_told():
     _, notices = choose_cluster(Request("gpt-1b3"), load_recipe("gpt-1b3"), FOUND_GPUS)
-    assert any("names 8 devices" in notice for notice in notices)
+    assert any("uses 8 devices" in notice for notice in notices)
 
 
 def test_a_run_takes_no_more_gpus_than_make_whole_copies_of_its_layout():
@@ -293,7 +293,7 @@ def test_a_run_takes_no_more_gpus_than_make_whole_copies_of_its_layout():
         cluster, notices = choose_cluster(Request("tiny-llama"), recipe, eight)
         assert cluster.world_size == taken
         is_noticed = devices in ("8", "5")
-        assert any(f"this run takes the {taken}" in notice for notice in notices) == is_noticed
+        assert any(f"this run uses the {taken}" in notice for notice in notices) == is_noticed
 
 
 def test_a_layout_for_more_gpus_than_there_are_is_refused():

@@ -15,7 +15,7 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hosts import Host
 from paceline.core.result import Result
 from paceline.files.run_folder import RunRecord, read_record, run_folders
-from paceline.machines.placement import Request, Where
+from paceline.machines.placement import HostPlacement, Request
 from paceline.machines.probe import inventory
 from paceline.runs import flow
 from paceline.runs.flow import CancelledRunError, UnwrittenReportError
@@ -111,7 +111,7 @@ def test_a_failed_repeat_is_counted_and_the_series_goes_on(
 
 
 def on_hosts(names: str, **fields: Any) -> Request:
-    where = Where(hosts=tuple(Host(name=name) for name in names.split()))
+    where = HostPlacement(hosts=tuple(Host(name=name) for name in names.split()))
     return Request("tiny-gpt", overrides=("steps=20",), device="cpu", where=where, **fields)
 
 

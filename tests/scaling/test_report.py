@@ -13,7 +13,7 @@ from paceline.report.theme import EXPORT
 from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse
 from paceline.scaling.analysis.result import scale_result
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
-from paceline.scaling.charts import MOST_DOTS, scaling_charts
+from paceline.scaling.charts import MAX_DOTS, scaling_charts
 from paceline.scaling.report import scaling_document, size_rows
 
 
@@ -49,7 +49,9 @@ def test_efficiency_is_held_against_the_named_base_and_the_reference(faulty: Ana
     assert level == pytest.approx(100 * 99.0 / faulty.base)
     words = " ".join(spec["title"]["subtitle"])
     assert (
-        "median of 32 nodes" in words and "weak scaling" in words and "99 samples/s a node" in words
+        "median of 32 nodes" in words
+        and "weak scaling" in words
+        and "99 samples/s per node" in words
     )
 
 
@@ -68,9 +70,9 @@ def test_very_many_groups_are_thinned_and_keep_their_ends():
     groups = [GroupThroughput((f"n{at}",), 100.0 + at / 1e4) for at in range(4096)]
     charts = specs(analyse(groups))
     dots = rows_of(charts["throughput"], "sub-clusters")
-    assert len(dots) <= MOST_DOTS + 1
+    assert len(dots) <= MAX_DOTS + 1
     shown = rows_of(charts["nodes"], "alone")
-    assert len(shown) <= MOST_DOTS + 1 and [row["rank"] for row in shown[:3]] == [1, 2, 3]
+    assert len(shown) <= MAX_DOTS + 1 and [row["rank"] for row in shown[:3]] == [1, 2, 3]
     assert shown[-1]["rank"] == 4096
     assert (min(d["value"] for d in dots), max(d["value"] for d in dots)) == (100.0, 100.4095)
 

@@ -183,7 +183,7 @@ def test_nodes_that_fail_are_told_with_the_cause_and_the_others_end(
     assert good.state == "staged" and {outcome.state for outcome in failed} == {"failed"}
     same(staged, local)
     assert [outcome.fault for outcome in failed] == [
-        "refuses the log-in without a password",
+        "refuses to log in without a password",
         "no response for 1 s",
         "has no rsync or sha256sum",
         "unexpected output from the node's shell",

@@ -251,7 +251,7 @@ def run_sweep(
     """
     runner = SweepRunner(observer, root, command, tag, sweep.slots, sweep=sweep)
     for folder in (folder for trial in trials for folder in trial.orphans):
-        slurm.abandon(folder)
+        slurm.cancel_orphan(folder)
     arrays = root / sweep.name if sweep.queued else None
     interrupted = runner.run_tasks(missing_runs(sweep, trials), arrays, sweep.max_parallel)
     return sweep_result(

@@ -60,7 +60,7 @@ class LayoutRunner:
                 return TrialOutcome("refused", None, 0.0, error.what)
         assert self.observer is not None
         for folder in trial.orphans:
-            slurm.abandon(folder)
+            slurm.cancel_orphan(folder)
         sweep, began = self._sweep(trial.choice), time.monotonic()
         runner = SweepRunner(self.observer, self.root, self.command, self.tag, sweep=sweep)
         task = SweepTask(trial, sum(map(has_figure, trial.results)) + 1)

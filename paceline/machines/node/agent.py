@@ -1,14 +1,14 @@
-"""Starts the ranks of one node and watches them; runs on every node, beside no package.
+"""Start the ranks of one node and monitor them. Runs on every node, without the package.
 
     python agent.py NODES NODE RANKS ADDRESS PORT PROGRAM [ARGUMENT ...]
 
-NODE is this node's number, ADDRESS and PORT are where rank 0 listens. When a rank fails, its exit
-code is told in a line of its own (`@exit rank=3 code=-9 at=1700000000.123`, a signal as a negative
-code) and the others are ended: SIGTERM, then SIGKILL. The exit code is that of the first rank that
-failed.
+NODE is this node's number. Rank 0 listens at ADDRESS and PORT. When a rank fails, its exit code is
+printed in a line of its own (`@exit rank=3 code=-9 at=1700000000.123`; a signal is a negative
+code). The other ranks are ended with SIGTERM, then SIGKILL. The exit code of this program is that
+of the first rank that failed.
 
-Where telemetry_program.py lies beside this file, it samples power and energy of the node until the
-ranks have ended; a node on which it cannot be started trains without.
+If telemetry_program.py is in the same folder, it samples the node's power and energy until the
+ranks have ended. A node on which it cannot be started trains without it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SIOCGIFADDR = 0x8915
 sockaddr_in, whose IPv4 address follows family and port (2 bytes each) and so begins at byte 20."""
 
 
-class AskedToEndError(Exception):
+class TerminatedError(Exception):
     """Signal that asks this program to end, raised as an exception."""
 
 
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     nodes, node, ranks, address, port, *program = arguments
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, asked_to_end)
+        signal.signal(number, raise_terminated)
     first = int(node) * int(ranks)
     common = {
         "WORLD_SIZE": str(int(nodes) * int(ranks)),
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
                 env={**os.environ, **common, **rank_variables},
             )
         return watch(processes)
-    except AskedToEndError:
+    except TerminatedError:
         return 128 + signal.SIGTERM
     finally:
         ignore_signals()
@@ -116,18 +116,18 @@ def address_of(name: str) -> str:
 def address_towards(peer: str) -> str:
     """Return this host's IPv4 address on the route to `peer`; empty if there is no route."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-            asker.connect((peer, 9))  # sends nothing
-            return str(asker.getsockname()[0])
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((peer, 9))  # sends nothing
+            return str(probe.getsockname()[0])
     except (OSError, UnicodeError):
         return ""
 
 
 def interface_address(name: str) -> str:
     """Return the IPv4 address of a network interface; empty if it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            answer = fcntl.ioctl(asker, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
         except OSError:
             return ""
     return socket.inet_ntoa(answer[20:24])
@@ -201,10 +201,10 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-def asked_to_end(number: int, frame: Any) -> None:
+def raise_terminated(number: int, frame: Any) -> None:
     """Handle a signal that ends this program; a second one must not disturb the shutdown."""
     ignore_signals()
-    raise AskedToEndError
+    raise TerminatedError
 
 
 def ignore_signals() -> None:

@@ -1,12 +1,12 @@
-"""Binds one rank to cores and becomes its program; stands beside the program, in no package.
+"""Bind one rank to cores, then exec its program. Runs next to the program, without the package.
 
     python bind.py cpu|cuda|FILE PROGRAM [ARGUMENT ...]
 
-`cpu` shares the usable cores out evenly, `cuda` gives each rank cores near its GPU, FILE holds a
-JSON list of {"cores": "0-3,8", "nic": NAME or null} with one entry a local rank. Threads that
-PyTorch starts later stay on these cores. What was done is told in PACELINE_BOUND. NCCL, which
-chooses among a host's adapters by itself, must see the same ones in all ranks of a host, so it is
-told those of the whole file, and without a file nothing.
+`cpu` divides the usable cores evenly. `cuda` gives each rank cores near its GPU. FILE holds a JSON
+list of {"cores": "0-3,8", "nic": NAME or null}, with one entry per local rank. Threads that PyTorch
+starts later stay on these cores. The binding is reported in PACELINE_BOUND. NCCL chooses among a
+host's adapters itself and must see the same ones in all ranks of a host. It therefore gets the
+adapters of the whole file, and none without a file.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Core = tuple[int, ...]
 """Hardware threads of one core."""
 
 
-def main(wish: str, program: list[str]) -> None:
+def main(mode: str, program: list[str]) -> None:
     """Bind this process, record the binding in its environment, and exec the program."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if wish in ("cpu", "cuda"):
-        binding = bind_by_itself(wish, local, ranks)
+    if mode in ("cpu", "cuda"):
+        binding = bind_by_itself(mode, local, ranks)
     else:
-        binding = bind_by_file(Path(wish), local)
+        binding = bind_by_file(Path(mode), local)
     set_threads(binding)
     os.environ["PACELINE_BOUND"] = json.dumps(binding)
     sys.stdout.flush()
@@ -53,7 +53,7 @@ def bind_by_itself(kind: str, local: int, ranks: int) -> dict[str, Any]:
         # would differ between the two.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if not hasattr(os, "sched_setaffinity"):
-        return {"by": None, "why": "this system binds no processes", "threads": 1}
+        return {"by": None, "why": "this operating system cannot bind processes", "threads": 1}
     usable = os.sched_getaffinity(0)
     cores = whole_cores(usable)
     devices = gpu_addresses(ranks) if kind == "cuda" else []
@@ -64,7 +64,7 @@ def bind_by_itself(kind: str, local: int, ranks: int) -> dict[str, Any]:
     try:
         os.sched_setaffinity(0, {thread for core in share for thread in core})
     except OSError as error:
-        return {**binding, "by": None, "why": f"the cores cannot be chosen: {error.strerror}"}
+        return {**binding, "by": None, "why": f"setting the CPU affinity failed: {error.strerror}"}
     return {**binding, "by": "cuda" if near else "cpu"}
 
 
@@ -72,7 +72,9 @@ def bind_by_file(path: Path, local: int) -> dict[str, Any]:
     """Bind as the file specifies; exits the program if that is not possible."""
     entries = json.loads(path.read_text(encoding="utf-8"))
     if local >= len(entries):
-        sys.exit(f"bind: {len(entries)} local ranks have cores, and this is rank {local}")
+        sys.exit(
+            f"bind: the file has cores for {len(entries)} local ranks, and this is rank {local}"
+        )
     share = cpu_set(entries[local]["cores"])
     usable = os.sched_getaffinity(0)
     missing = share - usable
@@ -82,9 +84,9 @@ def bind_by_file(path: Path, local: int) -> dict[str, Any]:
         )
     os.sched_setaffinity(0, share)
     nic = entries[local].get("nic")
-    named = dict.fromkeys(entry["nic"] for entry in entries if entry.get("nic"))
-    if named:
-        os.environ["NCCL_IB_HCA"] = f"={','.join(named)}"
+    nics = dict.fromkeys(entry["nic"] for entry in entries if entry.get("nic"))
+    if nics:
+        os.environ["NCCL_IB_HCA"] = f"={','.join(nics)}"
     cores = len(whole_cores(share))
     return {"by": "file", "nic": nic, "threads": cores, "host_cores": cpu_text(usable)}
 
@@ -138,36 +140,36 @@ def share_of_device(local: int, near: list[list[Core]]) -> list[Core]:
 
 def gpu_addresses(ranks: int) -> list[str]:
     """Return the PCI addresses of the ranks' GPUs, in order; empty if they are unknown."""
-    question = ["nvidia-smi", "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"]
+    command = ["nvidia-smi", "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"]
     try:
-        done = subprocess.run(question, capture_output=True, text=True, timeout=ASK_LIMIT_S)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=ASK_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    gpus = [match.groups() for line in done.stdout.splitlines() if (match := GPU.fullmatch(line))]
+    gpus = [match.groups() for line in result.stdout.splitlines() if (match := GPU.fullmatch(line))]
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None:
-        gpus = visible(gpus, visible_devices)
+        gpus = visible_gpus(gpus, visible_devices)
     # nvidia-smi writes the PCI domain with eight digits, the kernel with as many as needed, at
     # least four.
-    addresses = [f"{int(domain, 16):04x}:{rest.lower()}" for _, domain, rest in gpus]
+    addresses = [f"{int(domain, 16):04x}:{bus.lower()}" for _, domain, bus in gpus]
     return addresses[:ranks] if len(gpus) >= ranks else []
 
 
-def visible(gpus: Sequence[tuple[str, ...]], visible_devices: str) -> list[tuple[str, ...]]:
+def visible_gpus(gpus: Sequence[tuple[str, ...]], visible_devices: str) -> list[tuple[str, ...]]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES lists.
 
     As in CUDA, an entry that matches no device ends the list.
     """
-    left: list[tuple[str, ...]] = []
+    selection: list[tuple[str, ...]] = []
     for entry in map(str.strip, visible_devices.split(",")):
         if entry.isdecimal():
-            named = gpus[int(entry) : int(entry) + 1]
+            matches = gpus[int(entry) : int(entry) + 1]
         else:
-            named = [gpu for gpu in gpus if entry.startswith("GPU-") and gpu[0].startswith(entry)]
-        if len(named) != 1:
+            matches = [gpu for gpu in gpus if entry.startswith("GPU-") and gpu[0].startswith(entry)]
+        if len(matches) != 1:
             break
-        left += named
-    return left
+        selection += matches
+    return selection
 
 
 def device_cores(address: str, cores: list[Core]) -> list[Core]:

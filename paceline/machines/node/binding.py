@@ -18,7 +18,7 @@ from paceline.machines.node.bind import Core, cpu_text
 BIND_PROGRAM, BIND_FILE = "bind.py", "bind.json"
 
 
-def bound(job: Job) -> Job:
+def with_binding(job: Job) -> Job:
     """Return `job` with the binding that its cluster requests; unchanged if it requests none.
 
     Raises UserError if the binding file cannot be read or has too few ranks.
@@ -26,28 +26,28 @@ def bound(job: Job) -> Job:
     if job.cluster is None or job.cluster.bind == "none":
         return job
     if job.cluster.bind != "auto":
-        return _by_file(job, _entries(Path(job.cluster.bind), job.ranks_per_node))
-    return _by(job, "cpu" if job.cluster.device == "cpu" else "cuda", {})
+        return _with_bind_file(job, _entries(Path(job.cluster.bind), job.ranks_per_node))
+    return _with_bind(job, "cpu" if job.cluster.device == "cpu" else "cuda", {})
 
 
-def bound_to(job: Job, shares: Sequence[Sequence[Core]]) -> Job:
+def bind_to_cores(job: Job, shares: Sequence[Sequence[Core]]) -> Job:
     """Return `job` with its local ranks bound to these cores, whatever its cluster requests."""
     entries = [
         {"cores": cpu_text(thread for core in share for thread in core), "nic": None}
         for share in shares
     ]
-    return _by_file(job, entries)
+    return _with_bind_file(job, entries)
 
 
-def _by_file(job: Job, entries: Sequence[Mapping[str, str | None]]) -> Job:
-    return _by(job, BIND_FILE, {BIND_FILE: json.dumps(entries, indent=2) + "\n"})
+def _with_bind_file(job: Job, entries: Sequence[Mapping[str, str | None]]) -> Job:
+    return _with_bind(job, BIND_FILE, {BIND_FILE: json.dumps(entries, indent=2) + "\n"})
 
 
-def _by(job: Job, wish: str, more: Mapping[str, str]) -> Job:
+def _with_bind(job: Job, mode: str, extra_files: Mapping[str, str]) -> Job:
     program = (resources.files("paceline.machines.node") / BIND_PROGRAM).read_text(encoding="utf-8")
-    files = {**job.files, BIND_PROGRAM: program, **more}
+    files = {**job.files, BIND_PROGRAM: program, **extra_files}
     earlier = job.program[2:] if job.program[0] == BIND_PROGRAM else job.program
-    return replace(job, program=(BIND_PROGRAM, wish, *earlier), files=files)
+    return replace(job, program=(BIND_PROGRAM, mode, *earlier), files=files)
 
 
 def _entries(path: Path, ranks: int) -> list[dict[str, str | None]]:

@@ -78,10 +78,10 @@ def folder_state(folder: str, nonce: str) -> str:
     """
     name, _, content = nonce.partition("=")
     try:
-        seen = Path(folder, name).read_text()
+        file_content = Path(folder, name).read_text()
     except (OSError, UnicodeError):
         return "missing"
-    if seen != content:
+    if file_content != content:
         return "another"
     return "shared" if os.access(folder, os.W_OK | os.X_OK) else "read-only"
 
@@ -98,10 +98,10 @@ def free_bytes(folder: str) -> int | None:
 def interface_addresses() -> dict[str, str]:
     """Return the IPv4 address of every network interface that has one."""
     addresses: dict[str, str] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(asker, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
                 continue
             addresses[name] = socket.inet_ntoa(answer[20:24])
@@ -118,18 +118,18 @@ def resolve(name: str) -> str | None:
 
 def free_port(address: str, *ports: str) -> dict[str, Any]:
     """Return the first port that is free to listen on, or the reason why none is."""
-    why = ""
+    reason = ""
     for port in map(int, ports):
         try:
             family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
             socket.create_server((address, port), family=family).close()
         except OSError as error:
-            why = error.strerror or str(error)
+            reason = error.strerror or str(error)
         else:
             return {"port": port}
-    return {"port": None, "why": why}
+    return {"port": None, "why": reason}
 
 
 if __name__ == "__main__":
-    what, *rest = sys.argv[1:]
-    print(json.dumps(facts(*rest) if what == "facts" else free_port(*rest)))
+    query, *arguments = sys.argv[1:]
+    print(json.dumps(facts(*arguments) if query == "facts" else free_port(*arguments)))

@@ -28,20 +28,20 @@ def on_node_disks(job: Job) -> Job:
     local = job.cluster.stage if job.cluster else None
     if local is None:
         return job
-    here, there = str(stage_root()), local.rstrip("/")
+    local_root, node_root = str(stage_root()), local.rstrip("/")
     # In a JSON file a path may be escaped.
-    moves = {here: there, json.dumps(here)[1:-1]: json.dumps(there)[1:-1]}
+    moves = {local_root: node_root, json.dumps(local_root)[1:-1]: json.dumps(node_root)[1:-1]}
 
-    def moved(text: str) -> str:
+    def with_node_paths(text: str) -> str:
         for old, new in moves.items():
             text = re.sub(rf"(?<![\w./-]){re.escape(old)}/", lambda _, to=new: f"{to}/", text)
         return text
 
     return replace(
         job,
-        program=tuple(moved(word) for word in job.program),
-        env={name: moved(value) for name, value in job.env.items()},
-        files={name: moved(text) for name, text in job.files.items()},
+        program=tuple(with_node_paths(word) for word in job.program),
+        env={name: with_node_paths(value) for name, value in job.env.items()},
+        files={name: with_node_paths(text) for name, text in job.files.items()},
     )
 
 
@@ -54,10 +54,10 @@ def presence_lines(job: Job) -> list[str]:
     pattern = re.compile(rf"{re.escape(folder)}/([a-z0-9][a-z0-9.-]*)/{CONTENT_FOLDER}\b")
     texts = (*job.program, *job.env.values(), *job.files.values())
     names = sorted({name for text in texts for name in pattern.findall(text)})
-    what = f"is not staged in {folder}; `paceline stage RECIPE` with --cluster or --local copies it"
+    problem = f"is not staged in {folder}; run `paceline stage RECIPE` with --cluster or --local"
     return [
         f"[ -f {shlex.quote(f'{folder}/{name}/{MANIFEST_FILE}')} ] ||"
-        f' {{ echo "error: $(hostname): {name} "{shlex.quote(what)} >&2; exit 66; }}'
+        f' {{ echo "error: $(hostname): {name} "{shlex.quote(problem)} >&2; exit 66; }}'
         for name in names
     ]
 

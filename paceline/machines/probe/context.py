@@ -14,12 +14,12 @@ from paceline.core.value import Value
 from paceline.machines.probe.program import probe_lines
 
 TIME_LIMIT_S = 300.0
-PRODUCT_SIZE = 1024
+GEMM_SIZE = 1024
 STAGES = {
     "python": "the interpreter",
     "torch": "importing torch",
     "context": "the driver's context, with one tensor",
-    "product": "the first matrix product and its gradient",
+    "product": "the first GEMM and its gradient",
     "group": "the process group and its first collective",
 }
 """Stages in order. A CPU has no context stage; the device memory of CUDA starts with it."""
@@ -61,7 +61,7 @@ def probe_context(python: str, device: str, ranks: int = 1, repeats: int = 3) ->
 
     Raises SystemFaultError if the probe program fails.
     """
-    question = {"device": device, "size": PRODUCT_SIZE}
+    question = {"device": device, "size": GEMM_SIZE}
     runs = [
         probe_lines(
             python,
@@ -86,7 +86,7 @@ def probe_context(python: str, device: str, ranks: int = 1, repeats: int = 3) ->
     for stage, readings in readings_by_stage.items():
         used = [reading[0] for reading in readings]
         median = statistics.median(used)
-        away = statistics.median(abs(value - median) for value in used)
+        deviation = statistics.median(abs(value - median) for value in used)
         rows.append(
             ContextRow(
                 stage=stage,
@@ -96,7 +96,7 @@ def probe_context(python: str, device: str, ranks: int = 1, repeats: int = 3) ->
                 added_bytes=median - (rows[-1].bytes if rows else 0.0),
                 pool_bytes=statistics.median(reading[1] for reading in readings),
                 n=len(used),
-                spread=NORMAL_MAD * away / median if median else 0.0,
+                spread=NORMAL_MAD * deviation / median if median else 0.0,
             )
         )
     return ContextProbe(

@@ -25,8 +25,8 @@ from paceline.machines.probe.program import probe_lines
 
 SECONDS_PER_DTYPE = 1.0
 TIME_LIMIT_S = 120.0
-MAX_SPREAD_KEPT = 0.05
-MIN_CPU_SHARE_KEPT = 0.9
+MAX_CACHED_SPREAD = 0.05
+MIN_CACHED_CPU_SHARE = 0.9
 """Minimum CPU share of a measurement that is cached; `MAX_SPREAD_KEPT` is its maximum spread.
 Repeats beyond these bounds were disturbed by other programs, so the next run measures again."""
 MACHINE_ID = Path("/etc/machine-id")
@@ -81,45 +81,45 @@ def probe_gemm(
     version. Raises SystemFaultError if the probe program fails.
     """
     # The host is part of the key because several machines may share a home directory.
-    where = {"host": platform.node(), "machine": _machine_id()}
+    machine = {"host": platform.node(), "machine": _machine_id()}
     question: dict[str, Any] = {
         "device": device,
         "threads": threads,
         "matmul_precision": matmul_precision,
         "seconds": SECONDS_PER_DTYPE,
     }
-    key = {"python": python, **where, **identity, **question}
+    key = {"python": python, **machine, **identity, **question}
     files: dict[Dtype, Path] = {d: _cache_file({**key, "dtype": d}) for d in dtypes}
-    kept: dict[Dtype, GemmProbe | None] = {
-        dtype: None if fresh else _kept(file) for dtype, file in files.items()
+    cached: dict[Dtype, GemmProbe | None] = {
+        dtype: None if fresh else _read_cache(file) for dtype, file in files.items()
     }
     probes: dict[Dtype, GemmProbe] = {
-        dtype: probe for dtype, probe in kept.items() if probe is not None
+        dtype: probe for dtype, probe in cached.items() if probe is not None
     }
     unknown: list[Dtype] = [dtype for dtype in files if dtype not in probes]
     if unknown:
         measured = _measure(python, {**question, "dtypes": unknown})
         probes |= {dtype: _only(measured, dtype) for dtype in unknown}
         for dtype in unknown:
-            _keep(files[dtype], probes[dtype], dtype)
+            _write_cache(files[dtype], probes[dtype], dtype)
     return _merged([probes[dtype] for dtype in dtypes])
 
 
-def _kept(path: Path) -> GemmProbe | None:
+def _read_cache(path: Path) -> GemmProbe | None:
     try:
         return GemmProbe.model_validate_json(read_text(path))
     except (OSError, UnicodeDecodeError, ValidationError):
         return None
 
 
-def _keep(path: Path, probe: GemmProbe, dtype: Dtype) -> None:
-    if _disturbed(probe, dtype):
+def _write_cache(path: Path, probe: GemmProbe, dtype: Dtype) -> None:
+    if _is_disturbed(probe, dtype):
         return
     with contextlib.suppress(SystemFaultError):  # without a cache the next run measures again
         write_value(path, probe)
 
 
-def _disturbed(probe: GemmProbe, dtype: Dtype) -> bool:
+def _is_disturbed(probe: GemmProbe, dtype: Dtype) -> bool:
     """Return True if the measurement of `dtype` was disturbed by other programs.
 
     The best row has too much spread, or any row got too little CPU time and might otherwise have
@@ -128,8 +128,8 @@ def _disturbed(probe: GemmProbe, dtype: Dtype) -> bool:
     best = probe.best(dtype)
     shares = [row.cpu_share for row in probe.rows if row.dtype == dtype]
     return best is not None and (
-        best.spread > MAX_SPREAD_KEPT
-        or any(share is not None and share < MIN_CPU_SHARE_KEPT for share in shares)
+        best.spread > MAX_CACHED_SPREAD
+        or any(share is not None and share < MIN_CACHED_CPU_SHARE for share in shares)
     )
 
 

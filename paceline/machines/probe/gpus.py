@@ -29,10 +29,10 @@ def gpus() -> list[dict[str, Any]]:
         slices = [part for handle, device in pairs for part in _slices(handle, device)]
     finally:
         pynvml.nvmlShutdown()
-    return visible(devices, os.environ.get("CUDA_VISIBLE_DEVICES"), slices)
+    return visible_devices(devices, os.environ.get("CUDA_VISIBLE_DEVICES"), slices)
 
 
-def visible(
+def visible_devices(
     devices: list[dict[str, Any]],
     visible_devices: str | None,
     slices: Sequence[dict[str, Any]] = (),
@@ -48,17 +48,17 @@ def visible(
         return devices
     first = visible_devices.partition(",")[0].strip()
     if first.startswith("MIG-"):
-        named = [part for part in slices if (part["uuid"] or "").startswith(first)]
-        return named if len(named) == 1 else []
-    chosen: list[int] = []
+        matches = [part for part in slices if (part["uuid"] or "").startswith(first)]
+        return matches if len(matches) == 1 else []
+    indices: list[int] = []
     for entry in (part.strip() for part in visible_devices.split(",")):
         index = _index(devices, entry)
         if index is None:
             break
-        if index in chosen:
+        if index in indices:
             return []
-        chosen.append(index)
-    return [devices[index] for index in chosen]
+        indices.append(index)
+    return [devices[index] for index in indices]
 
 
 def _index(devices: list[dict[str, Any]], entry: str) -> int | None:
@@ -88,10 +88,10 @@ def _slices(handle: Any, device: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import pynvml
 
     try:
-        most = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+        max_slices = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
     except pynvml.NVMLError:
         return
-    for index in range(most):
+    for index in range(max_slices):
         with suppress(pynvml.NVMLError):
             part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             yield {
@@ -129,11 +129,11 @@ def _gpu(handle: Any) -> dict[str, Any]:
         _switch(ask(pynvml.nvmlDeviceGetMigMode)),
     )
     # Programs get slices of a device in MIG mode, which have less peak and memory than the device.
-    sliced = mig == "on"
-    memory = None if sliced else ask(pynvml.nvmlDeviceGetMemoryInfo)
+    is_mig = mig == "on"
+    memory = None if is_mig else ask(pynvml.nvmlDeviceGetMemoryInfo)
     power_mw = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit)
     return {
-        "name": f"{name} MIG" if sliced else name,
+        "name": f"{name} MIG" if is_mig else name,
         "uuid": _text(ask(pynvml.nvmlDeviceGetUUID)),
         "memory_bytes": memory.total if memory else None,
         "power_limit_w": power_mw / 1000 if power_mw else None,

@@ -7,9 +7,9 @@ from typing import Any
 
 from paceline.core.units import GIB, percent, pluralize, si
 
-LEAST_FREE_SHARE = 0.02
-LEAST_FREE_BYTES = GIB
-GRAVE_XIDS = {
+MIN_FREE_FRACTION = 0.02
+MIN_FREE_BYTES = GIB
+HARDWARE_XIDS = {
     48: "double-bit ECC error",
     61: "internal error",
     62: "internal error",
@@ -59,16 +59,16 @@ def _gpu_faults(number: int, gpu: Mapping[str, Any]) -> list[str]:
     if gpu.get("rows_failed") in ("Yes", "1"):
         sentences.append(f"GPU {number} could not remap a failed row of memory")
     if gpu.get("rows_pending") in ("Yes", "1"):
-        sentences.append(f"GPU {number} waits for a reset to remap a row of memory")
+        sentences.append(f"GPU {number} needs a reset to remap a row of memory")
     active = [text for name, text in THROTTLES.items() if gpu.get(name) == "Active"]
     return sentences + [f"GPU {number} {text}" for text in active[:1]]
 
 
 def _xid_faults(xids: Sequence[Mapping[str, Any]]) -> list[str]:
-    grave = [event for event in xids if event["xid"] in GRAVE_XIDS]
-    kinds = dict.fromkeys((event["xid"], event["address"]) for event in grave)
+    hardware_events = [event for event in xids if event["xid"] in HARDWARE_XIDS]
+    kinds = dict.fromkeys((event["xid"], event["address"]) for event in hardware_events)
     return [
-        f"the kernel's log has Xid {xid} ({GRAVE_XIDS[xid]}) of GPU {address}"
+        f"the kernel's log has Xid {xid} ({HARDWARE_XIDS[xid]}) of GPU {address}"
         for xid, address in kinds
     ]
 
@@ -76,9 +76,9 @@ def _xid_faults(xids: Sequence[Mapping[str, Any]]) -> list[str]:
 def _disk_faults(facts: Mapping[str, Any]) -> list[str]:
     free, size = facts.get("folder_free_bytes"), facts.get("folder_bytes")
     sentences: list[str] = []
-    if free is not None and size and (free < LEAST_FREE_BYTES or free / size < LEAST_FREE_SHARE):
-        sentences.append(f"{si(free, 'B')} ({percent(free / size)}) are free where the runs lie")
+    if free is not None and size and (free < MIN_FREE_BYTES or free / size < MIN_FREE_FRACTION):
+        sentences.append(f"{si(free, 'B')} ({percent(free / size)}) are free in the run folder")
     temporary = facts.get("temporary_free_bytes")
-    if temporary is not None and temporary < LEAST_FREE_BYTES:
-        sentences.append(f"{si(temporary, 'B')} are free in its folder for temporary files")
+    if temporary is not None and temporary < MIN_FREE_BYTES:
+        sentences.append(f"{si(temporary, 'B')} are free in its temporary folder")
     return sentences

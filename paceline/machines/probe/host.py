@@ -43,15 +43,15 @@ def host_parts(root: Path = ROOT) -> dict[str, Any]:
 
 def processors(root: Path = ROOT) -> dict[str, int | None]:
     """Return sockets, cores and hardware threads of the host, whatever this process may use."""
-    places = [
+    core_ids = [
         (_read(cpu / "topology/physical_package_id"), _read(cpu / "topology/core_id"))
         for cpu in _cpus(root)
     ]
-    located = [place for place in places if None not in place]
+    known_ids = [place for place in core_ids if None not in place]
     return {
-        "sockets": len({package for package, _ in located}) or None,
-        "cores": len(set(located)) or None,
-        "threads": len(places) or None,
+        "sockets": len({package for package, _ in known_ids}) or None,
+        "cores": len(set(known_ids)) or None,
+        "threads": len(core_ids) or None,
     }
 
 
@@ -86,9 +86,9 @@ def clock_mhz(root: Path = ROOT) -> dict[str, float | None]:
     frequency = root / "sys/devices/system/cpu/cpu0/cpufreq"
     base = _number(_read(frequency / "base_frequency"))  # kHz, like all values of cpufreq
     highest = _number(_read(frequency / "cpuinfo_max_freq"))
-    named = re.search(r"model name.*@\s*([\d.]+)\s*GHz", _read(root / "proc/cpuinfo") or "")
+    name_match = re.search(r"model name.*@\s*([\d.]+)\s*GHz", _read(root / "proc/cpuinfo") or "")
     return {
-        "base": base / 1000 if base else float(named[1]) * 1000 if named else None,
+        "base": base / 1000 if base else float(name_match[1]) * 1000 if name_match else None,
         "max": highest / 1000 if highest else None,
     }
 
@@ -120,7 +120,7 @@ def infiniband(root: Path = ROOT) -> Iterator[dict[str, Any]]:
             "name": device.name,
             "kind": _read(port / "link_layer"),
             "gbit_per_s": float(rate[1]) if rate else None,
-            "maker": _maker(device),
+            "vendor": _vendor(device),
         }
 
 
@@ -136,7 +136,7 @@ def ethernet(root: Path = ROOT) -> Iterator[dict[str, Any]]:
             "name": interface.name,
             "kind": "Ethernet",
             "gbit_per_s": speed / 1000 if speed and speed > 0 else None,
-            "maker": _maker(interface),
+            "vendor": _vendor(interface),
         }
 
 
@@ -146,15 +146,15 @@ def _cpus(root: Path) -> list[Path]:
 
 
 def _disk_kind(disk: Path) -> str:
-    turning = _read(disk / "queue/rotational")
+    rotational = _read(disk / "queue/rotational")
     if disk.name.startswith("nvme"):
         return "NVMe SSD"
     if disk.name.startswith(("vd", "xvd")):
         return "virtual disk"
-    return {"0": "SSD", "1": "hard disk"}.get(turning or "", "disk")
+    return {"0": "SSD", "1": "hard disk"}.get(rotational or "", "disk")
 
 
-def _maker(device: Path) -> str | None:
+def _vendor(device: Path) -> str | None:
     number = _read(device / "device/vendor")
     return ADAPTERS.get(number, number) if number else None
 

@@ -105,7 +105,7 @@ def inventory() -> dict[str, Any]:
         "cpu": cpu(),
         "memory_bytes": memory_limit_bytes(),
         "swap_bytes": psutil.swap_memory().total,
-        "transparent_hugepages": _chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "transparent_hugepages": _active_option("/sys/kernel/mm/transparent_hugepage/enabled"),
         "load_average_1min": os.getloadavg()[0],
         "cpu_busy_fraction": psutil.cpu_percent(BUSY_SAMPLE_S) / 100,
         "gpus": gpus(),
@@ -211,7 +211,7 @@ def _mitigations() -> dict[str, str]:
     return {name: text for name, text in texts.items() if text and text != "Not affected"}
 
 
-def _chosen(path: str) -> str | None:
+def _active_option(path: str) -> str | None:
     """Return the word in brackets, as in `always [madvise] never`."""
     match = re.search(r"\[(\w+)\]", _read(path) or "")
     return match[1] if match else None

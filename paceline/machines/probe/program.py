@@ -39,9 +39,9 @@ def probe_lines(
     environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
     try:
         with TemporaryDirectory(prefix="paceline-") as folder:
-            start = str(write_program(program, Path(folder)))
-            done = subprocess.run(
-                [python, *(launch if ranks > 1 else []), start, json.dumps(question)],
+            script = str(write_program(program, Path(folder)))
+            process = subprocess.run(
+                [python, *(launch if ranks > 1 else []), script, json.dumps(question)],
                 capture_output=True,
                 text=True,
                 timeout=limit_s,
@@ -52,9 +52,9 @@ def probe_lines(
         raise SystemFaultError(where, f"did not end within {limit_s:.0f} s") from error
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemFaultError(where, _reason(error)) from error
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
     if not lines:
-        raise SystemFaultError(where, f"measured nothing: {done.stderr[-300:]}")
+        raise SystemFaultError(where, f"printed no result: {process.stderr[-300:]}")
     return lines
 
 

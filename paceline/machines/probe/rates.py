@@ -113,7 +113,7 @@ def probe_memory(python: str, device: str, threads: int | None, seconds: float) 
     lines = probe_lines(
         python, "programs.bandwidth", question, threads=threads, limit_s=TIME_LIMIT_S + 4 * seconds
     )
-    return _picked(BandwidthProbe, lines[0], rows=_rows(BandwidthRow, lines))
+    return _from_line(BandwidthProbe, lines[0], rows=_rows(BandwidthRow, lines))
 
 
 def probe_collective(
@@ -131,7 +131,7 @@ def probe_collective(
         threads=threads,
         limit_s=ALL_REDUCE_LIMIT_S + 4 * seconds,
     )
-    return _picked(CollectiveProbe, lines[0], rows=_rows(CollectiveRow, lines))
+    return _from_line(CollectiveProbe, lines[0], rows=_rows(CollectiveRow, lines))
 
 
 def attention_shapes(recipe: str) -> list[Attention]:
@@ -139,11 +139,13 @@ def attention_shapes(recipe: str) -> list[Attention]:
 
     Raises UserError if the recipe's model is not a decoder.
     """
-    resolved = load_recipe(recipe)
-    model = resolved.model
+    workload = load_recipe(recipe)
+    model = workload.model
     if not isinstance(model, DecoderShape):
-        raise UserError(recipe, "has no causal attention", remedy="name a decoder's recipe")
-    sizes = (resolved.training.seq_len, model.num_heads, model.kv_heads, model.head_dim)
+        raise UserError(
+            recipe, "has no causal attention", remedy="choose a recipe of a decoder model"
+        )
+    sizes = (workload.training.seq_len, model.num_heads, model.kv_heads, model.head_dim)
     return [(batch, *sizes) for batch in BATCHES]
 
 
@@ -166,7 +168,7 @@ def probe_attention(
     lines = probe_lines(
         python, "programs.kernels", question, threads=threads, limit_s=TIME_LIMIT_S + 4 * seconds
     )
-    return _picked(AttentionProbe, lines[0], rows=tuple(map(_attention_row, lines)))
+    return _from_line(AttentionProbe, lines[0], rows=tuple(map(_attention_row, lines)))
 
 
 def probe_latency(python: str, device: str, seconds: float) -> LatencyProbe:
@@ -179,7 +181,7 @@ def probe_latency(python: str, device: str, seconds: float) -> LatencyProbe:
     )
     line = lines[0]
     row = LatencyRow(latency_s=line["seconds"], n=line["n"], spread=line["spread"])
-    return _picked(LatencyProbe, line, rows=(row,))
+    return _from_line(LatencyProbe, line, rows=(row,))
 
 
 def _attention_row(line: dict[str, Any]) -> AttentionRow:
@@ -200,10 +202,10 @@ def _attention_row(line: dict[str, Any]) -> AttentionRow:
 AnyValue = TypeVar("AnyValue", bound=Value)
 
 
-def _picked(kind: type[AnyValue], line: Mapping[str, Any], **more: Any) -> AnyValue:
+def _from_line(kind: type[AnyValue], line: Mapping[str, Any], **more: Any) -> AnyValue:
     """Return a `kind` filled from the fields of a program's line, and from `more`."""
     return kind(**{name: line[name] for name in kind.model_fields if name not in more}, **more)
 
 
 def _rows(kind: type[AnyValue], lines: Sequence[Mapping[str, Any]]) -> tuple[AnyValue, ...]:
-    return tuple(_picked(kind, line) for line in lines)
+    return tuple(_from_line(kind, line) for line in lines)

@@ -24,7 +24,9 @@ END_LIMIT_S = 5.0
 
 
 @contextmanager
-def sampled(folder: Path, interval_s: float = 1.0, root: Path | None = None) -> Iterator[None]:
+def sample_telemetry(
+    folder: Path, interval_s: float = 1.0, root: Path | None = None
+) -> Iterator[None]:
     """Write telemetry of this host to `folder`/telemetry while the block runs.
 
     If nothing can be read, only the line with the reason is written and no program is started.
@@ -33,17 +35,17 @@ def sampled(folder: Path, interval_s: float = 1.0, root: Path | None = None) -> 
     try:
         path.parent.mkdir(exist_ok=True)
         root = root or Path(os.environ.get(SYSTEM_ROOT) or "/")
-        process = _started(path, interval_s, root)
+        process = _start_sampler(path, interval_s, root)
     except OSError:
         process = None  # a full disk must not end the run that is measured
     try:
         yield
     finally:
         if process is not None:
-            _end(process)
+            _stop_sampler(process)
 
 
-def _started(path: Path, interval_s: float, root: Path) -> subprocess.Popen[bytes] | None:
+def _start_sampler(path: Path, interval_s: float, root: Path) -> subprocess.Popen[bytes] | None:
     counters = telemetry_program.Counters(root)
     driver = telemetry_program.devices()
     start = telemetry_program.start_line(interval_s, counters, driver)
@@ -60,7 +62,7 @@ def _started(path: Path, interval_s: float, root: Path) -> subprocess.Popen[byte
     )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop_sampler(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(END_LIMIT_S)

@@ -42,7 +42,7 @@ AMD_THROTTLES = {
     THERMAL: ("active_socket_thrm", "active_vr_thrm", "active_hbm_thrm"),
     SLOWDOWN: ("active_prochot_thrm",),
 }
-COUNTED = re.compile(r"package|dram")
+SUMMED_DOMAINS = re.compile(r"package|dram")
 """Energy domains of the processors that are added up. Cores are part of the package, and the
 platform includes it."""
 
@@ -52,16 +52,16 @@ class Counters:
 
     def __init__(self, root: Path) -> None:
         domains = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
-        self._domains = [d for d in domains if COUNTED.match(_read(d / "name") or "")]
+        self._domains = [d for d in domains if SUMMED_DOMAINS.match(_read(d / "name") or "")]
         self._last = [self._microjoules(domain) for domain in self._domains]
         self._sum_uj = 0
 
-    def why_unknown(self) -> str | None:
+    def unknown_reason(self) -> str | None:
         """Return why the processors' energy cannot be read, None if it can."""
         if not self._domains:
-            return "the kernel offers no energy counters (powercap)"
+            return "the kernel has no energy counters (powercap)"
         if None in self._last:
-            return "the energy counters (powercap) can be read by root only"
+            return "the energy counters (powercap) can only be read by root"
         return None
 
     def joules(self) -> float | None:
@@ -119,23 +119,23 @@ class NvmlDevices:
 
     def _figures(self, handle: Any) -> dict[str, Any]:
         nvml = self._nvml
-        bits = _asked(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-        milliwatts = _asked(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        millijoules = _asked(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        bits = _query(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        milliwatts = _query(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        millijoules = _query(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
         return {
             "power_w": _scaled(milliwatts, 1e-3),
             "energy_j": _scaled(millijoules, 1e-3),
-            "sm_clock_mhz": _asked(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            "memory_clock_mhz": _asked(
+            "sm_clock_mhz": _query(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            "memory_clock_mhz": _query(
                 lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)
             ),
-            "temperature_c": _asked(
+            "temperature_c": _query(
                 lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
             ),
             "throttle": None
             if bits is None
             else sorted({word for bit, word in NVML_THROTTLES.items() if bits & bit}),
-            "ecc_uncorrected": _asked(
+            "ecc_uncorrected": _query(
                 lambda: nvml.nvmlDeviceGetTotalEccErrors(
                     handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
                 )
@@ -152,18 +152,20 @@ class NvidiaSmiDevices:
         """Return rows as Devices.read does; empty if nvidia-smi is missing or fails."""
         if shutil.which("nvidia-smi") is None:
             return []
-        question = f"--query-gpu={','.join(GPU_FIELDS)}"
-        command = ["nvidia-smi", question, "--format=csv,noheader,nounits"]
+        query = f"--query-gpu={','.join(GPU_FIELDS)}"
+        command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_LIMIT_S)
+            result = subprocess.run(command, capture_output=True, text=True, timeout=ASK_LIMIT_S)
         except (OSError, subprocess.TimeoutExpired):
             return []
-        lines = done.stdout.splitlines() if done.returncode == 0 else []
+        lines = result.stdout.splitlines() if result.returncode == 0 else []
         rows = [line.split(", ") for line in lines]
-        whole = [row for row in rows if len(row) == len(GPU_FIELDS) and row[0].strip().isdigit()]
+        complete_rows = [
+            row for row in rows if len(row) == len(GPU_FIELDS) and row[0].strip().isdigit()
+        ]
         return [
             _present(int(row[0]), dict(zip(GPU_NAMES, map(_number, row[1:]), strict=True)))
-            for row in whole
+            for row in complete_rows
         ]
 
 
@@ -189,14 +191,14 @@ class AmdDevices:
 
     def _figures(self, handle: Any) -> dict[str, Any]:
         smi = self._smi
-        power = _asked(lambda: smi.amdsmi_get_power_info(handle)) or {}
-        heat = _asked(
+        power = _query(lambda: smi.amdsmi_get_power_info(handle)) or {}
+        heat = _query(
             lambda: smi.amdsmi_get_temp_metric(
                 handle, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
             )
         )
         degrees = _number(heat)
-        ecc = _asked(lambda: smi.amdsmi_get_gpu_total_ecc_count(handle)) or {}
+        ecc = _query(lambda: smi.amdsmi_get_gpu_total_ecc_count(handle)) or {}
         watts = [_number(power.get(name)) for name in AMD_POWERS]
         return {
             "power_w": next((watt for watt in watts if watt), None),
@@ -211,7 +213,7 @@ class AmdDevices:
 
     def _clock_mhz(self, handle: Any, domain: str) -> float | None:
         smi = self._smi
-        clock = _asked(
+        clock = _query(
             lambda: smi.amdsmi_get_clock_info(handle, getattr(smi.AmdSmiClkType, domain))
         )
         return _number((clock or {}).get("clk"))
@@ -221,14 +223,14 @@ class AmdDevices:
 
         The accumulator was called `power` before ROCm 6.4.
         """
-        counted = _asked(lambda: self._smi.amdsmi_get_energy_count(handle)) or {}
-        ticks = _number(counted.get("energy_accumulator", counted.get("power")))
-        microjoules = _number(counted.get("counter_resolution"))
+        reading = _query(lambda: self._smi.amdsmi_get_energy_count(handle)) or {}
+        ticks = _number(reading.get("energy_accumulator", reading.get("power")))
+        microjoules = _number(reading.get("counter_resolution"))
         return None if ticks is None or microjoules is None else ticks * microjoules / 1e6
 
     def _throttle(self, handle: Any) -> list[str] | None:
         """Return the active violations; None if the device reports none (before MI300)."""
-        status = _asked(lambda: self._smi.amdsmi_get_violation_status(handle)) or {}
+        status = _query(lambda: self._smi.amdsmi_get_violation_status(handle)) or {}
         states = {word: [status.get(n) for n in names] for word, names in AMD_THROTTLES.items()}
         if not any(state in (True, False) for row in states.values() for state in row):
             return None
@@ -250,13 +252,13 @@ def _present(index: int, figures: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, **{name: v for name, v in figures.items() if v is not None}}
 
 
-def _asked(question: Callable[[], Any]) -> Any:
+def _query(query: Callable[[], Any]) -> Any:
     """Return a driver's answer; None if a device or an old package does not support the query.
 
-    Names of the package must be used inside `question`, because older packages lack some.
+    Names of the package must be used inside `query`, because older packages lack some.
     """
     try:
-        return question()
+        return query()
     except Exception:  # of a class of the driver's package, which may not be installed
         return None
 
@@ -269,11 +271,11 @@ def start_line(interval_s: float, counters: Counters, driver: Devices | None) ->
     """Return the first line of the file: sources of the figures, and reasons for missing ones."""
     sources, unknown = {}, {}
     if driver:
-        counted = all("energy_j" in row for row in driver.read())
-        sources["gpu"] = driver.counter if counted else driver.source
+        has_counters = all("energy_j" in row for row in driver.read())
+        sources["gpu"] = driver.counter if has_counters else driver.source
     else:
-        unknown["gpu"] = "no driver tells the power of devices (NVML, nvidia-smi, amdsmi)"
-    if reason := counters.why_unknown():
+        unknown["gpu"] = "no driver reports device power (NVML, nvidia-smi, amdsmi)"
+    if reason := counters.unknown_reason():
         unknown["cpu"] = reason
     else:
         sources["cpu"] = "powercap energy counters"
@@ -318,8 +320,8 @@ def cpu_temperature_c(root: Path) -> float | None:
 
 def main(path: str, interval_s: float, root: Path, parent: int) -> None:
     """Sample until SIGTERM, or until `parent` is gone."""
-    told_to_end = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
+    stop_requested = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
     counters, driver = Counters(root), devices()
     with Path(path).open("w", encoding="utf-8", buffering=1) as out:
         start = start_line(interval_s, counters, driver)
@@ -327,10 +329,10 @@ def main(path: str, interval_s: float, root: Path, parent: int) -> None:
         due, last = time.monotonic(), not start["sources"]
         while not last and os.getppid() == parent:
             # Checked before the sample, so that the last sample is taken after the end of the run.
-            last = told_to_end.is_set()
+            last = stop_requested.is_set()
             out.write(json.dumps(sample(root, counters, driver, start)) + "\n")
             due = max(due + interval_s, time.monotonic())
-            told_to_end.wait(max(0.0, due - time.monotonic()))
+            stop_requested.wait(max(0.0, due - time.monotonic()))
 
 
 def _number(text: Any) -> float | None:

@@ -18,7 +18,7 @@ from paceline.machines.node.script import prepare_node, secret_variables
 from paceline.machines.slurm import client
 from paceline.machines.slurm.batch import BatchRun
 from paceline.machines.slurm.foreign import prepare_foreign, submission_script
-from paceline.machines.slurm.record import left_job, note_abandoned
+from paceline.machines.slurm.record import orphan_job, record_cancelled
 from paceline.machines.slurm.script import array_script, batch_options, batch_script, step_script
 from paceline.machines.slurm.states import unusable_nodes
 from paceline.machines.slurm.steps import submit_step
@@ -56,7 +56,7 @@ def prepare(job: Job, folder: Path) -> None:
     if job.batch:
         prepare_foreign(job, job.batch, folder)
         return
-    client.needs_pyxis(job)
+    client.require_pyxis(job)
     prepare_node(job, folder)
     write_text(folder / SCRIPT_FILE, render(job))
 
@@ -69,7 +69,7 @@ def submit(job: Job, folder: Path, after: Sequence[str] = ()) -> Handle:
     """
     if number := allocation(job):
         return submit_step(job, folder, number)
-    refuse_unusable_hosts(job)
+    require_usable_hosts(job)
     number = client.sbatch(job, folder, SCRIPT_FILE, dependency(after))
     run = BatchRun(job, folder, number, may_retry=job.batch is None)
     _warn_of_stored_secrets(run)
@@ -92,7 +92,7 @@ def submit_array(
     script = array_script(jobs, [str(folder.resolve()) for folder in folders], at_once)
     check_folder(place)
     write_text(place / ARRAY_SCRIPT, script)
-    refuse_unusable_hosts(jobs[0])
+    require_usable_hosts(jobs[0])
     number = client.sbatch(jobs[0], place, ARRAY_SCRIPT, dependency(after))
     runs = [
         BatchRun(job, folder, f"{number}_{task}", may_retry=False)
@@ -103,23 +103,23 @@ def submit_array(
     return runs
 
 
-def abandon(folder: Path) -> str | None:
+def cancel_orphan(folder: Path) -> str | None:
     """Cancel the queued job of a run whose controller has died; return its number, if any.
 
     Raises SystemFaultError if Slurm does not answer, because the job may then still run at the same
     time as its successor.
     """
-    left = left_job(folder)
-    if left is None or left.code is not None:
+    orphan = orphan_job(folder)
+    if orphan is None or orphan.code is not None:
         return None
-    if not client.scancel(left.job) and client.states([left.job]) is None:
+    if not client.scancel(orphan.job) and client.states([orphan.job]) is None:
         raise SystemFaultError(
-            f"Slurm job {left.job}",
-            "could not be cancelled, and may still run",
-            remedy="try again when Slurm answers",
+            f"Slurm job {orphan.job}",
+            "could not be cancelled and may still be running",
+            remedy="try again when Slurm responds",
         )
-    note_abandoned(folder)
-    return left.job
+    record_cancelled(folder)
+    return orphan.job
 
 
 def dependency(after: Sequence[str]) -> list[str]:
@@ -134,11 +134,11 @@ def check_folder(folder: Path, container: bool = False) -> None:
     path = str(folder.resolve())
     forbidden = [c for c in ("%", "\\", *(":," if container else "")) if c in path]
     if forbidden or not path.isprintable():
-        shown = " ".join(forbidden) or "a control character"
+        characters = " ".join(forbidden) or "a control character"
         raise UserError(
             repr(path),
-            f"holds {shown}, which Slurm reads as something else",
-            remedy="give another place with --runs-dir",
+            f"contains {characters}, which Slurm interprets",
+            remedy="choose another folder with --runs-dir",
         )
 
 
@@ -154,7 +154,7 @@ def _unusable_hosts(cluster: Cluster) -> dict[str, str]:
     return unusable_nodes(client.node_states(cluster.hosts), bool(cluster.slurm.reservation))
 
 
-def refuse_unusable_hosts(job: Job) -> None:
+def require_usable_hosts(job: Job) -> None:
     """Raise SystemFaultError naming hosts of the job that are down or drained."""
     if job.cluster and (unusable := _unusable_hosts(job.cluster)):
         reasons = "; ".join(f"{host} is {why}" for host, why in unusable.items())
@@ -165,17 +165,17 @@ def _warn_of_stored_secrets(run: BatchRun) -> None:
     names = sorted(secret_variables(run.job.env))
     if names and client.stores_environment():
         run.warn(
-            "this Slurm keeps the environment of jobs in its database (job_env), where its "
+            "this Slurm stores the environment of jobs in its database (job_env), where its "
             f"administrators can read {', '.join(names)}"
         )
 
 
 Submit = Callable[[Job, Path], Handle]
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 @dataclass
-class Gathering:
+class ArraySubmitter:
     """Collector of jobs that are submitted together as job arrays.
 
     It waits until every expected job was handed in or given up, then submits those handed in. Jobs
@@ -183,18 +183,18 @@ class Gathering:
     """
 
     expected: int
-    place: Path
+    folder: Path
     """Folder for the script of the arrays, of which Slurm keeps a copy of its own."""
     at_once: int | None = None
     """Maximum number of tasks of an array that run at the same time."""
-    abandoned: Callable[[], bool] = bool
+    is_stopped: Callable[[], bool] = bool
     _handed_in: list[tuple[Job, Path]] = field(default_factory=list[tuple[Job, Path]])
     _runs: dict[Path, Handle] = field(default_factory=dict[Path, Handle])
     _fault: PacelineError | None = None
-    _changed: Condition = field(default_factory=Condition)
+    _condition: Condition = field(default_factory=Condition)
 
     @contextmanager
-    def place_for_one(self) -> Iterator[Submit]:
+    def submitter(self) -> Iterator[Submit]:
         """Yield a function that submits one job.
 
         If it was not called when the context ends, the other jobs stop waiting for this one.
@@ -212,23 +212,25 @@ class Gathering:
             yield hand_in
         finally:
             if not handed_in:
-                with self._changed:
+                with self._condition:
                     self.expected -= 1
-                    self._look()
+                    self._submit_if_complete()
 
     def _submit(self, job: Job, folder: Path) -> Handle:
-        with self._changed:
+        with self._condition:
             self._handed_in.append((job, folder))
-            self._look()
+            self._submit_if_complete()
             while folder not in self._runs and self._fault is None:
-                self._changed.wait(LOOK_S)
-                if self.abandoned() and folder not in self._runs:
-                    raise SystemFaultError("sbatch", "the sweep was stopped before it was called")
+                self._condition.wait(POLL_S)
+                if self.is_stopped() and folder not in self._runs:
+                    raise SystemFaultError(
+                        "sbatch", "the sweep was stopped before the job was submitted"
+                    )
         if folder not in self._runs and self._fault is not None:
             raise self._fault
         return self._runs[folder]  # submitted before another kind was refused
 
-    def _look(self) -> None:
+    def _submit_if_complete(self) -> None:
         """Submit the jobs if no other job is expected."""
         if self._runs or self._fault or not self._handed_in or len(self._handed_in) < self.expected:
             return
@@ -238,8 +240,8 @@ class Gathering:
         try:
             for group in kinds.values():
                 jobs, folders = [job for job, _ in group], [folder for _, folder in group]
-                runs = submit_array(jobs, folders, self.place, at_once=self.at_once)
+                runs = submit_array(jobs, folders, self.folder, at_once=self.at_once)
                 self._runs |= dict(zip(folders, runs, strict=True))
         except PacelineError as fault:
             self._fault = fault
-        self._changed.notify_all()
+        self._condition.notify_all()

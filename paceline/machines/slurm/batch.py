@@ -16,7 +16,7 @@ from paceline.machines import Handle, JobEnd
 from paceline.machines.slurm import client
 from paceline.machines.slurm.client import QUEUE, Queue
 from paceline.machines.slurm.foreign import keep_linked_logs, submitted_logs
-from paceline.machines.slurm.record import Diary, Marks, SlurmRecord, read_marks
+from paceline.machines.slurm.record import JobMarkers, SlurmJournal, SlurmRecord, read_markers
 from paceline.machines.slurm.states import (
     NODE_LOST,
     WAITING,
@@ -33,11 +33,11 @@ STOP_LIMIT_S = 90.0
 UNKNOWN_LIMIT_S = 60.0
 """Time in seconds for which Slurm may not know a job, or not answer, before the end written by
 job.sh is accepted."""
-WHO_LIMIT_S = 3.0
+CANCELLER_LIMIT_S = 3.0
 """Time in seconds to wait for accounting to report who cancelled a job."""
 SILENT_S = 10.0
 """Time in seconds without an answer of Slurm after which the phase reports it."""
-LOOK_S = 0.5
+POLL_S = 0.5
 TAIL_BYTES = 65_536
 """Bytes read from the end of a log in which srun may have reported lost nodes."""
 ENDED_BY_US = 143
@@ -54,26 +54,26 @@ class BatchRun(Handle):
     id: str
     may_retry: bool = True
     queue: Queue = field(default_factory=lambda: QUEUE)
-    _diary: Diary = field(init=False)
+    _journal: SlurmJournal = field(init=False)
     _restart: int = 0
     """Number of times that Slurm itself has restarted the job."""
-    _begun_at: float | None = None
-    _heard_at: float = 0.0
+    _started_at: float | None = None
+    _last_answer_at: float = 0.0
     _stopped: bool = False
     _code: int = 0
-    _waited_for: str = ""
+    _wait_reason: str = ""
     """Last reason for which the job waited."""
     _last: JobState | None = None
     _verdict: JobEnd | None = None
 
     def __post_init__(self) -> None:
-        self._diary = Diary(self.folder)
-        self._begin()
+        self._journal = SlurmJournal(self.folder)
+        self._start_attempt()
 
     @property
     def record(self) -> SlurmRecord:
         """Attempts, excluded nodes and warnings so far, as in slurm.json."""
-        return self._diary.record
+        return self._journal.record
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -82,42 +82,46 @@ class BatchRun(Handle):
 
     def warn(self, text: str) -> None:
         """Add a warning to the run's record."""
-        self._diary.warn(text)
+        self._journal.warn(text)
 
     @property
     def waiting(self) -> bool:
         """True while the job is in the queue, as far as Slurm has reported."""
-        return self._begun_at is None and (self._last is None or self._last.state in WAITING)
+        return self._started_at is None and (self._last is None or self._last.state in WAITING)
 
     @property
     def phase(self) -> str:
         """Reason why the job waits, or where it runs."""
         if self._silent_s > SILENT_S:
-            return f"Slurm does not answer; job {self.id} goes on without it"
+            return f"Slurm does not answer; job {self.id} keeps running"
         return self._last.phase if self._last else f"job {self.id} was submitted"
 
     @property
     def timed_out(self) -> bool:
         """True when the job's time limit has passed since its start; waiting does not count."""
-        limit_s, begun = self.job.timeout_s, self._begun_at
-        return limit_s is not None and begun is not None and time.monotonic() - begun > limit_s
+        limit_s, started_at = self.job.timeout_s, self._started_at
+        return (
+            limit_s is not None
+            and started_at is not None
+            and time.monotonic() - started_at > limit_s
+        )
 
     def poll(self) -> int | None:
         """Return the exit code if this attempt has ended, else None."""
-        marks = read_marks(self.folder, self.id)
-        written = marks.code if marks and marks.restart == self._restart else None
-        state = self.queue.state(self.id, urgent=written is not None)
-        self._hear(state, marks)
-        if self._put_back(state, marks):
+        markers = read_markers(self.folder, self.id)
+        script_code = markers.code if markers and markers.restart == self._restart else None
+        state = self.queue.state(self.id, urgent=script_code is not None)
+        self._update(state, markers)
+        if self._is_requeued(state, markers):
             return self._end(JobState(self.id, REQUEUED, self._nodes()), 1)
-        if state and state.hopeless:
+        if state and state.never_starts:
             client.scancel(self.id)
             return self._end(state, 1)
         if state and state.ended:
-            code = written if written is not None else state.exit_code
+            code = script_code if script_code is not None else state.exit_code
             return self._end(state, 0 if state.state == "COMPLETED" else code or 1)
-        if written is not None and (written == 0 or self._is_forgotten(state)):
-            return self._end(None, written)
+        if script_code is not None and (script_code == 0 or self._is_forgotten(state)):
+            return self._end(None, script_code)
         if self._is_forgotten(state) and not self._silent_s:
             self._last = None
             return self._end(None, 1)
@@ -138,14 +142,14 @@ class BatchRun(Handle):
         self._stopped = True
         deadline = time.monotonic() + STOP_LIMIT_S
         with contextlib.suppress(SystemFaultError):
-            taken = False
+            is_cancelling = False
             while time.monotonic() < deadline:
-                taken = taken or client.scancel(self.id)
+                is_cancelling = is_cancelling or client.scancel(self.id)
                 state = self.queue.state(self.id, urgent=True)
                 if state and state.ended:
                     return self._end(state, ENDED_BY_US)
-                time.sleep(LOOK_S)
-        self.warn(f"Slurm job {self.id} could not be seen to end: look with `squeue -j {self.id}`")
+                time.sleep(POLL_S)
+        self.warn(f"Slurm did not confirm the end of job {self.id}; check `squeue -j {self.id}`")
         return ENDED_BY_US
 
     def sweep(self) -> None:
@@ -154,7 +158,7 @@ class BatchRun(Handle):
     def verdict(self) -> JobEnd | None:
         """Return what Slurm knows about the end of the latest attempt."""
         if self._verdict is None and self._code:
-            unknown = JobEnd("failed", f"Slurm knows nothing of job {self.id} any more")
+            unknown = JobEnd("failed", f"Slurm no longer knows job {self.id}")
             self._verdict = self._find_verdict(self._last) if self._last else unknown
         return self._verdict
 
@@ -170,17 +174,17 @@ class BatchRun(Handle):
             self._give_up()
             return False
         if self._last and self._last.state == REQUEUED and not self._stopped:
-            kept = self._diary.put_away()
+            archive = self._journal.archive_output()
             self.warn(
-                f"Slurm started job {self.id} anew (restart {self._restart + 1}); what the start "
-                f"before it wrote is in {kept}"
+                f"Slurm restarted job {self.id} (restart {self._restart + 1}); the output of the "
+                f"previous start is in {archive}"
             )
             self._restart += 1
-            self._begin()
+            self._start_attempt()
             return True
         lost_a_node = end.hosts or (self._last and self._last.state in NODE_LOST)
-        placed = cluster is not None and cluster.hosts
-        return bool(lost_a_node) and not placed and self._submit_again(end)
+        has_fixed_hosts = cluster is not None and cluster.hosts
+        return bool(lost_a_node) and not has_fixed_hosts and self._submit_again(end)
 
     def _give_up(self) -> None:
         """Cancel a job that Slurm would start once more."""
@@ -189,46 +193,46 @@ class BatchRun(Handle):
                 client.scancel(self.id)
 
     def _submit_again(self, end: JobEnd) -> bool:
-        self._diary.put_away()
-        excluded = self._diary.exclude(end.hosts, end.reason)
-        named = self.job.cluster.slurm.exclude if self.job.cluster else ()
-        without = ",".join(dict.fromkeys([*named, *excluded]))
-        options = [f"--exclude={without}"] if without else []
+        self._journal.archive_output()
+        excluded = self._journal.exclude(end.hosts, end.reason)
+        site_exclude = self.job.cluster.slurm.exclude if self.job.cluster else ()
+        exclude_list = ",".join(dict.fromkeys([*site_exclude, *excluded]))
+        options = [f"--exclude={exclude_list}"] if exclude_list else []
         try:
             number = client.sbatch(self.job, self.folder, SCRIPT_FILE, options)
         except SystemFaultError as fault:
-            self.warn(f"{end.reason}; no other job could take its place: {fault}")
+            self.warn(f"{end.reason}; no replacement job could be submitted: {fault}")
             return False
-        kept = f" without {', '.join(excluded)}" if excluded else ""
-        self.warn(f"{end.reason}; job {number} was started in its place{kept}")
+        without_nodes = f" without {', '.join(excluded)}" if excluded else ""
+        self.warn(f"{end.reason}; job {number} replaces it{without_nodes}")
         self.queue.forget(self.id)
         self.id, self._restart = number, 0
-        self._begin()
+        self._start_attempt()
         return True
 
-    def _begin(self) -> None:
-        self._begun_at, self._last, self._verdict = None, None, None
-        self._code, self._stopped, self._heard_at = 0, False, time.monotonic()
+    def _start_attempt(self) -> None:
+        self._started_at, self._last, self._verdict = None, None, None
+        self._code, self._stopped, self._last_answer_at = 0, False, time.monotonic()
         self.queue.watch(self.id)
-        self._diary.begin(self.id, self._restart)
+        self._journal.begin(self.id, self._restart)
 
-    def _hear(self, state: JobState | None, marks: Marks | None) -> None:
+    def _update(self, state: JobState | None, markers: JobMarkers | None) -> None:
         if state is not None:
-            self._heard_at, self._last = time.monotonic(), state
-            self._waited_for = state.reason if state.state in WAITING else self._waited_for
-        if self._begun_at is not None or state is None or state.state in WAITING:
+            self._last_answer_at, self._last = time.monotonic(), state
+            self._wait_reason = state.reason if state.state in WAITING else self._wait_reason
+        if self._started_at is not None or state is None or state.state in WAITING:
             return
         if self.job.batch:  # a foreign batch script writes no markers
-            marks = Marks(restart=self._restart, nodes=state.nodes)
-        if marks and marks.restart == self._restart:
-            self._begun_at = time.monotonic()
-            self._diary.note(nodes=marks.nodes, state="RUNNING")
+            markers = JobMarkers(restart=self._restart, nodes=state.nodes)
+        if markers and markers.restart == self._restart:
+            self._started_at = time.monotonic()
+            self._journal.note(nodes=markers.nodes, state="RUNNING")
 
-    def _put_back(self, state: JobState | None, marks: Marks | None) -> bool:
+    def _is_requeued(self, state: JobState | None, markers: JobMarkers | None) -> bool:
         """Return True if Slurm has requeued the job, or has already restarted it."""
-        waits = state is not None and state.state in WAITING
-        again = marks is not None and marks.restart > self._restart
-        return again or (waits and self._begun_at is not None)
+        is_waiting = state is not None and state.state in WAITING
+        is_restarted = markers is not None and markers.restart > self._restart
+        return is_restarted or (is_waiting and self._started_at is not None)
 
     @property
     def _silent_s(self) -> float:
@@ -237,55 +241,55 @@ class BatchRun(Handle):
 
     def _is_forgotten(self, state: JobState | None) -> bool:
         """Return True if Slurm has not answered, or not known the job, for too long."""
-        unheard_s = time.monotonic() - self._heard_at
-        unknown_s = unheard_s if state is None else self.queue.missing_s(self.id)
+        unanswered_s = time.monotonic() - self._last_answer_at
+        unknown_s = unanswered_s if state is None else self.queue.missing_s(self.id)
         return max(unknown_s, self._silent_s) > UNKNOWN_LIMIT_S
 
     def _end(self, state: JobState | None, code: int) -> int:
         self._last, self._code = state or self._last, code
         state_name = state.state if state else "COMPLETED" if code == 0 else "UNKNOWN"
         reason = (state.reason if state else "") or None
-        self._diary.note(state=state_name, reason=reason, exit_code=code)
+        self._journal.note(state=state_name, reason=reason, exit_code=code)
         if self.job.batch and self.job.batch.submits:
             keep_linked_logs(self.folder)
         return code
 
     def _find_verdict(self, last: JobState) -> JobEnd | None:
         if last.state == REQUEUED:
-            return JobEnd("incomplete", f"Slurm put job {self.id} back into its queue")
+            return JobEnd("incomplete", f"Slurm requeued job {self.id}")
         may_be_lost = last.state in (*NODE_LOST, "FAILED") or self._stopped
-        lost = self._lost_nodes() if may_be_lost else ()
-        if self._stopped and not lost:
+        lost_hosts = self._lost_nodes() if may_be_lost else ()
+        if self._stopped and not lost_hosts:
             return None
-        if last.state == "CANCELLED" and last.by is None:
-            last = self._last = self._accounted(last)
-            if last.by is None and self._begun_at is None:
-                last = replace(last, reason=last.reason or self._waited_for)
-        return verdict_of(replace(last, nodes=self._nodes()), lost)
+        if last.state == "CANCELLED" and last.cancelled_by is None:
+            last = self._last = self._with_canceller(last)
+            if last.cancelled_by is None and self._started_at is None:
+                last = replace(last, reason=last.reason or self._wait_reason)
+        return verdict_of(replace(last, nodes=self._nodes()), lost_hosts)
 
     def _lost_nodes(self) -> tuple[str, ...]:
         """Return nodes of this attempt that srun saw fail, or that Slurm has lost."""
         # In a foreign batch script, srun's messages go to the output of that script.
-        named = (Path(LOGS_FOLDER, LAUNCHER_LOG), Path(f"slurm-{self.id}.log"))
-        logs = (*(self.folder / path for path in named), *submitted_logs(self.folder))
+        outputs = (Path(LOGS_FOLDER, LAUNCHER_LOG), Path(f"slurm-{self.id}.log"))
+        logs = (*(self.folder / path for path in outputs), *submitted_logs(self.folder))
         failed = [host for path in logs for host in failed_nodes(_tail(path))]
-        hosts, lost = host_names(self._nodes()), set[str]()
+        hosts, lost_hosts = host_names(self._nodes()), set[str]()
         with contextlib.suppress(SystemFaultError):
-            lost |= lost_nodes(client.node_states(hosts)).keys() if hosts else set()
+            lost_hosts |= lost_nodes(client.node_states(hosts)).keys() if hosts else set()
         # Slurm's list of a job lacks the lost node if the job was first seen after the loss.
-        return tuple(dict.fromkeys([*failed, *(host for host in hosts if host in lost)]))
+        return tuple(dict.fromkeys([*failed, *(host for host in hosts if host in lost_hosts)]))
 
-    def _accounted(self, last: JobState) -> JobState:
+    def _with_canceller(self, last: JobState) -> JobState:
         """Return the last state with the user who cancelled the job.
 
         Waits for accounting to have the job's row; without one `last` is returned.
         """
-        deadline = time.monotonic() + WHO_LIMIT_S
+        deadline = time.monotonic() + CANCELLER_LIMIT_S
         while client.has_accounting() and time.monotonic() < deadline:
             row = client.accounts([self.id]).get(self.id)
             if row and row.ended:
                 return merged(last, row) or row
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return last
 
     def _nodes(self) -> str:
@@ -293,7 +297,7 @@ class BatchRun(Handle):
 
         Slurm removes a lost node from a job's list, so the recorded list takes precedence.
         """
-        return self._diary.last.nodes or (self._last.nodes if self._last else "")
+        return self._journal.last.nodes or (self._last.nodes if self._last else "")
 
 
 def _tail(path: Path) -> str:

@@ -19,8 +19,8 @@ from paceline.core.job import Job
 from paceline.core.secrets import SECRET_NAME
 from paceline.machines.node.script import secret_variables
 from paceline.machines.slurm.states import (
-    SACCT_FORM,
-    SQUEUE_FORM,
+    SACCT_FORMAT,
+    SQUEUE_FORMAT,
     JobState,
     merged,
     parse_sacct,
@@ -29,7 +29,7 @@ from paceline.machines.slurm.states import (
 
 LIMIT_S = 60.0
 """Time limit of a command in seconds; a busy controller needs many seconds."""
-OWN = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_")
+OPTION_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_")
 """Prefixes of variables that would change the options of Slurm's commands."""
 NO_SUCH_JOB = "Invalid job id"
 """Message of Slurm's commands for a job number that they do not know, or no longer know."""
@@ -40,7 +40,7 @@ QUEUE_LIMIT_S = 20.0
 _SETTINGS: dict[str, dict[str, str]] = {}
 """Cached configuration of each cluster, by its SLURM_CONF."""
 PARTITION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
+KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER")
 
 
 class UnknownJobError(SystemFaultError):
@@ -59,21 +59,21 @@ def sbatch(job: Job, folder: Path, script: str, options: Sequence[str] = ()) -> 
     secrets are passed in the command's environment, never in the script or the arguments. Raises
     SystemFaultError with Slurm's own message if it refuses the job.
     """
-    own = ["sbatch", "--parsable", *options, script]
-    words = ["bash", script, *options] if job.batch else own
+    command = ["sbatch", "--parsable", *options, script]
+    words = ["bash", script, *options] if job.batch else command
     tool = job.batch.script if job.batch and job.batch.submits else None
     try:
         limit_s = SUBMIT_LIMIT_S if tool else LIMIT_S
-        done = _run(words, environment(job.env), folder, limit_s)
+        result = _run(words, environment(job.env), folder, limit_s)
     except SystemFaultError as fault:
         if isinstance(fault.__cause__, subprocess.TimeoutExpired):
-            what = f"{fault.what}, and may have queued the job all the same"
-            raise SystemFaultError(tool or "sbatch", what, remedy="see `squeue --me`") from fault
+            what = f"{fault.what}, but may have queued the job"
+            raise SystemFaultError(tool or "sbatch", what, remedy="check `squeue --me`") from fault
         raise
-    number = done.stdout.strip().splitlines()[-1:] or [""]
-    if done.returncode or not number[0]:
+    number = result.stdout.strip().splitlines()[-1:] or [""]
+    if result.returncode or not number[0]:
         what = "no job was queued" if tool else "Slurm refused the job"
-        raise SystemFaultError(tool or "sbatch", f"{what}: {_error_text(done.stderr)}")
+        raise SystemFaultError(tool or "sbatch", f"{what}: {_error_text(result.stderr)}")
     # --parsable prints NUMBER or NUMBER;CLUSTER.
     return number[0].partition(";")[0]
 
@@ -89,14 +89,14 @@ def states(jobs: Iterable[str]) -> dict[str, JobState] | None:
     None if Slurm does not answer. Jobs that it does not know are left out.
     """
     # -r lists each task of an array, -t all includes jobs that have ended.
-    words = ["squeue", "-h", "-r", "-t", "all", "-o", SQUEUE_FORM, "-j", ",".join(jobs)]
+    words = ["squeue", "-h", "-r", "-t", "all", "-o", SQUEUE_FORMAT, "-j", ",".join(jobs)]
     try:
-        done = ask(words, QUEUE_LIMIT_S)
+        result = ask(words, QUEUE_LIMIT_S)
     except SystemFaultError:
         return None
-    if done.returncode and NO_SUCH_JOB not in done.stderr:
+    if result.returncode and NO_SUCH_JOB not in result.stderr:
         return None
-    return parse_squeue(done.stdout)
+    return parse_squeue(result.stdout)
 
 
 def accounts(jobs: Iterable[str]) -> dict[str, JobState]:
@@ -104,7 +104,7 @@ def accounts(jobs: Iterable[str]) -> dict[str, JobState]:
     if not has_accounting():
         return {}
     try:
-        return parse_sacct(ask(["sacct", "-nXP", "-o", SACCT_FORM, "-j", ",".join(jobs)]).stdout)
+        return parse_sacct(ask(["sacct", "-nXP", "-o", SACCT_FORMAT, "-j", ",".join(jobs)]).stdout)
     except SystemFaultError:
         return {}
 
@@ -145,22 +145,24 @@ def stores_environment() -> bool:
     return "job_env" in settings().get("AccountingStoreFlags", "")
 
 
-def from_allocation(job: str) -> tuple[Host, ...]:
+def allocation_hosts(job: str) -> tuple[Host, ...]:
     """Return the hosts of a running Slurm job; raises UserError if it has none."""
     nodes = _answer(["squeue", "--noheader", "--jobs", job, "--states=running", "--format=%N"])
     names = expand(",".join(nodes.split()), f"job {job}")
     if not names:
-        raise UserError(f"job {job}", "has no hosts: it does not run", remedy="squeue --me")
+        raise UserError(
+            f"job {job}", "is not running, so it has no hosts", remedy="check `squeue --me`"
+        )
     return tuple(Host(name=name) for name in dict.fromkeys(names))
 
 
-def from_partition(partition: str | None = None) -> tuple[Host, ...]:
+def partition_hosts(partition: str | None = None) -> tuple[Host, ...]:
     """Return the idle hosts of a partition, or of all partitions if none is given.
 
     Raises UserError if no host is idle.
     """
     if partition is not None and not PARTITION.fullmatch(partition):
-        raise UserError("partition", f"{partition!r} is no name of one")
+        raise UserError("partition", f"{partition!r} is not a valid partition name")
     options = [f"--partition={partition}"] if partition else []
     listing = _answer(["sinfo", "--noheader", "--format=%t %N", *options])
     # sinfo's own --states=idle also lists drained nodes, and nodes that do not answer (`idle*`).
@@ -171,7 +173,7 @@ def from_partition(partition: str | None = None) -> tuple[Host, ...]:
         raise UserError(
             f"partition {partition}" if partition else "sinfo",
             "has no idle node",
-            remedy="sinfo tells the nodes' states",
+            remedy="check the nodes' states with `sinfo`",
         )
     return tuple(Host(name=name) for name in dict.fromkeys(names))
 
@@ -181,22 +183,22 @@ def _answer(words: Sequence[str]) -> str:
 
     Raises SystemFaultError if the command is missing or fails.
     """
-    done = ask(words, QUEUE_LIMIT_S)
-    if done.returncode:
-        messages = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        unknown = NO_SUCH_JOB in done.stderr
+    result = ask(words, QUEUE_LIMIT_S)
+    if result.returncode:
+        messages = result.stderr.strip().splitlines()[-1:] or [f"exit code {result.returncode}"]
+        unknown = NO_SUCH_JOB in result.stderr
         raise (UnknownJobError if unknown else SystemFaultError)(words[0], messages[0])
-    return done.stdout
+    return result.stdout
 
 
-def needs_pyxis(job: Job) -> None:
+def require_pyxis(job: Job) -> None:
     """Raise UserError if the job requests a container and srun does not support them."""
     image = job.cluster and job.cluster.slurm.container_image
     if image and "--container-image" not in ask(["srun", "--help"]).stdout:
         raise UserError(
             "cluster.slurm.container_image",
-            "needs the Pyxis plugin, which this Slurm has not",
-            remedy="leave it out, or ask the site for Pyxis and Enroot",
+            "needs the Pyxis plugin, which this Slurm does not have",
+            remedy="omit it, or ask your administrators for Pyxis and Enroot",
         )
 
 
@@ -207,12 +209,13 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
     command's options: for sbatch a variable takes precedence over the #SBATCH line that is shown
     and stored.
     """
-    kept = {
+    variables = {
         name: value
         for name, value in os.environ.items()
-        if name in KEPT or not (name.startswith(OWN) or SECRET_NAME.search(name))
+        if name in KEPT_VARIABLES
+        or not (name.startswith(OPTION_PREFIXES) or SECRET_NAME.search(name))
     }
-    return {**kept, **secret_variables(dict(extra))}
+    return {**variables, **secret_variables(dict(extra))}
 
 
 def _run(
@@ -220,7 +223,7 @@ def _run(
 ) -> subprocess.CompletedProcess[str]:
     if shutil.which(words[0]) is None:
         raise SystemFaultError(
-            words[0], "is not on this machine", remedy="start Paceline where Slurm's commands are"
+            words[0], "is not installed on this machine", remedy="run Paceline on a login node"
         )
     try:
         return subprocess.run(
@@ -235,7 +238,7 @@ def _run(
             start_new_session=True,
         )
     except subprocess.TimeoutExpired as error:
-        raise SystemFaultError(words[0], f"gave no answer for {limit_s:.0f} s") from error
+        raise SystemFaultError(words[0], f"did not answer within {limit_s:.0f} s") from error
     except OSError as error:
         raise SystemFaultError(words[0], f"cannot be started: {error.strerror}") from error
 
@@ -244,13 +247,13 @@ def _error_text(text: str) -> str:
     lines = [
         re.sub(r"^\w+: (error|fatal): ", "", line) for line in text.splitlines() if line.strip()
     ]
-    return "; ".join(dict.fromkeys(lines))[:500] or "without a word"
+    return "; ".join(dict.fromkeys(lines))[:500] or "no message"
 
 
-FIRST_S, LONGEST_S, GROWTH = 0.5, 10.0, 1.4
+INITIAL_INTERVAL_S, MAX_INTERVAL_S, GROWTH = 0.5, 10.0, 1.4
 """Interval between two queries in seconds: initial and maximum value, and growth factor while
 nothing changes."""
-AT_LEAST_S = 0.25
+MIN_INTERVAL_S = 0.25
 """Minimum interval in seconds before an urgent query."""
 
 
@@ -258,15 +261,15 @@ AT_LEAST_S = 0.25
 class Queue:
     """Last known states of the watched jobs. It can be used from any thread."""
 
-    longest_s: float = LONGEST_S
-    questions: int = 0
+    max_interval_s: float = MAX_INTERVAL_S
+    num_queries: int = 0
     silent_since: float | None = None
     """Time since which Slurm has not answered, by time.monotonic()."""
     _states: dict[str, JobState | None] = field(default_factory=dict[str, JobState | None])
     _missing: dict[str, float] = field(default_factory=dict[str, float])
     """Time since which Slurm has answered without a job that it had known."""
     _asked_at: float = -1e9
-    _interval_s: float = FIRST_S
+    _interval_s: float = INITIAL_INTERVAL_S
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def watch(self, job: str) -> None:
@@ -274,7 +277,7 @@ class Queue:
         with self._lock:
             self._states[job] = None
             self._missing.pop(job, None)
-            self._interval_s = FIRST_S
+            self._interval_s = INITIAL_INTERVAL_S
 
     def forget(self, job: str) -> None:
         """Stop querying this job."""
@@ -288,7 +291,7 @@ class Queue:
         """
         with self._lock:
             self._states.setdefault(job, None)
-            due_s = AT_LEAST_S if urgent else self._interval_s
+            due_s = MIN_INTERVAL_S if urgent else self._interval_s
             if time.monotonic() - self._asked_at >= due_s:
                 self._ask()
             return self._states[job]
@@ -303,27 +306,27 @@ class Queue:
 
     def _ask(self) -> None:
         open_jobs = [job for job, state in self._states.items() if not (state and state.ended)]
-        known = states(open_jobs) if open_jobs else {}
-        self._asked_at, self.questions = time.monotonic(), self.questions + 1
-        if known is None:
+        current = states(open_jobs) if open_jobs else {}
+        self._asked_at, self.num_queries = time.monotonic(), self.num_queries + 1
+        if current is None:
             self.silent_since = self.silent_since or self._asked_at
             return
         self.silent_since = None
         # Accounting is queried only about jobs that have ended or left the queue.
-        over = [job for job in open_jobs if job not in known or known[job].ended]
-        rows = accounts(over) if over else {}
-        changed = False
+        ended_jobs = [job for job in open_jobs if job not in current or current[job].ended]
+        rows = accounts(ended_jobs) if ended_jobs else {}
+        is_changed = False
         for job in open_jobs:
             row = rows.get(job)
-            if job in known or (row and row.ended):
+            if job in current or (row and row.ended):
                 self._missing.pop(job, None)
             else:
                 self._missing.setdefault(job, self._asked_at)
-            state = merged(known.get(job), row) or self._states[job]
-            changed = changed or state != self._states[job]
+            state = merged(current.get(job), row) or self._states[job]
+            is_changed = is_changed or state != self._states[job]
             self._states[job] = state
-        grown_s = min(self._interval_s * GROWTH, self.longest_s)
-        self._interval_s = FIRST_S if changed else grown_s
+        longer_s = min(self._interval_s * GROWTH, self.max_interval_s)
+        self._interval_s = INITIAL_INTERVAL_S if is_changed else longer_s
 
 
 QUEUE = Queue()

@@ -19,9 +19,9 @@ from paceline.machines.node.script import open_variables
 OWN_OPTIONS = ("--parsable", "--no-requeue", '--output="$folder/slurm-%j.log"')
 """Additional options of sbatch: its answer is parsed, the run is started once only, and its output
 is kept."""
-RECORD_FILE, KEPT_FOLDER = "batch.json", "batch"
+RECORD_FILE, COPY_FOLDER = "batch.json", "batch"
 """File with the record of the submission, and folder with a copy of the script."""
-PRINTED = "slurm-*.log"
+OUTPUT_PATTERN = "slurm-*.log"
 
 
 class SubmittedScript(Value):
@@ -43,16 +43,16 @@ def submission_script(job: Job, batch: BatchScript) -> str:
     job.sh prints the job's number. It contains no secrets; they are expected in the environment.
     Raises ValueError for a variable name that bash would misread.
     """
-    what = "submits the job" if batch.submits else "is submitted as it is"
+    what = "submits the job" if batch.submits else "is submitted unchanged"
     title = " ".join(f"{job.name}: {batch.script} {what}".split())
-    words = [_quoted(word) for word in (*batch.options, batch.script)]
+    words = [_quote(word) for word in (*batch.options, batch.script)]
     lines = [
         "#!/usr/bin/env bash",
         f"# {title}",
         "set -euo pipefail",
         'folder=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)',
-        *(f"export {name}={_quoted(value)}" for name, value in open_variables(job.env).items()),
-        f"cd -- {_quoted(batch.folder)}",
+        *(f"export {name}={_quote(value)}" for name, value in open_variables(job.env).items()),
+        f"cd -- {_quote(batch.folder)}",
         f'exec bash {words[-1]} "$@"'
         if batch.submits
         else f'exec sbatch {" ".join(OWN_OPTIONS)} "$@" {" ".join(words)}',
@@ -73,10 +73,10 @@ def prepare_foreign(job: Job, batch: BatchScript, folder: Path) -> None:
     path = place / batch.script.replace(RUN_FOLDER, str(folder))
     try:
         content = path.read_bytes()
-        write_text(folder / KEPT_FOLDER / path.name, content.decode())
+        write_text(folder / COPY_FOLDER / path.name, content.decode())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            str(path), "is no batch script that can be read", remedy="name another one"
+            str(path), "is not a readable batch script", remedy="specify another script"
         ) from error
     record = SubmittedScript(
         script=str(path),
@@ -99,8 +99,8 @@ def submitted_logs(folder: Path) -> list[Path]:
         record = read_value(folder / RECORD_FILE, SubmittedScript)
     except UserError:
         return []
-    named = sorted({path for pattern in record.logs for path in folder.glob(pattern)})
-    return [*named, *sorted(folder.glob(PRINTED))]
+    logs = sorted({path for pattern in record.logs for path in folder.glob(pattern)})
+    return [*logs, *sorted(folder.glob(OUTPUT_PATTERN))]
 
 
 def keep_linked_logs(folder: Path) -> None:
@@ -109,11 +109,11 @@ def keep_linked_logs(folder: Path) -> None:
     The run folder then still has its logs after the submitting tool cleans up. The link is kept if
     the logs cannot be copied.
     """
-    linked: dict[Path, list[Path]] = {}
+    logs_by_link: dict[Path, list[Path]] = {}
     for path in submitted_logs(folder):
         if path.parent != folder and path.parent.is_symlink():
-            linked.setdefault(path.parent, []).append(path)
-    for link, logs in linked.items():
+            logs_by_link.setdefault(path.parent, []).append(path)
+    for link, logs in logs_by_link.items():
         copies = link.with_name(f"{link.name}.part")
         with contextlib.suppress(OSError):
             copies.mkdir(exist_ok=True)
@@ -123,7 +123,7 @@ def keep_linked_logs(folder: Path) -> None:
             copies.rename(link)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Quote one word for bash; the path of the run folder is filled in when the script runs."""
     parts = (shlex.quote(part) if part else "" for part in text.split(RUN_FOLDER))
     return '"$folder"'.join(parts) or "''"

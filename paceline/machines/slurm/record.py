@@ -11,7 +11,7 @@ from paceline.core.errors import UserError
 from paceline.core.value import NonNegativeInt, Value
 from paceline.files.documents import read_value, write_value
 from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER
-from paceline.machines.slurm.script import ATTEMPTS_FOLDER, MAY_BE_THERE, STATUS_FILE
+from paceline.machines.slurm.script import ATTEMPTS_FOLDER, OPTIONAL_FOLDERS, STATUS_FILE
 
 RECORD_FILE = "slurm.json"
 
@@ -37,7 +37,7 @@ class SlurmRecord(Value):
     warnings: tuple[str, ...] = ()
 
 
-class Marks(Value):
+class JobMarkers(Value):
     """Markers that job.sh itself has written about its latest start."""
 
     restart: int = 0
@@ -47,7 +47,7 @@ class Marks(Value):
 
 
 @dataclass
-class Diary:
+class SlurmJournal:
     """Writer of slurm.json while a run is in progress, and of the folders of earlier attempts."""
 
     folder: Path
@@ -77,29 +77,29 @@ class Diary:
         self._write(excluded={**self.record.excluded, **dict.fromkeys(hosts, reason)})
         return tuple(self.record.excluded)
 
-    def put_away(self) -> Path:
+    def archive_output(self) -> Path:
         """Move the output of the last attempt into a folder of its own, unless job.sh has done so.
 
         Returns the path of that folder, relative to the run folder.
         """
-        kept = Path(ATTEMPTS_FOLDER) / f"{self.last.job}.{self.last.restart}"
-        place = self.folder / kept
+        subfolder = Path(ATTEMPTS_FOLDER) / f"{self.last.job}.{self.last.restart}"
+        place = self.folder / subfolder
         with contextlib.suppress(FileExistsError):
             place.mkdir(parents=True)
             for name in (LOGS_FOLDER, STEPS_FOLDER):
                 (self.folder / name).rename(place / name)
                 (self.folder / name).mkdir(exist_ok=True)
-            for name in MAY_BE_THERE:
+            for name in OPTIONAL_FOLDERS:
                 if (self.folder / name).is_dir():
                     (self.folder / name).rename(place / name)
-        return kept
+        return subfolder
 
     def _write(self, **changes: object) -> None:
         self.record = self.record.model_copy(update=changes)
         write_value(self.folder / RECORD_FILE, self.record)
 
 
-class LeftJob(Value):
+class OrphanJob(Value):
     """A job that had not ended when its controller last checked."""
 
     job: str
@@ -107,24 +107,24 @@ class LeftJob(Value):
     """Exit code that job.sh has written since; None if it has not ended."""
 
 
-def left_job(folder: Path) -> LeftJob | None:
+def orphan_job(folder: Path) -> OrphanJob | None:
     """Return the job that a run without a controller has left in Slurm's queue, if any."""
     record = read_slurm_record(folder)
     if record is None or not record.attempts or record.attempts[-1].exit_code is not None:
         return None
     job = record.attempts[-1].job
-    marks = read_marks(folder, job)
-    return LeftJob(job=job, code=marks.code if marks else None)
+    markers = read_markers(folder, job)
+    return OrphanJob(job=job, code=markers.code if markers else None)
 
 
-def note_abandoned(folder: Path) -> None:
+def record_cancelled(folder: Path) -> None:
     """Record the last attempt of a run without a controller as cancelled."""
     record = read_slurm_record(folder)
     if record is not None and record.attempts:
-        closed = {"state": "CANCELLED", "reason": "its controller had died", "exit_code": 143}
-        last = record.attempts[-1].model_copy(update=closed)
-        changed = record.model_copy(update={"attempts": (*record.attempts[:-1], last)})
-        write_value(folder / RECORD_FILE, changed)
+        end = {"state": "CANCELLED", "reason": "its controller had died", "exit_code": 143}
+        last = record.attempts[-1].model_copy(update=end)
+        update = record.model_copy(update={"attempts": (*record.attempts[:-1], last)})
+        write_value(folder / RECORD_FILE, update)
 
 
 def read_slurm_record(folder: Path) -> SlurmRecord | None:
@@ -135,19 +135,19 @@ def read_slurm_record(folder: Path) -> SlurmRecord | None:
         return None
 
 
-def read_marks(folder: Path, job: str) -> Marks | None:
+def read_markers(folder: Path, job: str) -> JobMarkers | None:
     """Return the latest start of a job by its own markers; None before it has started."""
     try:
         text = (folder / STATUS_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    marks: Marks | None = None
+    markers: JobMarkers | None = None
     for line in text.splitlines():
-        what, number, restart, rest = [*line.split(" ", 3), "", "", ""][:4]
+        event, number, restart, detail = [*line.split(" ", 3), "", "", ""][:4]
         if number != job or not restart.isdigit():
             continue
-        if what == "start":
-            marks = Marks(restart=int(restart), nodes=rest)
-        elif what == "end" and marks and rest.isdigit():
-            marks = marks.model_copy(update={"code": int(rest)})
-    return marks
+        if event == "start":
+            markers = JobMarkers(restart=int(restart), nodes=detail)
+        elif event == "end" and markers and detail.isdigit():
+            markers = markers.model_copy(update={"code": int(detail)})
+    return markers

@@ -22,7 +22,7 @@ STATUS_FILE = "slurm.status"
 """File to which job.sh writes lines `start JOB RESTART NODES` and `end JOB RESTART CODE`."""
 ATTEMPTS_FOLDER = "attempts"
 """Folder with logs and steps of earlier attempts, in subfolders `JOB.RESTART`."""
-MAY_BE_THERE = ("mlperf", "telemetry")
+OPTIONAL_FOLDERS = ("mlperf", "telemetry")
 """Folders that only some runs create; a restart would overwrite those of the previous start."""
 
 _VALUE = re.compile(r"[A-Za-z0-9_.,:+@&|*()\[\]=/!-]+")
@@ -62,7 +62,7 @@ def batch_script(job: Job) -> str:
 def step_script(job: Job, allocation: str) -> str:
     """Return job.sh for a run that is one step of the allocation numbered `allocation`."""
     cluster = _cluster(job)
-    number = checked("allocation", allocation)
+    number = sbatch_word("allocation", allocation)
     cpus = "" if cluster.slurm.cpus_per_task else "--cpus-per-task=$((cpus / nodes)) "
     all_hosts = f'mapfile -t -n {job.nodes} hosts < <(scontrol show hostnames "$list")'
     lines = [
@@ -87,7 +87,7 @@ def array_script(jobs: Sequence[Job], folders: Sequence[str], at_once: int | Non
     if len(requests) != 1:
         raise UserError(
             "array",
-            "its jobs ask Slurm for different things",
+            "its jobs request different resources from Slurm",
             remedy="submit one array for each kind",
         )
     limit = f"%{at_once}" if at_once else ""
@@ -125,9 +125,9 @@ def batch_options(job: Job) -> list[str]:
         "output": "slurm-%j.log",
         "open-mode": "append",  # a requeued job must not truncate its earlier output
     }
-    fixed = {"output"}  # its % is intended and would not pass checked()
+    fixed = {"output"}  # its % is intended and would not pass sbatch_word()
     options = [
-        f"--{name}={value if name in fixed else checked(name, str(value))}"
+        f"--{name}={value if name in fixed else sbatch_word(name, str(value))}"
         for name, value in values.items()
         if value is not None
     ]
@@ -154,15 +154,15 @@ def step_lines(job: Job, where: str, first: str = "") -> list[str]:
     ]
     if where:
         options = {**_run_gpus(job), **cluster.slurm.options(steps=True)}
-        words += [f"--{name}={checked(name, value)}" for name, value in options.items()]
+        words += [f"--{name}={sbatch_word(name, value)}" for name, value in options.items()]
     if where and job.timeout_s is not None:
         words.append(f"--time={max(1, ceil(job.timeout_s / 60))}")
     names = '"$(IFS=,; echo "${hosts[*]}")"'
     # --distribution=arbitrary makes srun place tasks in the order of --nodelist.
-    placed = f"--nodelist={names} " + ("--distribution=arbitrary " if cluster.hosts else "")
+    placement = f"--nodelist={names} " + ("--distribution=arbitrary " if cluster.hosts else "")
     log = f"{LOGS_FOLDER}/{LAUNCHER_LOG}"
     return [
-        f"{first}srun {where}{shlex.join(words)} {placed}{_container(cluster)}\\",
+        f"{first}srun {where}{shlex.join(words)} {placement}{_container(cluster)}\\",
         f'  bash -c {shlex.quote(_NODE)} node "$address" "$port" >>{log} 2>&1',
     ]
 
@@ -177,7 +177,7 @@ def cpu_words(cluster: Cluster) -> list[str]:
     site = cluster.slurm
     if site.cpus_per_task is None:
         return ["--cpu-bind=none"]
-    bind = f"--hint={checked('hint', site.hint)}" if site.hint else "--cpu-bind=none"
+    bind = f"--hint={sbatch_word('hint', site.hint)}" if site.hint else "--cpu-bind=none"
     return [f"--cpus-per-task={site.cpus_per_task}", bind]
 
 
@@ -209,10 +209,11 @@ def restart_lines(cluster: Cluster) -> list[str]:
     retries = cluster.slurm.retries
     bound = f"""\
 if [ "$restart" -gt {retries} ]; then
-  echo "started anew $restart times, and cluster.slurm.retries is {retries}" >&2
+  echo "restarted $restart times; cluster.slurm.retries is {retries}" >&2
   exit 1
 fi
 """
+    optional = " ".join(OPTIONAL_FOLDERS)
     text = f"""\
 restart=${{SLURM_RESTART_COUNT:-0}}
 id=$SLURM_JOB_ID
@@ -220,19 +221,19 @@ if [ -n "${{SLURM_ARRAY_TASK_ID:-}}" ]; then id=${{SLURM_ARRAY_JOB_ID}}_$SLURM_A
 {bound if cluster.slurm.requeue else ""}earlier={ATTEMPTS_FOLDER}/$id.$((restart - 1))
 if [ "$restart" -gt 0 ] && mkdir -p {ATTEMPTS_FOLDER} && mkdir "$earlier" 2>/dev/null; then
   mv {LOGS_FOLDER} {STEPS_FOLDER} "$earlier"
-  for name in {" ".join(MAY_BE_THERE)}; do if [ -d "$name" ]; then mv "$name" "$earlier"; fi; done
+  for name in {optional}; do if [ -d "$name" ]; then mv "$name" "$earlier"; fi; done
 fi
 mkdir -p {LOGS_FOLDER} {STEPS_FOLDER}"""
     return text.splitlines()
 
 
-def checked(name: str, value: str) -> str:
+def sbatch_word(name: str, value: str) -> str:
     """Return `value` if Slurm reads it as exactly one word; raises UserError otherwise."""
     if _VALUE.fullmatch(value):
         return value
     raise UserError(
         f"cluster.slurm.{name}",
-        f"{value!r} cannot stand in an #SBATCH line",
+        f"{value!r} cannot be used in an #SBATCH line",
         allowed="letters, digits and _ . , : + @ & | * ( ) [ ] = / ! -",
     )
 
@@ -243,7 +244,7 @@ def _container(cluster: Cluster) -> str:
         return ""
     for text in (site.container_image, *site.container_mounts):
         if not text.isprintable():
-            raise UserError("cluster.slurm.container_image", f"{text!r} is no name of an image")
+            raise UserError("cluster.slurm.container_image", f"{text!r} is not a valid image name")
     mounts = "".join(shlex.quote(f",{mount}") for mount in site.container_mounts)
     return (
         f"--container-image={shlex.quote(site.container_image)} "

@@ -12,8 +12,8 @@ from paceline.core.hosts import expand
 from paceline.core.result import Status
 from paceline.machines import JobEnd
 
-SQUEUE_FORM = "%i|%T|%N|%r"
-SACCT_FORM = "JobID,State,ExitCode,NodeList,Reason"
+SQUEUE_FORMAT = "%i|%T|%N|%r"
+SACCT_FORMAT = "JobID,State,ExitCode,NodeList,Reason"
 
 ENDED = frozenset(
     {
@@ -32,7 +32,7 @@ ENDED = frozenset(
 )
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING"})
 NODE_LOST = frozenset({"NODE_FAIL", "BOOT_FAIL"})
-NEVER = frozenset(
+NEVER_STARTS = frozenset(
     {
         "AccountNotAllowed",
         "BadConstraints",
@@ -58,9 +58,9 @@ _MEANING: dict[str, tuple[Status, str]] = {
     "OUT_OF_MEMORY": ("oom", "was ended because a node ran out of memory"),
     "NODE_FAIL": ("failed", "lost a node"),
     "BOOT_FAIL": ("failed", "has a node that did not boot"),
-    "PREEMPTED": ("incomplete", "was broken off for another job (preempted)"),
+    "PREEMPTED": ("incomplete", "was preempted by another job"),
     "REVOKED": ("incomplete", "was revoked by another cluster"),
-    "SPECIAL_EXIT": ("failed", "was held by Slurm after a special exit code"),
+    "SPECIAL_EXIT": ("failed", "was put on hold by Slurm after a special exit code"),
 }
 
 
@@ -75,7 +75,7 @@ class JobState:
     reason: str = ""
     exit_code: int | None = None
     """Exit code as in a shell: 128 + number for a signal. None if only squeue was queried."""
-    by: int | None = None
+    cancelled_by: int | None = None
     """User id of the user who cancelled the job, if accounting reports it."""
 
     @property
@@ -84,9 +84,9 @@ class JobState:
         return self.state in ENDED
 
     @property
-    def hopeless(self) -> bool:
+    def never_starts(self) -> bool:
         """True if the job waits for a condition that will never hold."""
-        return self.state in WAITING and self.reason.partition(",")[0] in NEVER
+        return self.state in WAITING and self.reason.partition(",")[0] in NEVER_STARTS
 
     @property
     def phase(self) -> str:
@@ -136,24 +136,30 @@ def merged(queue: JobState | None, account: JobState | None) -> JobState | None:
     return replace(account, nodes=account.nodes or queue.nodes, reason=queue.reason)
 
 
-def verdict_of(last: JobState, lost: tuple[str, ...] = ()) -> JobEnd | None:
+def verdict_of(last: JobState, lost_hosts: tuple[str, ...] = ()) -> JobEnd | None:
     """Return what a job's last state means for its run; None if only the ranks can tell."""
     who = f"Slurm job {last.id}"
-    if last.hopeless:
-        return JobEnd("failed", f"{who} can never begin: {last.reason}")
-    if last.state in NODE_LOST or lost:
+    if last.never_starts:
+        return JobEnd("failed", f"{who} can never start: {last.reason}")
+    if last.state in NODE_LOST or lost_hosts:
         what = _MEANING.get(last.state, _MEANING["NODE_FAIL"])[1]
-        names = f": {', '.join(lost)}" if lost else f" of {last.nodes}" if last.nodes else ""
-        return JobEnd("failed", f"{who} {what}{names}", lost)
+        names = (
+            f": {', '.join(lost_hosts)}"
+            if lost_hosts
+            else f" of {last.nodes}"
+            if last.nodes
+            else ""
+        )
+        return JobEnd("failed", f"{who} {what}{names}", lost_hosts)
     if last.state == "CANCELLED":
         if last.reason.startswith("Dependency"):
             return JobEnd("cancelled", f"{who} waited for a job that failed")
-        return JobEnd("cancelled", f"{who} was cancelled by {_user(last.by)}")
+        return JobEnd("cancelled", f"{who} was cancelled by {_user(last.cancelled_by)}")
     if last.state in _MEANING:
         status, what = _MEANING[last.state]
         return JobEnd(status, f"{who} {what}")
     if last.state == "FAILED" and "LaunchFailure" in last.reason:
-        what = f"could not be started on {last.nodes} ({last.reason}); does it see the run folder?"
+        what = f"could not be started on {last.nodes} ({last.reason}); can it see the run folder?"
         return JobEnd("failed", f"{who} {what}", host_names(last.nodes))
     return None
 
@@ -183,25 +189,25 @@ def unusable_nodes(sinfo: str, reserved: bool = False) -> dict[str, str]:
     A job with a reservation may use nodes reserved for maintenance, because the reservation may be
     its own.
     """
-    kept = ("drain", "power", "futur", "inval", *(() if reserved else ("maint",)))
+    unusable_states = ("drain", "power", "futur", "inval", *(() if reserved else ("maint",)))
     return {
         name: why
         for name, (state, why) in _node_states(sinfo)
-        if _LOST.fullmatch(state) or state.startswith(kept)
+        if _LOST.fullmatch(state) or state.startswith(unusable_states)
     }
 
 
 def _node_states(sinfo: str) -> Iterable[tuple[str, tuple[str, str]]]:
     for line in sinfo.splitlines():
-        name, _, rest = line.strip().partition("|")
-        state, _, reason = rest.partition("|")
+        name, _, details = line.strip().partition("|")
+        state, _, reason = details.partition("|")
         why = f"{state}, {reason.strip()}" if reason.strip() not in ("", "none") else state
         yield name, (state, why)
 
 
 def _user(uid: int | None) -> str:
     if uid is None:
-        return "somebody else"
+        return "another user"
     try:
         return f"{pwd.getpwuid(uid).pw_name} (user id {uid})"
     except KeyError:

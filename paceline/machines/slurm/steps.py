@@ -22,13 +22,13 @@ STOP_GRACE_S = 60.0
 SETTLE_S = 5.0
 """Time in seconds for which an allocation may still be reported as running after it ended its
 steps."""
-LOOK_S = 0.5
+POLL_S = 0.5
 
 _CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+( DUE TO TIME LIMIT)?")
 _TASK_ENDED = re.compile(r"task \S+: (?:Exited|Killed|Terminated|Aborted|Segmentation)")
 
 
-def cancelled(log: str) -> re.Match[str] | None:
+def cancellation(log: str) -> re.Match[str] | None:
     """Return srun's message that its step was cancelled, or None.
 
     A cancellation caused by the end of a task does not count.
@@ -45,15 +45,15 @@ class StepRun(local.LocalRun):
     allocation: str = ""
     queue: Queue = field(default_factory=lambda: QUEUE)
     limit_s: float | None = None
-    _begun_at: float | None = None
+    _started_at: float | None = None
     _stopped: bool = False
 
     @property
     def waiting(self) -> bool:
         """True while srun waits for nodes that are in use: no node has opened its log yet."""
-        if self._begun_at is None and any((self.folder / LOGS_FOLDER).glob("host-*.log")):
-            self._begun_at = time.monotonic()
-        return self._begun_at is None
+        if self._started_at is None and any((self.folder / LOGS_FOLDER).glob("host-*.log")):
+            self._started_at = time.monotonic()
+        return self._started_at is None
 
     @property
     def phase(self) -> str:
@@ -64,9 +64,9 @@ class StepRun(local.LocalRun):
     @property
     def timed_out(self) -> bool:
         """True when the job's time limit has passed since its start; waiting does not count."""
-        if self.limit_s is None or self.waiting or self._begun_at is None:
+        if self.limit_s is None or self.waiting or self._started_at is None:
             return False
-        return time.monotonic() - self._begun_at > self.limit_s
+        return time.monotonic() - self._started_at > self.limit_s
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> int:
         """End the step through srun, kill srun if it does not end, and return the exit code."""
@@ -86,22 +86,26 @@ class StepRun(local.LocalRun):
         log = path.read_text(errors="replace") if path.exists() else ""
         if not self.process.returncode or (self._stopped and not failed_nodes(log)):
             return None
-        if lost := tuple(failed_nodes(log)):
-            return JobEnd("failed", f"allocation {self.allocation} lost {', '.join(lost)}", lost)
-        by_slurm = cancelled(log)
-        state = self._settled() if by_slurm else self.queue.state(self.allocation, urgent=True)
-        if state and state.ended:
-            again = "what is finished stays, and the run can be started again in another one"
+        if lost_hosts := tuple(failed_nodes(log)):
             return JobEnd(
-                "incomplete", f"allocation {self.allocation} ended ({state.state}): {again}"
+                "failed", f"allocation {self.allocation} lost {', '.join(lost_hosts)}", lost_hosts
+            )
+        by_slurm = cancellation(log)
+        state = self._final_state() if by_slurm else self.queue.state(self.allocation, urgent=True)
+        if state and state.ended:
+            remedy = "finished results are kept; start the run again in another allocation"
+            return JobEnd(
+                "incomplete", f"allocation {self.allocation} ended ({state.state}); {remedy}"
             )
         if by_slurm and by_slurm[1]:
             return JobEnd("timeout", "Slurm ended the step at its time limit")
         if by_slurm:
-            return JobEnd("cancelled", f"somebody cancelled the step of {self.allocation}")
+            return JobEnd(
+                "cancelled", f"another user cancelled the step of allocation {self.allocation}"
+            )
         return None
 
-    def _settled(self) -> JobState | None:
+    def _final_state(self) -> JobState | None:
         """Return the allocation's state, after waiting up to `SETTLE_S` for its end.
 
         An allocation is reported as ended a moment after its steps.
@@ -111,7 +115,7 @@ class StepRun(local.LocalRun):
             state = self.queue.state(self.allocation, urgent=True)
             if (state and state.ended) or time.monotonic() > deadline:
                 return state
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
 
 def submit_step(job: Job, folder: Path, allocation: str) -> StepRun:
@@ -121,10 +125,8 @@ def submit_step(job: Job, folder: Path, allocation: str) -> StepRun:
     """
     check_allocation(allocation, job.cluster.hosts if job.cluster else (), job.nodes)
     QUEUE.watch(allocation)
-    started = local.submit(job, folder, client.environment(job.env))
-    return StepRun(
-        started.process, None, folder=folder, allocation=allocation, limit_s=job.timeout_s
-    )
+    run = local.submit(job, folder, client.environment(job.env))
+    return StepRun(run.process, None, folder=folder, allocation=allocation, limit_s=job.timeout_s)
 
 
 def check_allocation(allocation: str, hosts: Sequence[str], nodes: int) -> None:
@@ -135,14 +137,14 @@ def check_allocation(allocation: str, hosts: Sequence[str], nodes: int) -> None:
     where = f"allocation {allocation}"
     jobs = client.states([allocation])
     if jobs is None:
-        raise SystemFaultError(where, "Slurm does not answer, so nothing is known of it")
+        raise SystemFaultError(where, "Slurm does not answer, so its state is unknown")
     state = jobs.get(allocation)
     if state is None or state.state != "RUNNING":
         condition = f"is {state.state}" if state else "is unknown to Slurm"
-        raise SystemFaultError(where, condition, allowed="one that runs")
+        raise SystemFaultError(where, condition, allowed="a running allocation")
     members = host_names(state.nodes)
     outside = [host for host in hosts if host not in members]
     if outside or nodes > len(members):
-        more = f"{pluralize(nodes, 'node', 'are')} more than it has"
-        what = f"{', '.join(outside)} not in it" if outside else more
-        raise UserError(where, what, allowed=state.nodes, hosts=outside)
+        excess = f"has fewer than {pluralize(nodes, 'node')}"
+        problem = f"does not contain {', '.join(outside)}" if outside else excess
+        raise UserError(where, problem, allowed=state.nodes, hosts=outside)

@@ -26,7 +26,7 @@ from paceline.machines.ssh import remote
 from paceline.machines.ssh.checks import (
     ANSWER_LIMIT_S,
     HostCheck,
-    Questions,
+    HostRequirements,
     check_hosts,
     examine,
     is_loopback,
@@ -36,7 +36,7 @@ from paceline.machines.ssh.connection import private_folder, ssh_argv
 from paceline.machines.ssh.run import SshHost, SshRun
 from paceline.machines.ssh.session import Fanout, Session, allow_files
 
-SILENCES = 12
+MAX_SILENT_INTERVALS = 12
 """Number of intervals without a heartbeat of the controller after which a host ends its ranks."""
 
 
@@ -88,8 +88,10 @@ def submit(job: Job, folder: Path) -> SshRun:
 
 def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, UnfitHost]:
     """Log in to every host; return those on which no job can be started, with the reason."""
-    questions = Questions(cluster.interpreter, folder, cluster.interface, cluster.world_size)
-    checks = check_hosts(cluster.hosts, questions, cluster.ssh)
+    requirements = HostRequirements(
+        cluster.interpreter, folder, cluster.interface, cluster.world_size
+    )
+    checks = check_hosts(cluster.hosts, requirements, cluster.ssh)
     return {c.host: UnfitHost(c.fault, reached=c.answered) for c in checks if c.fault}
 
 
@@ -99,11 +101,11 @@ def _start(run: SshRun, job: Job, folder: Path) -> None:
     for host in run.hosts:
         host.session.send(remote.greeting(job.env))
     world_size = job.nodes * job.ranks_per_node
-    questions = Questions(job.python, folder, cluster.interface, world_size)
-    checks = examine(run.fanout, questions, cluster.ssh)
+    requirements = HostRequirements(job.python, folder, cluster.interface, world_size)
+    checks = examine(run.fanout, requirements, cluster.ssh)
     raise_for_faults(checks)
     address, port = rendezvous(run.fanout, checks, job, folder.name)
-    silence_s = SILENCES * cluster.ssh.alive_interval_s
+    silence_s = MAX_SILENT_INTERVALS * cluster.ssh.alive_interval_s
     for host, check in zip(run.hosts, checks, strict=True):
         node = (str(host.node), address, str(port))
         env = gloo_interface(check, job)
@@ -124,7 +126,7 @@ def _cluster(job: Job) -> Cluster:
         raise UserError(
             "hosts",
             f"{there_are(count, 'host')} for {pluralize(job.nodes, 'node')}",
-            remedy="name one for every node with --hosts",
+            remedy="list one host per node with --hosts",
         )
     return cluster
 
@@ -155,9 +157,9 @@ def rendezvous_address(checks: Sequence[HostCheck]) -> str:
         return first.server_address
     raise SystemFaultError(
         first.host,
-        "the hosts find no common address for it",
-        allowed="one they all resolve alike",
-        remedy="name the network interface (--interface)",
+        "has no address that all hosts can reach",
+        allowed="a name that all hosts resolve to the same address",
+        remedy="specify the network interface (--interface)",
     )
 
 
@@ -168,22 +170,22 @@ def rendezvous(fanout: Fanout, checks: Sequence[HostCheck], job: Job, run: str) 
     """
     address, session = rendezvous_address(checks), fanout.sessions[0]
     ports = [str(rendezvous_port(run, attempt)) for attempt in range(PORTS_TRIED)]
-    session.send(remote.ask(job.python, "port", address, *ports))
+    session.send(remote.request_facts(job.python, "port", address, *ports))
     deadline = time.monotonic() + ANSWER_LIMIT_S
-    while not session.heard and not session.ended and time.monotonic() < deadline:
+    while not session.inbox and not session.ended and time.monotonic() < deadline:
         fanout.step(0.05)
-    answer = session.heard.popleft() if session.heard else None
+    answer = session.inbox.popleft() if session.inbox else None
     if answer is None or answer.word != "@facts":
-        raise SystemFaultError(session.host, "did not say which port is free")
-    offer = json.loads(answer.rest)
-    if offer["port"] is None:
+        raise SystemFaultError(session.host, "did not report a free port")
+    reply = json.loads(answer.text)
+    if reply["port"] is None:
         raise SystemFaultError(
             session.host,
-            f"cannot listen at {address}: {offer['why']}",
+            f"cannot listen at {address}: {reply['why']}",
             allowed="an address of its own and a free port",
-            remedy="name the network interface (--interface)",
+            remedy="specify the network interface (--interface)",
         )
-    return address, offer["port"]
+    return address, reply["port"]
 
 
 def gloo_interface(check: HostCheck, job: Job) -> dict[str, str]:
@@ -192,7 +194,7 @@ def gloo_interface(check: HostCheck, job: Job) -> dict[str, str]:
     Empty if the job names an interface or runs on one host, or if the host's name does not resolve
     to a loopback address.
     """
-    chosen = (job.cluster and job.cluster.interface) or "GLOO_SOCKET_IFNAME" in job.env
-    if job.nodes == 1 or chosen or not check.reached_on or not is_loopback(check.own_address):
+    is_set = (job.cluster and job.cluster.interface) or "GLOO_SOCKET_IFNAME" in job.env
+    if job.nodes == 1 or is_set or not check.reached_on or not is_loopback(check.own_address):
         return {}
     return {"GLOO_SOCKET_IFNAME": check.reached_on}

@@ -21,8 +21,8 @@ from paceline.core.units import pluralize, si
 from paceline.core.value import Value
 from paceline.files.documents import write_text
 from paceline.machines.ssh import remote
-from paceline.machines.ssh.connection import meaning, ssh_argv
-from paceline.machines.ssh.session import Fanout, Heard, Session, allow_files
+from paceline.machines.ssh.connection import explain, ssh_argv
+from paceline.machines.ssh.session import Fanout, Message, Session, allow_files
 
 MAX_SKEW_S = 1.0
 """Maximum clock skew in seconds; beyond it, timestamps of several hosts cannot be compared."""
@@ -77,7 +77,7 @@ class HostCheck(Value):
 
 
 @dataclass(frozen=True)
-class Questions:
+class HostRequirements:
     """Requirements that the hosts are checked for."""
 
     python: str
@@ -87,13 +87,15 @@ class Questions:
     world_size: int = 1
 
 
-def judged(checks: Sequence[HostCheck], questions: Questions) -> tuple[HostCheck, ...]:
+def apply_rules(
+    checks: Sequence[HostCheck], requirements: HostRequirements
+) -> tuple[HostCheck, ...]:
     """Return the checks, each with the first rule that its host violates."""
-    usual = {name: _usual(checks, name) for name in ("python", "torch")}
-    return _twins_named([_judge(check, usual, questions) for check in checks])
+    versions = {name: _most_common(checks, name) for name in ("python", "torch")}
+    return _mark_duplicates([_apply_rules_to(check, versions, requirements) for check in checks])
 
 
-def _twins_named(checks: Sequence[HostCheck]) -> tuple[HostCheck, ...]:
+def _mark_duplicates(checks: Sequence[HostCheck]) -> tuple[HostCheck, ...]:
     """Return the checks, with a fault for each host that is the same machine as an earlier one.
 
     A machine has one boot id, one name of its own and one set of addresses. Virtual hosts on one
@@ -101,40 +103,47 @@ def _twins_named(checks: Sequence[HostCheck]) -> tuple[HostCheck, ...]:
     show whether they are the same machine.
     """
     first: dict[tuple[str | None, tuple[str, ...]], HostCheck] = {}
-    named: list[HostCheck] = []
+    results: list[HostCheck] = []
     for check in checks:
-        twin = first.setdefault((check.machine, check.addresses), check)
-        known = check.machine and check.addresses
-        if twin is check or not known or check.fault or (check.on_loopback and twin.on_loopback):
-            named.append(check)
+        earlier = first.setdefault((check.machine, check.addresses), check)
+        is_identified = check.machine and check.addresses
+        if (
+            earlier is check
+            or not is_identified
+            or check.fault
+            or (check.on_loopback and earlier.on_loopback)
+        ):
+            results.append(check)
             continue
         name = (check.machine or "").rpartition(" ")[2]
-        fault = f"is the same machine as {twin.host}: {name} at {', '.join(check.addresses)}"
-        remedy = "name every machine once"
-        named.append(check.model_copy(update={"fault": fault, "remedy": remedy}))
-    return tuple(named)
+        fault = f"is the same machine as {earlier.host}: {name} at {', '.join(check.addresses)}"
+        remedy = "list each machine once"
+        results.append(check.model_copy(update={"fault": fault, "remedy": remedy}))
+    return tuple(results)
 
 
-def _judge(check: HostCheck, usual: Mapping[str, str | None], questions: Questions) -> HostCheck:
+def _apply_rules_to(
+    check: HostCheck, versions: Mapping[str, str | None], requirements: HostRequirements
+) -> HostCheck:
     if check.fault:
         return check
     for rule in (_clock, _open_files, _folder, _disk, _interface):
-        if breach := rule(check, questions):
+        if breach := rule(check, requirements):
             return check.model_copy(update={"fault": breach[0], "remedy": breach[1]})
-    for name, version in usual.items():
+    for name, version in versions.items():
         host_version = getattr(check, name)
         if host_version != version:
-            fault = f"has {name} {host_version or 'missing'}, most hosts {version or 'none'}"
+            fault = f"has {name} {host_version or 'missing'}, most hosts have {version or 'none'}"
             return check.model_copy(
                 update={"fault": fault, "remedy": "install the same versions everywhere"}
             )
     return check
 
 
-Rule = Callable[[HostCheck, Questions], tuple[str, str] | None]
+Rule = Callable[[HostCheck, HostRequirements], tuple[str, str] | None]
 
 
-def _clock(check: HostCheck, _: Questions) -> tuple[str, str] | None:
+def _clock(check: HostCheck, _: HostRequirements) -> tuple[str, str] | None:
     skew_s, trip_s = check.clock_skew_s, check.round_trip_s
     if skew_s is None or trip_s is None or abs(skew_s) - trip_s / 2 <= MAX_SKEW_S:
         return None
@@ -145,52 +154,52 @@ def _clock(check: HostCheck, _: Questions) -> tuple[str, str] | None:
     )
 
 
-def _open_files(check: HostCheck, questions: Questions) -> tuple[str, str] | None:
-    needed = max(MIN_OPEN_FILES, OPEN_FILES_PER_RANK * questions.world_size)
-    if check.open_files is None or check.open_files < 0 or check.open_files >= needed:
+def _open_files(check: HostCheck, requirements: HostRequirements) -> tuple[str, str] | None:
+    min_files = max(MIN_OPEN_FILES, OPEN_FILES_PER_RANK * requirements.world_size)
+    if check.open_files is None or check.open_files < 0 or check.open_files >= min_files:
         return None
     return (
-        f"allows {check.open_files} open files (at least {needed})",
+        f"allows {check.open_files} open files (at least {min_files})",
         "raise nofile in /etc/security/limits.conf",
     )
 
 
-def _folder(check: HostCheck, questions: Questions) -> tuple[str, str] | None:
-    if not questions.folder or check.folder == "shared":
+def _folder(check: HostCheck, requirements: HostRequirements) -> tuple[str, str] | None:
+    if not requirements.folder or check.folder == "shared":
         return None
     state = {
         "read-only": "cannot write to",
         "another": "sees other files in",
     }.get(check.folder or "", "does not see")
     return (
-        f"{state} {questions.folder}",
-        "put the runs on a folder that all hosts share (--runs-dir)",
+        f"{state} {requirements.folder}",
+        "use a run folder that all hosts share (--runs-dir)",
     )
 
 
-def _disk(check: HostCheck, questions: Questions) -> tuple[str, str] | None:
+def _disk(check: HostCheck, requirements: HostRequirements) -> tuple[str, str] | None:
     places = (
-        (questions.folder, check.free_bytes),
+        (requirements.folder, check.free_bytes),
         (check.temporary, check.temporary_free_bytes),
     )
     for place, free in places:
         if free is not None and free < MIN_FREE_BYTES:
             least = si(MIN_FREE_BYTES, "B")
-            return f"has {si(free, 'B')} free in {place} (at least {least})", "free some disk"
+            return f"has {si(free, 'B')} free in {place} (at least {least})", "free disk space"
     return None
 
 
-def _interface(check: HostCheck, questions: Questions) -> tuple[str, str] | None:
-    if not questions.interface or check.address:
+def _interface(check: HostCheck, requirements: HostRequirements) -> tuple[str, str] | None:
+    if not requirements.interface or check.address:
         return None
     others = ", ".join(check.interfaces) or "none"
     return (
-        f"has no address on {questions.interface} (its interfaces: {others})",
+        f"has no address on {requirements.interface} (its interfaces: {others})",
         "choose one that all hosts have (--interface)",
     )
 
 
-def _usual(checks: Sequence[HostCheck], name: str) -> str | None:
+def _most_common(checks: Sequence[HostCheck], name: str) -> str | None:
     """Return the version that most hosts have."""
     counts = Counter(getattr(check, name) for check in checks if check.python)
     return counts.most_common(1)[0][0] if counts else None
@@ -221,7 +230,7 @@ def raise_for_faults(checks: Sequence[HostCheck]) -> None:
     )
 
 
-CLOCK_QUESTIONS = 3
+CLOCK_SAMPLES = 3
 ANSWER_LIMIT_S = 60.0
 """Time in seconds that a connected host has to answer; its interpreter may be on a slow file
 system."""
@@ -229,7 +238,7 @@ LATE_S = 1.0
 """Time in seconds that a connection has beyond ssh's own limit, so that ssh can report why it
 failed."""
 _NUMBER = re.compile(r"\d+(\.\d+)?")
-SLOW = "see what its shell does at log-in and what its interpreter waits for"
+SLOW_REMEDY = "check what its login shell does and what its interpreter waits for"
 
 
 @dataclass
@@ -238,7 +247,7 @@ class _Examination:
 
     session: Session
     first: str
-    questions: Questions
+    requirements: HostRequirements
     settings: SshSettings
     nonce: str = ""
     asked_s: float = 0.0
@@ -248,95 +257,99 @@ class _Examination:
     )
     """Round trip and skew of each question in seconds; no skew if the host reported no time."""
     facts: dict[str, Any] | None = None
-    unable: str | None = None
-    late: str | None = None
+    failure: str | None = None
+    timeout_reason: str | None = None
 
     @property
     def done(self) -> bool:
-        answer = self.facts or self.unable or self.late
-        return answer is not None or (self.session.ended and not self.session.heard)
+        answer = self.facts or self.failure or self.timeout_reason
+        return answer is not None or (self.session.ended and not self.session.inbox)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Process received messages, send the next question, and give up on a timeout."""
-        while self.session.heard and not self.done:
-            self._take(self.session.heard.popleft())
+        while self.session.inbox and not self.done:
+            self._handle(self.session.inbox.popleft())
         started_s = self.session.started_s
         if self.done or started_s is None:
             self.session.settled = self.done
             return
         limit_s = self.settings.connect_timeout_s
         if not self.asked_s and time.monotonic() - started_s > limit_s + LATE_S:
-            self.late = f"its log-in did not end within {limit_s:g} s"
+            self.timeout_reason = f"its login did not finish within {limit_s:g} s"
         elif self.asked_s and time.monotonic() - self.asked_s > ANSWER_LIMIT_S:
-            self.late = f"did not answer the checks within {ANSWER_LIMIT_S:g} s"
-        if self.late:
+            self.timeout_reason = f"did not answer the checks within {ANSWER_LIMIT_S:g} s"
+        if self.timeout_reason:
             self.session.kill()
 
-    def _take(self, heard: Heard) -> None:
-        if heard.word == "@ready":
-            self.server = _address(heard.rest.strip())
-            self._ask(remote.tell_time())
-        elif heard.word == "@clock":
-            self._take_clock(heard)
-            more = len(self.clock) < CLOCK_QUESTIONS
-            self._ask(remote.tell_time() if more else self._facts_question())
-        elif heard.word == "@facts":
-            self._take_facts(heard.rest)
-        elif heard.word == "@unable":
-            self.unable = heard.rest or "said nothing"
+    def _handle(self, message: Message) -> None:
+        if message.word == "@ready":
+            self.server = _address(message.text.strip())
+            self._ask(remote.request_time())
+        elif message.word == "@clock":
+            self._handle_clock(message)
+            more = len(self.clock) < CLOCK_SAMPLES
+            self._ask(remote.request_time() if more else self._facts_request())
+        elif message.word == "@facts":
+            self._handle_facts(message.text)
+        elif message.word == "@unable":
+            self.failure = message.text or "no output"
 
-    def _take_facts(self, text: str) -> None:
+    def _handle_facts(self, text: str) -> None:
         try:
             self.facts = json.loads(text)
         except ValueError:
-            self.unable = text
+            self.failure = text
 
     def _ask(self, text: str) -> None:
         self.session.send(text)
         self.session.write()
         self.asked_s = time.monotonic()
 
-    def _facts_question(self) -> str:
-        questions = self.questions
-        folder = str(questions.folder) if questions.folder else ""
-        words = (folder, self.nonce, questions.interface or "", self.first, self.server)
-        return remote.ask(questions.python, "facts", *words)
+    def _facts_request(self) -> str:
+        requirements = self.requirements
+        folder = str(requirements.folder) if requirements.folder else ""
+        words = (folder, self.nonce, requirements.interface or "", self.first, self.server)
+        return remote.request_facts(requirements.python, "facts", *words)
 
-    def _take_clock(self, heard: Heard) -> None:
+    def _handle_clock(self, message: Message) -> None:
         """Add the host's clock minus this one's at the middle of the round trip.
 
         Source: Cristian's method.
         """
-        trip_s = heard.at_s - self.asked_s
+        trip_s = message.at_s - self.asked_s
         # The wall clock when the answer arrived, moved back by half the round trip.
-        middle_unix = time.time() - (time.monotonic() - heard.at_s) - trip_s / 2
-        match = _NUMBER.match(heard.rest)  # a `date` without %N prints the letter after the dot
+        middle_unix = time.time() - (time.monotonic() - message.at_s) - trip_s / 2
+        match = _NUMBER.match(message.text)  # a `date` without %N prints the letter after the dot
         skew_s = float(match[0]) - middle_unix if match else None
         self.clock.append((trip_s, skew_s))
 
 
-def examine(fanout: Fanout, questions: Questions, settings: SshSettings) -> tuple[HostCheck, ...]:
+def examine(
+    fanout: Fanout, requirements: HostRequirements, settings: SshSettings
+) -> tuple[HostCheck, ...]:
     """Check every host of `fanout`; the sessions of hosts that answer stay open."""
-    nonce = f".paceline-{secrets.token_hex(8)}={secrets.token_hex(16)}" if questions.folder else ""
+    nonce = (
+        f".paceline-{secrets.token_hex(8)}={secrets.token_hex(16)}" if requirements.folder else ""
+    )
     first = fanout.sessions[0].host
-    examinations = [_Examination(s, first, questions, settings, nonce) for s in fanout.sessions]
+    examinations = [_Examination(s, first, requirements, settings, nonce) for s in fanout.sessions]
     file, _, content = nonce.partition("=")
-    if questions.folder:
-        write_text(questions.folder / file, content)
+    if requirements.folder:
+        write_text(requirements.folder / file, content)
     try:
         while not all(examination.done for examination in examinations):
             fanout.step(0.05)
             for examination in examinations:
-                examination.look()
+                examination.update()
     finally:
-        if questions.folder:
-            (questions.folder / file).unlink(missing_ok=True)
-    return judged([_host_check(examination) for examination in examinations], questions)
+        if requirements.folder:
+            (requirements.folder / file).unlink(missing_ok=True)
+    return apply_rules([_host_check(examination) for examination in examinations], requirements)
 
 
 def check_hosts(
     hosts: Sequence[str],
-    questions: Questions,
+    requirements: HostRequirements,
     settings: SshSettings,
     env: Mapping[str, str] | None = None,
 ) -> tuple[HostCheck, ...]:
@@ -347,7 +360,7 @@ def check_hosts(
         session.send(remote.greeting(env or {}))
     fanout = Fanout(sessions)
     try:
-        return examine(fanout, questions, settings)
+        return examine(fanout, requirements, settings)
     finally:
         fanout.close()
 
@@ -365,17 +378,18 @@ def _address(text: str) -> str:
 
 def _host_check(examination: _Examination) -> HostCheck:
     host = examination.session.host
-    if examination.late:
-        return HostCheck(host=host, fault=examination.late, answered=False, remedy=SLOW)
-    if examination.unable:
-        python = os.fspath(examination.questions.python)
+    if examination.timeout_reason:
+        why = examination.timeout_reason
+        return HostCheck(host=host, fault=why, answered=False, remedy=SLOW_REMEDY)
+    if examination.failure:
+        python = os.fspath(examination.requirements.python)
         return HostCheck(
             host=host,
-            fault=f"cannot run {python}: {examination.unable[:200]}",
-            remedy="install it at the same path, or name another interpreter (cluster.python)",
+            fault=f"cannot run {python}: {examination.failure[:200]}",
+            remedy="install it at the same path, or set another interpreter (cluster.python)",
         )
     if examination.facts is None:
-        what, remedy = meaning("\n".join(examination.session.messages))
+        what, remedy = explain("\n".join(examination.session.messages))
         return HostCheck(host=host, fault=what, answered=False, remedy=remedy)
     # The shortest round trip bounds the error of the skew most tightly.
     trip_s, skew_s = min(examination.clock, key=lambda reading: reading[0])

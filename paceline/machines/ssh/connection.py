@@ -15,7 +15,7 @@ from paceline.core.hosts import check_name
 from paceline.machines.ssh.remote import COMMAND
 
 SSH = "ssh"
-SIGNS_MISSED = 3
+MAX_MISSED_HEARTBEATS = 3
 """Number of missed heartbeats after which a connection counts as lost."""
 MAX_SOCKET_PATH = 80
 """Maximum length of a socket path in bytes. The kernel allows 108, and ssh adds a suffix of its own
@@ -26,7 +26,7 @@ _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@:=,-]+")
 CHANGED_KEY = "REMOTE HOST IDENTIFICATION HAS CHANGED"
 """Message of a changed host key. It comes in the middle of ssh's output, which ends with the
 message for an unknown key."""
-MEANINGS = (
+EXPLANATIONS = (
     (
         CHANGED_KEY,
         "its host key has changed",
@@ -35,11 +35,11 @@ MEANINGS = (
     (
         r"Host key verification failed|No \S+ host key is known",
         "its host key is unknown",
-        "compare its fingerprint with the host's own, then accept it by an ssh of your own",
+        "compare its fingerprint with the host's own, then connect once with ssh to accept it",
     ),
     (
         r"Permission denied|Too many authentication failures|No more authentication methods",
-        "refuses the log-in without a password",
+        "refuses to log in without a password",
         "add your public key there with ssh-copy-id",
     ),
     (
@@ -50,10 +50,10 @@ MEANINGS = (
     (
         r"timed out|Timeout, server|No route to host|Network is unreachable",
         "does not answer",
-        "see whether it is up, or leave it out",
+        "check that it is up, or leave it out",
     ),
-    (r"Connection refused", "no ssh server listens there", "start sshd, or leave it out"),
-    (r"open-file|Too many open files", "too many open files here", "raise `ulimit -n`"),
+    (r"Connection refused", "no ssh server is listening", "start sshd, or leave it out"),
+    (r"open-file|Too many open files", "this machine has too many open files", "raise `ulimit -n`"),
 )
 """Patterns of ssh's messages, what they mean for the host, and the remedy."""
 
@@ -71,7 +71,7 @@ def ssh_argv(
         "ConnectTimeout": settings.connect_timeout_s,
         "ConnectionAttempts": 1,
         "ServerAliveInterval": settings.alive_interval_s,
-        "ServerAliveCountMax": SIGNS_MISSED,
+        "ServerAliveCountMax": MAX_MISSED_HEARTBEATS,
         "ControlMaster": "yes" if master else "no",
         "ControlPath": control or "none",
         "ControlPersist": "no",
@@ -82,9 +82,9 @@ def ssh_argv(
         "ClearAllForwardings": "yes",
         "ForwardAgent": "no",
     }
-    chosen = ["-F", str(Path(settings.config).expanduser())] if settings.config else []
+    config_options = ["-F", str(Path(settings.config).expanduser())] if settings.config else []
     words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    return [SSH, *chosen, *words, "--", check_name(host), COMMAND]
+    return [SSH, *config_options, *words, "--", check_name(host), COMMAND]
 
 
 def private_folder() -> Path:
@@ -98,21 +98,21 @@ def private_folder() -> Path:
     length = len(os.fsencode(place)) + len(f"/{_PREFIX}{os.getpid()}-") + 8
     if length > MAX_SOCKET_PATH or not _PLAIN_PATH.fullmatch(place):
         place = "/tmp"
-    _clear(Path(place))
+    _remove_stale_folders(Path(place))
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
 
 
-def _clear(place: Path) -> None:
+def _remove_stale_folders(place: Path) -> None:
     """Remove folders that killed processes of this user left; their sockets ended with ssh."""
     for folder in place.glob(f"{_PREFIX}*-*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         with contextlib.suppress(OSError):
-            owned = folder.lstat().st_uid == os.getuid()
-            if owned and pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            is_own = folder.lstat().st_uid == os.getuid()
+            if is_own and pid.isdecimal() and not psutil.pid_exists(int(pid)):
                 folder.rmdir()  # fails if not empty: a process of another namespace uses it
 
 
-def meaning(messages: str) -> tuple[str, str | None]:
+def explain(messages: str) -> tuple[str, str | None]:
     """Return the meaning of ssh's messages for a host, and a remedy.
 
     If no message is known, the last line is returned. Otherwise the last known message is used,
@@ -120,7 +120,7 @@ def meaning(messages: str) -> tuple[str, str | None]:
     """
     lines = [line.strip() for line in messages.splitlines() if line.strip()]
     for text in [*(line for line in lines if CHANGED_KEY in line), *reversed(lines)]:
-        for pattern, what, remedy in MEANINGS:
+        for pattern, what, remedy in EXPLANATIONS:
             if re.search(pattern, text):
                 return what, remedy
-    return (f"ssh failed: {lines[-1][:200]}" if lines else "ssh ended without a word"), None
+    return (f"ssh failed: {lines[-1][:200]}" if lines else "ssh ended without a message"), None

@@ -18,7 +18,9 @@ from importlib import resources
 
 COMMAND = "exec bash --noprofile --norc -s"
 """Command that ssh runs on every host."""
-WORDS = frozenset({"@ready", "@clock", "@facts", "@unable", "@pgid", "@alive", "@rc", "@ended"})
+MESSAGE_WORDS = frozenset(
+    {"@ready", "@clock", "@facts", "@unable", "@pgid", "@alive", "@rc", "@ended"}
+)
 """First words of the program's messages; ssh has lines of its own that begin with `@`."""
 MARK = "PACELINE_MARK"
 GRACE_S = 8
@@ -28,7 +30,7 @@ of the node's agent."""
 PROGRAM = rf"""
 trap '' HUP PIPE
 exec 3<&0
-paceline_signal() {{ # MARK GROUP SIGNAL: to all that carry the mark; false when nothing does
+paceline_signal() {{ # MARK GROUP SIGNAL: to all processes with the mark; false if there are none
   local file pid stat to sent=1 done=
   for file in $(grep -lsaz "^{MARK}=$1\$" /proc/[0-9]*/environ </dev/null 3<&-); do
     pid=${{file#/proc/}} pid=${{pid%/environ}}
@@ -51,13 +53,13 @@ paceline_end() {{ # MARK GROUP: SIGTERM, then SIGKILL
   paceline_signal "$1" "$2" KILL
 }}
 paceline_ask() {{ # PYTHON ARGUMENT ...
-  local said
-  said=$'\n'$("$1" -c "$paceline_facts" "${{@:2}}" </dev/null 3<&- 2>&1)
-  if [[ $said == *$'\n{{'* ]]; then
-    said=${{said##*$'\n{{'}}
-    echo "@facts {{${{said%%$'\n'*}}" >&2
+  local reply
+  reply=$'\n'$("$1" -c "$paceline_facts" "${{@:2}}" </dev/null 3<&- 2>&1)
+  if [[ $reply == *$'\n{{'* ]]; then
+    reply=${{reply##*$'\n{{'}}
+    echo "@facts {{${{reply%%$'\n'*}}" >&2
   else
-    echo "@unable ${{said##*$'\n'}}" >&2
+    echo "@unable ${{reply##*$'\n'}}" >&2
   fi
 }}
 paceline_run() {{ # FOLDER MARK SILENCE NODE ADDRESS PORT
@@ -71,7 +73,7 @@ paceline_run() {{ # FOLDER MARK SILENCE NODE ADDRESS PORT
   group=$!
   (
     while read -r -t "$3" line; do echo "@alive $line" >&2; done
-    while kill -0 "$group" 2>/dev/null; do # until the job carries its mark nothing finds it
+    while kill -0 "$group" 2>/dev/null; do # a job without its mark is not found yet
       paceline_end "$2" "$group"
       sleep 0.1 </dev/null
     done
@@ -97,12 +99,12 @@ def greeting(env: Mapping[str, str]) -> str:
     return "\n".join([PROGRAM, f"paceline_facts={shlex.quote(facts)}", *exports, ready, ""])
 
 
-def tell_time() -> str:
+def request_time() -> str:
     """Return the request for `@clock SECONDS`."""
     return 'echo "@clock $(date +%s.%N </dev/null)" >&2\n'
 
 
-def ask(python: str, *arguments: str) -> str:
+def request_facts(python: str, *arguments: str) -> str:
     """Return the request to run host_facts.py.
 
     The answer is `@facts JSON`, or `@unable WHY` if the interpreter does not run it.

@@ -13,7 +13,7 @@ from paceline.core.hardware import SshSettings
 from paceline.core.hosts import compress
 from paceline.machines import Handle, JobEnd
 from paceline.machines.ssh import remote
-from paceline.machines.ssh.connection import SIGNS_MISSED, meaning, ssh_argv
+from paceline.machines.ssh.connection import MAX_MISSED_HEARTBEATS, explain, ssh_argv
 from paceline.machines.ssh.session import Fanout, Session
 
 FOLLOW_S = 5.0
@@ -42,33 +42,33 @@ class SshHost:
     code: int | None = None
     """Exit code of node.sh, as reported by the host."""
     failed_s: float | None = None
-    lost: str | None = None
+    lost_reason: str | None = None
     """Reason why the connection ended before the job did."""
-    answered: int = 0
+    last_heartbeat: int = 0
     """Number of the last heartbeat that the host returned."""
 
     @property
     def over(self) -> bool:
-        return self.code is not None or self.lost is not None
+        return self.code is not None or self.lost_reason is not None
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Process received messages."""
-        while self.session.heard:
-            _, word, rest = self.session.heard.popleft()
+        while self.session.inbox:
+            _, word, text = self.session.inbox.popleft()
             if word == "@pgid":
-                self.group = int(rest)
+                self.group = int(text)
             elif word == "@alive":
-                self.answered = int(rest)
+                self.last_heartbeat = int(text)
             elif word == "@rc":
-                self.code = int(rest)
+                self.code = int(text)
         if self.session.ended and not self.over:
-            self.lose(meaning("\n".join(self.session.messages))[0])
-        if self.failed_s is None and (self.code or self.lost):
+            self.lose(explain("\n".join(self.session.messages))[0])
+        if self.failed_s is None and (self.code or self.lost_reason):
             self.failed_s = time.monotonic()
 
-    def lose(self, why: str) -> None:
+    def lose(self, reason: str) -> None:
         """Record that the connection is lost, and end its ssh."""
-        self.lost = self.lost or why
+        self.lost_reason = self.lost_reason or reason
         self.session.kill()
 
 
@@ -81,11 +81,11 @@ class SshRun(Handle):
     settings: SshSettings
     sockets: Path
     deadline: float | None = None
-    _signs: dict[int, float] = field(default_factory=dict[int, float])
+    _sent_at: dict[int, float] = field(default_factory=dict[int, float])
     """Time at which each heartbeat was sent, until all hosts have returned it."""
-    _number: int = 0
-    _looked_s: float = field(default_factory=time.monotonic)
-    _question: int | None = None
+    _last_sent: int = 0
+    _updated_s: float = field(default_factory=time.monotonic)
+    _failure_heartbeat: int | None = None
     """Number of the heartbeat that was sent when the first host had failed."""
     _hung_up_s: float = math.inf
     """Time since which the hosts are ending the job on request."""
@@ -100,7 +100,7 @@ class SshRun(Handle):
         """Return the exit code if the job has ended on all hosts, else None."""
         if self._closed:
             return self._code()
-        self._look()
+        self._update()
         if self._failure_is_clear() or all(host.session.ended for host in self.hosts):
             return self.stop()
         return None
@@ -122,14 +122,14 @@ class SshRun(Handle):
 
     def verdict(self) -> JobEnd | None:
         """Return hosts whose connection was lost, or the one whose ranks could not be started."""
-        lost = [host for host in self.hosts if host.lost]
-        if lost:
-            names = tuple(host.session.host for host in lost)
-            whys = "; ".join(dict.fromkeys(host.lost or "" for host in lost))
+        lost_hosts = [host for host in self.hosts if host.lost_reason]
+        if lost_hosts:
+            names = tuple(host.session.host for host in lost_hosts)
+            reasons = "; ".join(dict.fromkeys(host.lost_reason or "" for host in lost_hosts))
             who = compress(names)
-            if len(lost) == len(self.hosts) > 1:
-                who += " (all hosts: see this machine's own network first)"
-            return JobEnd("failed", f"{who}: the connection was lost: {whys}", names)
+            if len(lost_hosts) == len(self.hosts) > 1:
+                who += " (all hosts: check this machine's own network first)"
+            return JobEnd("failed", f"{who}: the connection was lost: {reasons}", names)
         first = self._first_failure()
         if first is None:
             return None
@@ -146,33 +146,33 @@ class SshRun(Handle):
         self.fanout.close()
         shutil.rmtree(self.sockets, ignore_errors=True)
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         """Read from every host, send a heartbeat if due, and find hosts that return none."""
         now = time.monotonic()
-        pause_s, self._looked_s = now - self._looked_s, now
+        pause_s, self._updated_s = now - self._updated_s, now
         if pause_s > SLACK_S:  # this process itself was stopped, so no host is late
-            self._signs = {number: at + pause_s for number, at in self._signs.items()}
+            self._sent_at = {number: at + pause_s for number, at in self._sent_at.items()}
         for _ in range(ROUNDS):
             if not self.fanout.step(0):
                 break
         for host in self.hosts:
-            host.look()
-        if now - max(self._signs.values(), default=0.0) >= self.settings.alive_interval_s:
-            self._send_sign(now)
-        limit_s = SIGNS_MISSED * self.settings.alive_interval_s + SLACK_S
+            host.update()
+        if now - max(self._sent_at.values(), default=0.0) >= self.settings.alive_interval_s:
+            self._send_heartbeat(now)
+        limit_s = MAX_MISSED_HEARTBEATS * self.settings.alive_interval_s + SLACK_S
         for host in self.hosts:
-            waits_s = now - self._signs.get(host.answered + 1, now)
+            waits_s = now - self._sent_at.get(host.last_heartbeat + 1, now)
             if not host.over and waits_s > limit_s:
-                host.lose(f"no sign of life for {waits_s:.0f} s")
+                host.lose(f"no heartbeat for {waits_s:.0f} s")
 
-    def _send_sign(self, now: float) -> None:
-        self._number += 1
-        self._signs[self._number] = now
+    def _send_heartbeat(self, now: float) -> None:
+        self._last_sent += 1
+        self._sent_at[self._last_sent] = now
         running = [host for host in self.hosts if not host.over]
-        oldest = min((host.answered for host in running), default=self._number)
-        self._signs = {n: at for n, at in self._signs.items() if n > oldest}
+        oldest = min((host.last_heartbeat for host in running), default=self._last_sent)
+        self._sent_at = {n: at for n, at in self._sent_at.items() if n > oldest}
         for host in running:
-            host.session.send(f"{self._number}\n")
+            host.session.send(f"{self._last_sent}\n")
             host.session.write()
 
     def _failure_is_clear(self) -> bool:
@@ -184,11 +184,13 @@ class SshRun(Handle):
         failures = [host.failed_s for host in self.hosts if host.failed_s is not None]
         if not failures or all(host.over for host in self.hosts):
             return False
-        if self._question is None:
-            self._send_sign(time.monotonic())
-            self._question = self._number
-        answered = all(host.over or host.answered >= self._question for host in self.hosts)
-        return answered and time.monotonic() - min(failures) > FOLLOW_S
+        if self._failure_heartbeat is None:
+            self._send_heartbeat(time.monotonic())
+            self._failure_heartbeat = self._last_sent
+        is_complete = all(
+            host.over or host.last_heartbeat >= self._failure_heartbeat for host in self.hosts
+        )
+        return is_complete and time.monotonic() - min(failures) > FOLLOW_S
 
     def _hang_up(self) -> None:
         """End the first connections, and wait until the hosts report the end of the job."""
@@ -199,7 +201,7 @@ class SshRun(Handle):
         while time.monotonic() < deadline and not all(h.session.ended for h in self.hosts):
             self.fanout.step(0.05)
             for host in self.hosts:
-                host.look()
+                host.update()
 
     def _end_by_group(self) -> None:
         """End jobs whose end was not confirmed, by their groups, through second connections.
@@ -207,23 +209,23 @@ class SshRun(Handle):
         These share the first connection of a host that still answered. If that fails, and for all
         other hosts, they are new connections.
         """
-        left = [host for host in self.hosts if host.code is None]
-        for host in left:
-            host.lost = host.lost or "it did not confirm the end of its ranks"
-        left = self._still_left([host for host in left if self._answered(host)], shared=True) + [
-            host for host in left if not self._answered(host)
-        ]
-        for host in left:
+        remaining = [host for host in self.hosts if host.code is None]
+        for host in remaining:
+            host.lost_reason = host.lost_reason or "it did not confirm the end of its ranks"
+        remaining = self._end_remotely(
+            [host for host in remaining if self._was_responsive(host)], shared=True
+        ) + [host for host in remaining if not self._was_responsive(host)]
+        for host in remaining:
             host.session.kill()
-        self._still_left(left, shared=False)
+        self._end_remotely(remaining, shared=False)
 
-    def _answered(self, host: SshHost) -> bool:
+    def _was_responsive(self, host: SshHost) -> bool:
         """Return True if the host had returned its heartbeats when it was asked to end the job."""
-        sent_s = self._signs.get(host.answered + 1, self._hung_up_s)
+        sent_s = self._sent_at.get(host.last_heartbeat + 1, self._hung_up_s)
         late_s = self._hung_up_s - sent_s
         return not host.session.ended and late_s < self.settings.alive_interval_s
 
-    def _still_left(self, hosts: list[SshHost], shared: bool) -> list[SshHost]:
+    def _end_remotely(self, hosts: list[SshHost], shared: bool) -> list[SshHost]:
         """Return the hosts that did not end their ranks through a second connection.
 
         `shared` reuses the first connection of each host.
@@ -241,14 +243,14 @@ class SshRun(Handle):
                 second.step(0.05)
         finally:
             second.close()
-        return [host for host, ender in zip(hosts, enders, strict=True) if not ender.heard]
+        return [host for host, ender in zip(hosts, enders, strict=True) if not ender.inbox]
 
     def _code(self) -> int:
         first = self._first_failure()
         if first is not None:
             return LOST_CODE if first.code is None else first.code
-        ended = next((host.code for host in self.hosts if host.code), None)
-        return ended or (0 if all(host.code == 0 for host in self.hosts) else LOST_CODE)
+        code = next((host.code for host in self.hosts if host.code), None)
+        return code or (0 if all(host.code == 0 for host in self.hosts) else LOST_CODE)
 
     def _first_failure(self) -> SshHost | None:
         """Return the host that failed first without being asked to end, or None."""

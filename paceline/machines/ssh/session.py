@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.core.errors import SystemFaultError
-from paceline.machines.ssh.remote import WORDS
+from paceline.machines.ssh.remote import MESSAGE_WORDS
 
 CHUNK_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
 DRAIN_S = 1.0
 """Time in seconds after the end of ssh in which its output may still arrive, through a helper
 process that outlives it."""
-KEPT_MESSAGES = 20
-KEPT_OUTPUT = 4096
+MAX_MESSAGES = 20
+MAX_OUTPUT = 4096
 
 
-class Heard(NamedTuple):
+class Message(NamedTuple):
     """Message of the program on the host: arrival time (monotonic), first word, remainder."""
 
     at_s: float
     word: str
-    rest: str
+    text: str
 
 
 @dataclass
@@ -43,8 +43,8 @@ class Session:
     log: Path | None = None
     """File to which the job's output and ssh's messages are appended."""
     outbox: bytearray = field(default_factory=bytearray)
-    heard: deque[Heard] = field(default_factory=deque[Heard])
-    messages: deque[str] = field(default_factory=lambda: deque[str](maxlen=KEPT_MESSAGES))
+    inbox: deque[Message] = field(default_factory=deque[Message])
+    messages: deque[str] = field(default_factory=lambda: deque[str](maxlen=MAX_MESSAGES))
     """Last messages of ssh and of the log-in."""
     last_output: str = ""
     """End of the job's output."""
@@ -107,30 +107,30 @@ class Session:
         if not self.outbox or self.channel is None:
             return
         try:
-            sent = self.channel.send(self.outbox)
+            num_sent = self.channel.send(self.outbox)
         except BlockingIOError:
             return
         except OSError:
             self.outbox.clear()  # ssh has ended; its exit code shows why
             return
-        del self.outbox[:sent]
+        del self.outbox[:num_sent]
 
     def read_channel(self) -> bool:
         """Read the job's output; return False at its end."""
-        data = _received(self.channel)
+        data = _receive(self.channel)
         if data:
-            self._keep(data)
-            self.last_output = (self.last_output + data.decode(errors="replace"))[-KEPT_OUTPUT:]
+            self._write_log(data)
+            self.last_output = (self.last_output + data.decode(errors="replace"))[-MAX_OUTPUT:]
         return data != b""
 
     def read_errors(self) -> bool:
         """Read messages of ssh and of the program on the host; return False at their end."""
-        data = _received(self.errors)
+        data = _receive(self.errors)
         *lines, self._line = (self._line + (data or b"")).split(b"\n")
         if data == b"" or len(self._line) > MAX_LINE_BYTES:
             lines, self._line = [*lines, self._line], b""
         for line in lines:
-            self._take(line.decode(errors="replace").rstrip("\r"))
+            self._handle_line(line.decode(errors="replace").rstrip("\r"))
         return data != b""
 
     def reap(self) -> bool:
@@ -157,15 +157,15 @@ class Session:
                 end.close()
         self.channel = self.errors = None
 
-    def _take(self, line: str) -> None:
-        word, _, rest = line.partition(" ")
-        if word in WORDS:
-            self.heard.append(Heard(time.monotonic(), word, rest))
+    def _handle_line(self, line: str) -> None:
+        word, _, text = line.partition(" ")
+        if word in MESSAGE_WORDS:
+            self.inbox.append(Message(time.monotonic(), word, text))
         elif line.strip():
             self.messages.append(line)
-            self._keep(f"{line}\n".encode())
+            self._write_log(f"{line}\n".encode())
 
-    def _keep(self, data: bytes) -> None:
+    def _write_log(self, data: bytes) -> None:
         if self.log is None:
             return
         try:
@@ -175,7 +175,7 @@ class Session:
             raise SystemFaultError(str(self.log), f"cannot be written: {error.strerror}") from error
 
 
-def _received(end: socket.socket | None) -> bytes | None:
+def _receive(end: socket.socket | None) -> bytes | None:
     """Return received bytes: empty at the end of the stream, None if nothing has arrived."""
     if end is None:
         return None
@@ -189,7 +189,7 @@ def _received(end: socket.socket | None) -> bytes | None:
 
 AT_ONCE = 32
 """Maximum number of hosts that are set up at the same time; more would delay each other."""
-MOST_FILES = 1 << 16
+TARGET_OPEN_FILES = 1 << 16
 """Number of open files requested in advance, if the system allows it."""
 
 
@@ -210,9 +210,9 @@ class Fanout:
         events = self._selector.select(wait_s)
         for key, _ in events:
             session: Session = key.data
-            whole = session.channel is key.fileobj
-            if not (session.read_channel() if whole else session.read_errors()):
-                self._finish(session, whole)
+            is_output = session.channel is key.fileobj
+            if not (session.read_channel() if is_output else session.read_errors()):
+                self._finish(session, is_output)
         for session in self.sessions:
             session.write()
             if session.reap():
@@ -232,23 +232,23 @@ class Fanout:
         self._selector.close()
 
     def _start(self) -> None:
-        while self._waiting and self._on_their_way() < self.at_once:
+        while self._waiting and self._num_connecting() < self.at_once:
             session = self._waiting.popleft()
             session.start()
             for end in (session.channel, session.errors):
                 assert end is not None
                 self._selector.register(end, selectors.EVENT_READ, session)
 
-    def _on_their_way(self) -> int:
+    def _num_connecting(self) -> int:
         return sum(s.started_s is not None and not (s.settled or s.ended) for s in self.sessions)
 
-    def _finish(self, session: Session, whole: bool) -> None:
-        end = session.channel if whole else session.errors
+    def _finish(self, session: Session, is_output: bool) -> None:
+        end = session.channel if is_output else session.errors
         if end is None:
             return
         self._selector.unregister(end)
         end.close()
-        if whole:
+        if is_output:
             session.channel = None
         else:
             session.errors = None
@@ -262,16 +262,16 @@ def allow_files(sessions: int) -> None:
     system allows fewer.
     """
     # Per session: two sockets, and its log while it is written. 100 for everything else.
-    needed = 3 * sessions + 100 + len(list(Path("/dev/fd").iterdir()))
+    min_files = 3 * sessions + 100 + len(list(Path("/dev/fd").iterdir()))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    if hard != resource.RLIM_INFINITY and hard < min_files:
         raise SystemFaultError(
             "open files",
-            f"{sessions} hosts need {needed}",
+            f"{sessions} hosts need {min_files}",
             allowed=str(hard),
             remedy="raise `ulimit -Hn`",
         )
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
-    limit = max(needed, most)
+    target = TARGET_OPEN_FILES if hard == resource.RLIM_INFINITY else min(TARGET_OPEN_FILES, hard)
+    limit = max(min_files, target)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

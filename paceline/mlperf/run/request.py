@@ -16,7 +16,7 @@ from paceline.engines import engine
 from paceline.files.documents import read_value
 from paceline.files.recipe import full_key, load_recipe
 from paceline.files.run_folder import is_alive
-from paceline.machines.node.binding import bound
+from paceline.machines.node.binding import with_binding
 from paceline.machines.placement import Request
 from paceline.mlperf.rules import (
     BENCHMARKS,
@@ -271,7 +271,7 @@ def _without_restarts(plan: Plan) -> Plan:
     slurm = cluster.slurm.model_copy(update={"retries": 0, "requeue": False})
     once = cluster.model_copy(update={"slurm": slurm})
     spec = plan.spec.model_copy(update={"cluster": once})
-    return replace(plan, spec=spec, job=bound(engine(spec.engine).job(spec, plan.job.name)))
+    return replace(plan, spec=spec, job=with_binding(engine(spec.engine).job(spec, plan.job.name)))
 
 
 def _variant(request: SeriesRequest, benchmark: Benchmark) -> TrialVariant:

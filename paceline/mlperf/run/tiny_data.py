@@ -28,7 +28,7 @@ from paceline.core.mmdit import MMDiTShape
 from paceline.core.result import Status
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import read_record, run_folders
-from paceline.machines.placement import Request, Where
+from paceline.machines.placement import HostPlacement, Request
 from paceline.mlperf.rules import TRIAL_VARIANT, Benchmark
 from paceline.runs import flow
 from paceline.runs.checkpoints import CHECKPOINTS_FOLDER, LATEST_CHECKPOINT
@@ -117,7 +117,7 @@ def _base(benchmark: Benchmark, code: TrialData, device: str, show: ShowProgress
         "layout.zero_stage=0",
         *code.overrides,
     )
-    local = Where(launcher="local")
+    local = HostPlacement(launcher="local")
     request = Request(benchmark.recipe, TRIAL_VARIANT, changes, 1, device, where=local)
     plan = make_plan(request)
     root = cache_folder() / "bases"

@@ -172,7 +172,7 @@ def _caches(caches: Sequence[Inventory]) -> str | None:
 
 def _adapter(adapter: Inventory) -> str:
     speed = f"{adapter['gbit_per_s']:g} Gb/s" if adapter["gbit_per_s"] else "unknown speed"
-    return f"{adapter['maker'] or ''} {adapter['kind'] or 'adapter'}, {speed}".strip()
+    return f"{adapter['vendor'] or ''} {adapter['kind'] or 'adapter'}, {speed}".strip()
 
 
 def _group(texts: Iterable[str]) -> str | None:

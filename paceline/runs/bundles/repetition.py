@@ -22,7 +22,7 @@ from paceline.engines import engine
 from paceline.files.inputs import INDEXED, find_input
 from paceline.files.run_folder import read_record
 from paceline.files.staged import CONTENT_FOLDER, asset_state, read_manifest, stage_root
-from paceline.machines.node.binding import bound
+from paceline.machines.node.binding import with_binding
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.bundles.verification import OpenedBundle, check_opened
 from paceline.runs.data_files import TokenFile, with_tokens
@@ -80,7 +80,7 @@ def repetition(opened: OpenedBundle, path: Path, runs: Path) -> Repetition:
         plan = replan(spec)
     except UserError as error:
         obstacles.append(str(error))
-        plan = Plan(spec, bound(engine(spec.engine).job(spec, spec.recipe)), inventory())
+        plan = Plan(spec, with_binding(engine(spec.engine).job(spec, spec.recipe)), inventory())
     then = recorded_environment(opened.folder, {})
     changes = environment_changes([then], [environment_items(plan.inventory, {})])
     plan = replace(plan, token_files=tokens)

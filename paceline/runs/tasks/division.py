@@ -14,9 +14,15 @@ from paceline.core.run import RunSpec
 from paceline.core.units import pluralize, there_are
 from paceline.files.recipe import Recipe
 from paceline.machines.node.bind import even_shares, whole_cores
-from paceline.machines.placement import Request, Where, choose_cluster, hosts_of, with_slurm_nodes
+from paceline.machines.placement import (
+    HostPlacement,
+    Request,
+    choose_cluster,
+    shared_hosts,
+    with_slurm_nodes,
+)
 from paceline.machines.probe.inventory import inventory
-from paceline.machines.slurm.client import from_allocation
+from paceline.machines.slurm.client import allocation_hosts
 from paceline.runs.tasks.slot import MOST_SLOTS, JobSlot, numbered_slots
 
 
@@ -65,7 +71,7 @@ def divide(
     return _of_hosts(request, inventory, cluster, nodes_per_trial, max_parallel)
 
 
-def slots_for(spec: RunSpec, where: Where, max_parallel: int | None) -> tuple[JobSlot, ...]:
+def slots_for(spec: RunSpec, where: HostPlacement, max_parallel: int | None) -> tuple[JobSlot, ...]:
     """Return slots for further runs of `spec`, on other given hosts or a new allocation.
 
     Raises UserError if it does not fit, or if earlier runs had other shares of one machine.
@@ -76,7 +82,7 @@ def slots_for(spec: RunSpec, where: Where, max_parallel: int | None) -> tuple[Jo
     job = None
     if cluster.capabilities.allocations:
         job = where.allocation or os.environ.get("SLURM_JOB_ID")
-    hosts = where.hosts or (from_allocation(job) if job and cluster.hosts else ())
+    hosts = where.hosts or (allocation_hosts(job) if job and cluster.hosts else ())
     named = hosts or tuple(Host(name=name) for name in cluster.hosts)
     if not named:
         return numbered_slots(at_once)
@@ -95,7 +101,7 @@ def _of_hosts(
     nodes_per_trial: int | None,
     max_parallel: int | None,
 ) -> Division:
-    hosts = hosts_of(request, cluster)
+    hosts = shared_hosts(request, cluster)
     size = nodes_per_trial or max(1, len(hosts) // (max_parallel or 1))
     if size > len(hosts):
         raise UserError(f"--nodes-per-trial {size}", there_are(len(hosts), "host"))

@@ -17,7 +17,7 @@ from paceline.core.errors import PacelineError, SystemFaultError
 from paceline.core.hardware import Cluster
 from paceline.core.result import Result
 from paceline.files.run_folder import Repeat, Trial
-from paceline.machines.slurm import Gathering, Submit
+from paceline.machines.slurm import ArraySubmitter, Submit
 from paceline.runs import flow
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import (
@@ -178,16 +178,20 @@ class TaskRunner(ABC, Generic[Task, Kept]):
             batch = {slot: task for slot, task in taken if task is not None}
             if not batch:
                 break
-            jobs = Gathering(len(batch), folder, at_once, abandoned=self.stop.is_set)
+            jobs = ArraySubmitter(len(batch), folder, at_once, is_stopped=self.stop.is_set)
             interrupted = side_by_side(
                 [*batch], self.stop, partial(self._follow, tasks, batch, jobs)
             )
         return interrupted
 
     def _follow(
-        self, tasks: TaskQueue[Task], batch: dict[JobSlot, Task], jobs: Gathering, slot: JobSlot
+        self,
+        tasks: TaskQueue[Task],
+        batch: dict[JobSlot, Task],
+        jobs: ArraySubmitter,
+        slot: JobSlot,
     ) -> None:
-        with jobs.place_for_one() as submit:
+        with jobs.submitter() as submit:
             self._run(tasks, batch[slot], slot, submit)
 
     def _run(

@@ -16,8 +16,8 @@ from paceline.core.run import RunSpec
 from paceline.engines import engine
 from paceline.files.run_folder import read_record
 from paceline.machines.node.bind import Core, even_shares
-from paceline.machines.node.binding import bound, bound_to
-from paceline.machines.slurm.client import UnknownJobError, from_allocation
+from paceline.machines.node.binding import bind_to_cores, with_binding
+from paceline.machines.slurm.client import UnknownJobError, allocation_hosts
 from paceline.runs.plan import Plan
 
 MOST_SLOTS = 128
@@ -60,10 +60,12 @@ def plan_on(plan: Plan, slot: JobSlot) -> Plan:
     """Return the plan moved to a slot."""
     if slot.hosts:
         spec = on_hosts(plan.spec, slot.hosts)
-        return replace(plan, spec=spec, job=bound(engine(spec.engine).job(spec, plan.job.name)))
+        return replace(
+            plan, spec=spec, job=with_binding(engine(spec.engine).job(spec, plan.job.name))
+        )
     job = plan.job
     if slot.cores:
-        job = bound_to(job, even_shares(list(slot.cores), job.devices_per_node))
+        job = bind_to_cores(job, even_shares(list(slot.cores), job.devices_per_node))
     if slot.devices:
         job = replace(job, env={**job.env, "CUDA_VISIBLE_DEVICES": ",".join(slot.devices)})
     return replace(plan, job=job)
@@ -139,7 +141,7 @@ def allocation_fault(cluster: Cluster) -> str | None:
         return None
     for pause_s in (ASK_AGAIN_S, 0.0):
         try:
-            from_allocation(job)
+            allocation_hosts(job)
         except UserError as fault:
             return str(fault)
         except UnknownJobError as fault:

@@ -10,10 +10,10 @@ import numpy as np
 from paceline.core.errors import UserError
 from paceline.core.node_groups import GroupThroughput, Purpose, ScalingKind, by_size, main_series
 from paceline.scaling.analysis.bisection import (
-    FEWEST_ALIKE,
+    MIN_TYPICAL_GROUPS,
     Bisection,
     Group,
-    Slow,
+    SlowGroup,
     bisect,
     slow_groups,
 )
@@ -21,9 +21,9 @@ from paceline.scaling.analysis.corroboration import (
     Confirmation,
     NodeEvidence,
     confirmations,
-    disturbed_hosts,
     evidence,
-    proven_hosts,
+    known_good_hosts,
+    refuted_hosts,
     second_pass,
 )
 from paceline.scaling.analysis.factors import SizeFactors, corrected_logs, size_factors
@@ -31,7 +31,7 @@ from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
 from paceline.scaling.analysis.reliability import (
     NotSeparable,
     PersistentComponent,
-    lasting_differences,
+    persistent_component,
 )
 from paceline.scaling.analysis.slow_nodes import (
     HealthySpeed,
@@ -42,7 +42,7 @@ from paceline.scaling.analysis.slow_nodes import (
     judge_nodes,
 )
 
-MOST_SEARCHES = 4
+MAX_SEARCHES = 4
 """Maximum number of slow groups that are bisected at a time, the smallest first."""
 
 
@@ -64,49 +64,49 @@ class Analysis:
 
     context: AnalysisContext
     measured: tuple[GroupThroughput, ...]
-    apart: tuple[GroupThroughput, ...]
+    excluded: tuple[GroupThroughput, ...]
     """Excluded groups, measured with another, smaller hostfile."""
     base_nodes: int
     base: float
     """Throughput of one node that counts as ideal, in samples/s."""
     speeds: NodeSpeeds | None
-    lasting: PersistentComponent | NotSeparable
+    component: PersistentComponent | NotSeparable
     sizes: tuple[SizeFactors, ...]
-    blame: SlowNodeReport
+    verdicts: SlowNodeReport
     gains: tuple[ReplacementGain, ...]
-    confirmed: tuple[Confirmation, ...]
+    confirmations: tuple[Confirmation, ...]
     evidence: tuple[NodeEvidence, ...]
     """Evidence for every node that is slow by its own values."""
-    slow: tuple[Slow, ...]
+    slow: tuple[SlowGroup, ...]
     """Groups that are slower than their slowest member and their size explain."""
     searches: tuple[Bisection, ...]
 
     @property
-    def flagged(self) -> tuple[NodeVerdict, ...]:
+    def flagged_nodes(self) -> tuple[NodeVerdict, ...]:
         """Nodes that two independent measurements find slow, the slowest first."""
-        return _flagged(self.blame, self.confirmed, self.evidence)
+        return _flagged_nodes(self.verdicts, self.confirmations, self.evidence)
 
     @property
-    def cleared(self) -> tuple[NodeVerdict, ...]:
+    def refuted_nodes(self) -> tuple[NodeVerdict, ...]:
         """Nodes that were slow alone, but not in groups."""
-        return tuple(e.node for e in self.evidence if e.standing == "refuted")
+        return tuple(e.node for e in self.evidence if e.verdict == "refuted")
 
     @property
-    def suspected(self) -> tuple[NodeVerdict, ...]:
+    def suspect_nodes(self) -> tuple[NodeVerdict, ...]:
         """Slow nodes that independent evidence could confirm, but that have none; slowest first."""
-        alone = {e.node.host for e in self.evidence if e.standing == "alone"}
+        alone = {e.node.host for e in self.evidence if e.verdict == "alone"}
         return tuple(
             node
-            for node in self.blame.nodes
-            if node.host in alone or (node.suspected and node not in self.flagged)
+            for node in self.verdicts.nodes
+            if node.host in alone or (node.suspected and node not in self.flagged_nodes)
         )
 
     @property
-    def has_second_witness(self) -> bool:
+    def has_independent_evidence(self) -> bool:
         """True if repeats, pairs or groups could have confirmed a slow node's value."""
         by_repeats = self.speeds is not None and bool((self.speeds.repeats > 1).any())
         return by_repeats or any(
-            size > 1 and len(groups) > FEWEST_ALIKE
+            size > 1 and len(groups) > MIN_TYPICAL_GROUPS
             for size, groups in by_size(self.measured).items()
         )
 
@@ -131,53 +131,53 @@ def analyse(
     context = context or AnalysisContext()
     if not any(group.samples_per_s is not None for group in measured):
         raise UserError("results", "no sub-cluster has a value", allowed="samples/s above 0")
-    kept, apart = main_series(measured)
-    sizes = by_size(kept)
+    groups, excluded = main_series(measured)
+    sizes = by_size(groups)
     if not sizes:
         raise UserError("results", "the hostfile with the most hosts has no values")
-    speeds = node_speeds([group for group in kept if group.purpose == "plan"])
+    speeds = node_speeds([group for group in groups if group.purpose == "plan"])
     base_nodes, base = _base(sizes, speeds)
-    blame = (
+    verdicts = (
         SlowNodeReport((), None)
         if speeds is None
         else judge_nodes(speeds, context.resolution, context.reference, context.history)
     )
-    confirmed = confirmations(blame, kept)
-    witnessed = evidence(blame, confirmed, kept)
+    pair_results = confirmations(verdicts, groups)
+    node_evidence = evidence(verdicts, pair_results, groups)
     if speeds is not None:
-        speeds = replace(speeds, disturbed=disturbed_hosts(witnessed))
-    lasting = (
+        speeds = replace(speeds, refuted_hosts=refuted_hosts(node_evidence))
+    component = (
         NotSeparable("no node was measured alone")
         if speeds is None
-        else lasting_differences(speeds, sizes)
+        else persistent_component(speeds, sizes)
     )
-    flagged = {node.host for node in _flagged(blame, confirmed, witnessed)}
-    explained = flagged | (speeds.noisy_hosts if speeds is not None else set[str]())
-    slow = _slow_without_reason(kept, base, speeds, lasting, explained)
+    flagged_hosts = {node.host for node in _flagged_nodes(verdicts, pair_results, node_evidence)}
+    explained_hosts = flagged_hosts | (speeds.noisy_hosts if speeds is not None else set[str]())
+    slow = _unexplained_slow_groups(groups, base, speeds, component, explained_hosts)
     return Analysis(
         context=context,
-        measured=tuple(kept),
-        apart=tuple(apart),
+        measured=tuple(groups),
+        excluded=tuple(excluded),
         base_nodes=base_nodes,
         base=base,
         speeds=speeds,
-        lasting=lasting,
-        sizes=tuple(size_factors(sizes, base_nodes, base, speeds, lasting)),
-        blame=blame,
+        component=component,
+        sizes=tuple(size_factors(sizes, base_nodes, base, speeds, component)),
+        verdicts=verdicts,
         gains=(
-            tuple(gains(speeds, lasting, len(flagged)))
-            if speeds is not None and isinstance(lasting, PersistentComponent)
+            tuple(gains(speeds, component, len(flagged_hosts)))
+            if speeds is not None and isinstance(component, PersistentComponent)
             else ()
         ),
-        confirmed=tuple(confirmed),
-        evidence=tuple(witnessed),
+        confirmations=tuple(pair_results),
+        evidence=tuple(node_evidence),
         slow=tuple(slow),
-        searches=tuple(_searches(slow, kept, blame)),
+        searches=tuple(_searches(slow, groups, verdicts)),
     )
 
 
 def next_groups(
-    analysis: Analysis, planned: Collection[Group] = ()
+    analysis: Analysis, planned_groups: Collection[Group] = ()
 ) -> tuple[Purpose, list[list[Group]]] | None:
     """Return the next measurements, in rounds of groups that can run at once; None at the end.
 
@@ -185,30 +185,37 @@ def next_groups(
     call with the new values continues from there. Groups that failed or are in `planned` are not
     requested again.
     """
-    tried = {*planned, *(group.hosts for group in analysis.measured if group.purpose != "plan")}
-    proven = {*proven_hosts(analysis.blame)}
+    measured_groups = {
+        *planned_groups,
+        *(group.hosts for group in analysis.measured if group.purpose != "plan"),
+    }
+    known_good = {*known_good_hosts(analysis.verdicts)}
     rounds = [
         list(pairs)
-        for pairs in second_pass(analysis.blame)
-        if not all(pair in tried for pair in pairs if not proven >= {*pair})
+        for pairs in second_pass(analysis.verdicts)
+        if not all(pair in measured_groups for pair in pairs if not known_good >= {*pair})
     ]
     if rounds:
         return "second pass", rounds
     groups = [group for search in analysis.searches for group in search.ask]
-    rounds = _disjoint(dict.fromkeys(group for group in groups if group not in tried))
+    rounds = _disjoint(dict.fromkeys(group for group in groups if group not in measured_groups))
     return ("bisection", rounds) if rounds else None
 
 
-def _flagged(
-    blame: SlowNodeReport, confirmed: Sequence[Confirmation], witnessed: Sequence[NodeEvidence]
+def _flagged_nodes(
+    verdicts: SlowNodeReport,
+    pair_results: Sequence[Confirmation],
+    node_evidence: Sequence[NodeEvidence],
 ) -> tuple[NodeVerdict, ...]:
     """Return the slow nodes that independent evidence confirms, the slowest first."""
-    sure = {e.node.host for e in witnessed if e.standing == "confirmed"}
-    paired = {confirmation.host for confirmation in confirmed if confirmation.confirmed}
+    confirmed_hosts = {e.node.host for e in node_evidence if e.verdict == "confirmed"}
+    confirmed_by_pairs = {
+        confirmation.host for confirmation in pair_results if confirmation.confirmed
+    }
     return tuple(
         node
-        for node in blame.nodes
-        if node.host in sure or (node.suspected and node.host in paired)
+        for node in verdicts.nodes
+        if node.host in confirmed_hosts or (node.suspected and node.host in confirmed_by_pairs)
     )
 
 
@@ -222,40 +229,42 @@ def _base(
     return nodes, float(np.median([group.samples_per_s or 0.0 for group in groups])) / nodes
 
 
-def _slow_without_reason(
+def _unexplained_slow_groups(
     measured: Sequence[GroupThroughput],
     base: float,
     speeds: NodeSpeeds | None,
-    lasting: PersistentComponent | NotSeparable,
-    explained: set[str],
-) -> list[Slow]:
+    component: PersistentComponent | NotSeparable,
+    explained_hosts: set[str],
+) -> list[SlowGroup]:
     """Return the slow groups without a flagged or noisy member, the smallest first."""
     if speeds is None:
         return []
-    minimum = corrected_logs(speeds, lasting) if isinstance(lasting, PersistentComponent) else {}
+    minimum = (
+        corrected_logs(speeds, component) if isinstance(component, PersistentComponent) else {}
+    )
     slow = slow_groups(measured, base, minimum)
-    kept = [group for group in slow if not explained & set(group.hosts)]
-    return sorted(kept, key=lambda group: (len(group.hosts), -group.loss))
+    remaining = [group for group in slow if not explained_hosts & set(group.hosts)]
+    return sorted(remaining, key=lambda group: (len(group.hosts), -group.loss))
 
 
 def _searches(
-    slow: Sequence[Slow], measured: Sequence[GroupThroughput], blame: SlowNodeReport
+    slow: Sequence[SlowGroup], measured: Sequence[GroupThroughput], verdicts: SlowNodeReport
 ) -> list[Bisection]:
     """Return the search in each slow planned group of the smallest slow size."""
-    valued = [group for group in measured if group.samples_per_s is not None]
-    by_hosts = {frozenset(group.hosts) for group in valued}
-    in_plan = {frozenset(group.hosts) for group in valued if group.purpose == "plan"}
-    planned = [group for group in slow if frozenset(group.hosts) in in_plan]
+    with_value = [group for group in measured if group.samples_per_s is not None]
+    by_hosts = {frozenset(group.hosts) for group in with_value}
+    in_plan = {frozenset(group.hosts) for group in with_value if group.purpose == "plan"}
+    slow_planned = [group for group in slow if frozenset(group.hosts) in in_plan]
     slow_sets = {frozenset(group.hosts) for group in slow}
-    smallest = [group for group in planned if len(group.hosts) == len(planned[0].hosts)]
+    smallest = [group for group in slow_planned if len(group.hosts) == len(slow_planned[0].hosts)]
     in_slow = {host for group in smallest for host in group.hosts}
 
     def is_slow(group: Group) -> bool | None:
         hosts = frozenset(group)
         return True if hosts in slow_sets else False if hosts in by_hosts else None
 
-    proven = [host for host in proven_hosts(blame) if host not in in_slow]
-    return [bisect(group, is_slow, proven) for group in smallest[:MOST_SEARCHES]]
+    known_good = [host for host in known_good_hosts(verdicts) if host not in in_slow]
+    return [bisect(group, is_slow, known_good) for group in smallest[:MAX_SEARCHES]]
 
 
 def _disjoint(groups: Mapping[Group, None]) -> list[list[Group]]:

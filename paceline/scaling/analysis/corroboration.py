@@ -11,21 +11,21 @@ import numpy as np
 from paceline.compare.significance import student_t
 from paceline.core.node_groups import GroupThroughput, by_size
 from paceline.core.stats import NORMAL_MAD
-from paceline.scaling.analysis.bisection import FEWEST_ALIKE
-from paceline.scaling.analysis.slow_nodes import LEAST_LOSS, NodeVerdict, SlowNodeReport
+from paceline.scaling.analysis.bisection import MIN_TYPICAL_GROUPS
+from paceline.scaling.analysis.slow_nodes import MIN_LOSS, NodeVerdict, SlowNodeReport
 
 PARTNERS = 2
 """Number of known-good nodes that a slow one is paired with, so that no partner is to blame."""
 CONTROLS = 4
 """Number of pairs of known-good nodes measured at the same time."""
-PROVEN_Z = -2.0
-SHOWN = 0.5
+KNOWN_GOOD_Z = -2.0
+MIN_LOSS_SHARE = 0.5
 """Share of a slow node's own loss that each of its pairs must show."""
-REACH = 5.0
+MIN_CONTROL_DISTANCE = 5.0
 """Minimum distance of a suspected node's pairs from the controls, in standard deviations."""
-CHANCE = 0.005
+CONTROL_CHANCE = 0.005
 """Probability of that distance by chance, for few controls with an uncertain deviation."""
-FEWEST_CONTROLS = 3
+MIN_CONTROLS = 3
 """Minimum number of different control pairs for an estimate of their variation."""
 
 Pair = tuple[str, str]
@@ -48,17 +48,17 @@ class _Controls:
 
     centre: float
     """Median samples/s."""
-    reach: float | None
+    chance_loss: float | None
     """Loss that a pair exceeds by chance with probability CHANCE; None with too few controls."""
 
 
-def proven_hosts(blame: SlowNodeReport) -> list[str]:
+def known_good_hosts(verdicts: SlowNodeReport) -> list[str]:
     """Return known-good hosts, those closest to the typical speed first."""
-    sound = [n for n in blame.nodes if not n.flagged and n.z is not None and n.z > PROVEN_Z]
-    return [node.host for node in sorted(sound, key=lambda node: abs(node.z or 0.0))]
+    good = [n for n in verdicts.nodes if not n.flagged and n.z is not None and n.z > KNOWN_GOOD_Z]
+    return [node.host for node in sorted(good, key=lambda node: abs(node.z or 0.0))]
 
 
-def second_pass(blame: SlowNodeReport) -> list[list[Pair]]:
+def second_pass(verdicts: SlowNodeReport) -> list[list[Pair]]:
     """Return rounds of pairs: each flagged or suspected node with a new known-good node per round.
 
     Up to four pairs of known-good nodes run at the same time as controls: those closest to the
@@ -66,25 +66,29 @@ def second_pass(blame: SlowNodeReport) -> list[list[Pair]]:
     after the flagged ones, as long as there are known-good nodes for them. The result is empty when
     no node is slow, or when there are too few known-good nodes for all flagged ones.
     """
-    proven = proven_hosts(blame)
-    slow = [node.host for node in (*blame.flagged, *blame.suspected)][: len(proven)]
-    if not slow or len(slow) < len(blame.flagged):
+    known_good = known_good_hosts(verdicts)
+    slow = [node.host for node in (*verdicts.flagged_nodes, *verdicts.suspect_nodes)][
+        : len(known_good)
+    ]
+    if not slow or len(slow) < len(verdicts.flagged_nodes):
         return []
     rounds: list[list[Pair]] = []
     for number in range(PARTNERS):
-        turn = number * len(slow) % len(proven)
-        order = [*proven[turn:], *proven[:turn]]
-        partners, rest = order[: len(slow)], order[len(slow) :]
-        if blame.suspected:
+        offset = number * len(slow) % len(known_good)
+        order = [*known_good[offset:], *known_good[:offset]]
+        partners, others = order[: len(slow)], order[len(slow) :]
+        if verdicts.suspect_nodes:
             # The controls' variation matters too, and typical nodes alone would understate it.
-            rest = rest[:: max(1, len(rest) // (2 * CONTROLS))]
-        rest = rest[: 2 * CONTROLS]
-        controls = list(zip(rest[::2], rest[1::2], strict=False))
+            others = others[:: max(1, len(others) // (2 * CONTROLS))]
+        others = others[: 2 * CONTROLS]
+        controls = list(zip(others[::2], others[1::2], strict=False))
         rounds.append([*zip(slow, partners, strict=True), *controls])
     return rounds
 
 
-def confirmations(blame: SlowNodeReport, measured: Sequence[GroupThroughput]) -> list[Confirmation]:
+def confirmations(
+    verdicts: SlowNodeReport, measured: Sequence[GroupThroughput]
+) -> list[Confirmation]:
     """Confirm or refute every flagged or suspected node by its pairs.
 
     A flagged node is confirmed when each pair shows more than half of its loss alone. Pairs cannot
@@ -92,15 +96,15 @@ def confirmations(blame: SlowNodeReport, measured: Sequence[GroupThroughput]) ->
     needs all its pairs, and each must also be slower than the controls by five of their standard
     deviations. Controls are all pairs without a flagged or suspected node.
     """
-    slow = {node.host for node in (*blame.flagged, *blame.suspected)}
+    slow = {node.host for node in (*verdicts.flagged_nodes, *verdicts.suspect_nodes)}
     pairs = [group for group in measured if group.nodes == 2 and group.samples_per_s is not None]
     # Halves of a slow group are not pairs of known-good nodes.
-    usual = [group for group in pairs if group.purpose != "bisection"]
-    controls = _controls([group for group in usual if not slow & set(group.hosts)])
-    base = float(np.median([node.value for node in blame.nodes])) if blame.nodes else 0.0
+    planned_pairs = [group for group in pairs if group.purpose != "bisection"]
+    controls = _controls([group for group in planned_pairs if not slow & set(group.hosts)])
+    base = float(np.median([node.value for node in verdicts.nodes])) if verdicts.nodes else 0.0
     return [
         _confirmation(node, base, pairs, slow, controls)
-        for node in (*blame.flagged, *blame.suspected)
+        for node in (*verdicts.flagged_nodes, *verdicts.suspect_nodes)
     ]
 
 
@@ -115,12 +119,12 @@ def _controls(pairs: Sequence[GroupThroughput]) -> _Controls | None:
         by_pair.setdefault(frozenset(group.hosts), []).append(group.samples_per_s or 0.0)
     n = len(by_pair)
     centre = float(np.median(values))
-    if n < FEWEST_CONTROLS:
+    if n < MIN_CONTROLS:
         return _Controls(centre, None)
     logs = np.log([float(np.median(repeats)) for repeats in by_pair.values()])
-    times = max(REACH, student_t(1 - CHANCE, n - 1) * (1 + 1 / n) ** 0.5)
-    wide = times * float(np.std(logs, ddof=1))
-    return _Controls(centre, 1 - float(np.exp(-wide)))
+    distance = max(MIN_CONTROL_DISTANCE, student_t(1 - CONTROL_CHANCE, n - 1) * (1 + 1 / n) ** 0.5)
+    half_width = distance * float(np.std(logs, ddof=1))
+    return _Controls(centre, 1 - float(np.exp(-half_width)))
 
 
 def _confirmation(
@@ -138,20 +142,24 @@ def _confirmation(
     if not values or controls is None:
         return Confirmation(node.host, None, None)
     losses = [1 - value / controls.centre for value in values]
-    measure = node.value / (1 - node.loss) if node.by == "its own history" else base
-    least = 1 - (SHOWN * node.value + (1 - SHOWN) * measure) / base
-    if least <= 0:
+    reference = node.value / (1 - node.loss) if node.by == "its own history" else base
+    min_loss = 1 - (MIN_LOSS_SHARE * node.value + (1 - MIN_LOSS_SHARE) * reference) / base
+    if min_loss <= 0:
         return Confirmation(node.host, None, float(np.mean(losses)))
-    shown = min(losses) > least
-    if node.suspected and shown:
-        is_judged = controls.reach is not None and len(values) >= PARTNERS
-        shown = min(losses) > controls.reach if is_judged and controls.reach is not None else None
-    return Confirmation(node.host, shown, float(np.mean(losses)))
+    is_confirmed = min(losses) > min_loss
+    if node.suspected and is_confirmed:
+        is_judged = controls.chance_loss is not None and len(values) >= PARTNERS
+        is_confirmed = (
+            min(losses) > controls.chance_loss
+            if is_judged and controls.chance_loss is not None
+            else None
+        )
+    return Confirmation(node.host, is_confirmed, float(np.mean(losses)))
 
 
-Standing = Literal["confirmed", "refuted", "alone"]
+EvidenceVerdict = Literal["confirmed", "refuted", "alone"]
 """Verdict on a node that is slow by its own value; "alone" means without independent evidence."""
-SCATTERS = 3.0
+MIN_GROUP_DISTANCE = 3.0
 """Minimum loss of groups with a slow node, in standard deviations of groups without one."""
 
 
@@ -160,7 +168,7 @@ class NodeEvidence:
     """Evidence that confirms or refutes that one node is slow."""
 
     node: NodeVerdict
-    standing: Standing
+    verdict: EvidenceVerdict
     by: Literal["its pairs", "its repeats", "its groups", "nothing"]
     group_loss: float | None = None
     """Median loss of its groups compared with groups without a slow node; None without such
@@ -168,14 +176,17 @@ class NodeEvidence:
 
 
 def evidence(
-    blame: SlowNodeReport, confirmed: Sequence[Confirmation], measured: Sequence[GroupThroughput]
+    verdicts: SlowNodeReport,
+    pair_results: Sequence[Confirmation],
+    measured: Sequence[GroupThroughput],
 ) -> list[NodeEvidence]:
     """Return the evidence for every node that its own values flag, slowest first."""
-    by_host = {confirmation.host: confirmation.confirmed for confirmation in confirmed}
-    losses = group_losses({node.host for node in blame.flagged}, measured)
-    base = float(np.median([node.value for node in blame.nodes])) if blame.nodes else 1.0
+    by_host = {confirmation.host: confirmation.confirmed for confirmation in pair_results}
+    losses = group_losses({node.host for node in verdicts.flagged_nodes}, measured)
+    base = float(np.median([node.value for node in verdicts.nodes])) if verdicts.nodes else 1.0
     return [
-        _of(node, base, by_host.get(node.host), losses.get(node.host)) for node in blame.flagged
+        _node_evidence(node, base, by_host.get(node.host), losses.get(node.host))
+        for node in verdicts.flagged_nodes
     ]
 
 
@@ -190,23 +201,31 @@ def group_losses(
     """
     by_host: dict[str, list[tuple[float, float]]] = {}
     for size, groups in by_size(measured).items():
-        usual = [g.samples_per_s or 0.0 for g in groups if not slow & {*g.hosts}]
-        if size < 2 or len(usual) < FEWEST_ALIKE:
+        typical = [g.samples_per_s or 0.0 for g in groups if not slow & {*g.hosts}]
+        if size < 2 or len(typical) < MIN_TYPICAL_GROUPS:
             continue
-        centre = float(np.median(usual))
-        chance = SCATTERS * NORMAL_MAD * float(np.median(np.abs(np.array(usual) - centre))) / centre
+        centre = float(np.median(typical))
+        chance_loss = (
+            MIN_GROUP_DISTANCE
+            * NORMAL_MAD
+            * float(np.median(np.abs(np.array(typical) - centre)))
+            / centre
+        )
         for group in groups:
             members = slow & {*group.hosts}
             if len(members) == 1:
                 loss = 1 - (group.samples_per_s or 0.0) / centre
-                by_host.setdefault(members.pop(), []).append((loss, chance))
+                by_host.setdefault(members.pop(), []).append((loss, chance_loss))
     return {
-        host: (float(np.median([loss for loss, _ in pairs])), max(chance for _, chance in pairs))
+        host: (
+            float(np.median([loss for loss, _ in pairs])),
+            max(chance_loss for _, chance_loss in pairs),
+        )
         for host, pairs in by_host.items()
     }
 
 
-def _of(
+def _node_evidence(
     node: NodeVerdict, base: float, by_pairs: bool | None, by_groups: tuple[float, float] | None
 ) -> NodeEvidence:
     loss = by_groups[0] if by_groups else None
@@ -217,13 +236,13 @@ def _of(
     if by_groups is None:
         return NodeEvidence(node, "alone", "nothing")
     # A healthy node that is expected to be below the others slows its groups by as much.
-    usual = max(0.0, 1 - node.value / (1 - node.loss) / base)
-    beyond, chance = by_groups[0] - usual, by_groups[1]
-    if beyond > max(SHOWN * node.loss, chance, LEAST_LOSS):
+    expected_loss = max(0.0, 1 - node.value / (1 - node.loss) / base)
+    excess, chance = by_groups[0] - expected_loss, by_groups[1]
+    if excess > max(MIN_LOSS_SHARE * node.loss, chance, MIN_LOSS):
         return NodeEvidence(node, "confirmed", "its groups", loss)
-    return NodeEvidence(node, "refuted" if beyond < LEAST_LOSS else "alone", "its groups", loss)
+    return NodeEvidence(node, "refuted" if excess < MIN_LOSS else "alone", "its groups", loss)
 
 
-def disturbed_hosts(witnessed: Sequence[NodeEvidence]) -> frozenset[str]:
+def refuted_hosts(node_evidence: Sequence[NodeEvidence]) -> frozenset[str]:
     """Return hosts whose own value was disturbed: values measured with them show another speed."""
-    return frozenset(e.node.host for e in witnessed if e.standing == "refuted")
+    return frozenset(e.node.host for e in node_evidence if e.verdict == "refuted")

@@ -41,7 +41,7 @@ class SizeFactors:
     n: int
     samples_per_s: float
     """Geometric mean of the groups' values, in samples/s."""
-    scatter: float | None
+    variation: float | None
     """Relative standard deviation between the groups; None for one."""
     efficiency: Factor
     naive_straggler: float | None
@@ -55,7 +55,7 @@ def size_factors(
     base_nodes: int,
     base: float,
     speeds: NodeSpeeds | None,
-    lasting: PersistentComponent | NotSeparable,
+    component: PersistentComponent | NotSeparable,
 ) -> list[SizeFactors]:
     """Return the factors of every size; `base` is the samples/s of one node that counts as ideal.
 
@@ -65,23 +65,23 @@ def size_factors(
     """
     measured: dict[str, float] = {}
     corrected: tuple[Mapping[str, float], ...] = ()
-    error = luck = 0.0
+    error = node_error = 0.0
     if speeds is not None:
         measured = dict(zip(speeds.hosts, speeds.logs.tolist(), strict=True))
         # The base is a median of n nodes, and their spread is estimated from a MAD.
         error = MEDIAN_ERROR * speeds.spread / len(speeds.hosts) ** 0.5
         error *= student_t(0.975, MAD_EFFICIENCY * max(1, len(speeds.hosts) - 1))
-    if speeds is not None and isinstance(lasting, PersistentComponent):
-        shares = (lasting.reliability, lasting.low, lasting.high)
-        corrected = tuple(corrected_logs(speeds, lasting, share) for share in shares)
-        luck = student_t(0.975, lasting.degrees) * lasting.noise
-    pooled = pooled_scatter(sizes, corrected[0] if corrected else {})
-    baseline = _Baseline(base_nodes, base, error, measured, corrected, luck, pooled)
+    if speeds is not None and isinstance(component, PersistentComponent):
+        shares = (component.reliability, component.low, component.high)
+        corrected = tuple(corrected_logs(speeds, component, share) for share in shares)
+        node_error = student_t(0.975, component.degrees) * component.noise
+    pooled = pooled_variation(sizes, corrected[0] if corrected else {})
+    baseline = _Baseline(base_nodes, base, error, measured, corrected, node_error, pooled)
     return [_of_size(nodes, groups, baseline) for nodes, groups in sizes.items()]
 
 
 def corrected_logs(
-    speeds: NodeSpeeds, lasting: PersistentComponent, reliability: float | None = None
+    speeds: NodeSpeeds, component: PersistentComponent, reliability: float | None = None
 ) -> dict[str, float]:
     """Return log(speed / base) of each node, shrunk to 0 by the root of the reliability.
 
@@ -91,12 +91,12 @@ def corrected_logs(
     much. An outlying node is not from the healthy population and stays as measured. A node with a
     disturbed value counts as a median node.
     """
-    share = lasting.reliability if reliability is None else reliability
-    kept = np.where(speeds.is_outlying, 1.0, share**0.5) * ~speeds.is_disturbed
-    return dict(zip(speeds.hosts, (speeds.logs * kept).tolist(), strict=True))
+    share = component.reliability if reliability is None else reliability
+    weights = np.where(speeds.is_outlier, 1.0, share**0.5) * ~speeds.is_refuted
+    return dict(zip(speeds.hosts, (speeds.logs * weights).tolist(), strict=True))
 
 
-def pooled_scatter(
+def pooled_variation(
     sizes: Mapping[int, Sequence[GroupThroughput]], minimum: Mapping[str, float]
 ) -> tuple[float, int] | None:
     """Return the relative standard deviation between groups of a size, and its degrees of freedom.
@@ -128,7 +128,7 @@ class _Baseline:
     corrected: tuple[Mapping[str, float], ...]
     """Corrected log(speed / base) of each node: at the reliability, and at both ends of its
     interval."""
-    luck: float
+    node_error: float
     """Half-width of the 95% interval of one node's persistent speed."""
     pooled: tuple[float, int] | None
 
@@ -145,20 +145,20 @@ def _of_size(nodes: int, groups: Sequence[GroupThroughput], baseline: _Baseline)
     complete = [] if is_base else [mean for mean in minima if mean is not None]
     if complete:
         minimum = complete[0]
-        unsure = (max(complete) - min(complete)) / 2
-        wide = hypot(
-            baseline.luck / _num_slowest(groups, baseline.measured) ** 0.5,
-            unsure,
+        reliability_error = (max(complete) - min(complete)) / 2
+        straggler_error = hypot(
+            baseline.node_error / _num_slowest(groups, baseline.measured) ** 0.5,
+            reliability_error,
             baseline.base_error,
         )
-        straggler = Factor.of_log(minimum, wide)
-        rest = None if mean_error is None else hypot(mean_error, wide)
-        communication = Factor.of_log(efficiency - minimum, rest)
+        straggler = Factor.of_log(minimum, straggler_error)
+        communication_error = None if mean_error is None else hypot(mean_error, straggler_error)
+        communication = Factor.of_log(efficiency - minimum, communication_error)
     return SizeFactors(
         nodes=nodes,
         n=len(groups),
         samples_per_s=exp(value),
-        scatter=float(np.std(logs, ddof=1)) if len(groups) > 1 else None,
+        variation=float(np.std(logs, ddof=1)) if len(groups) > 1 else None,
         efficiency=Factor.of_log(
             efficiency, None if mean_error is None else hypot(mean_error, baseline.base_error)
         ),
@@ -197,5 +197,5 @@ def _mean_error(n: int, pooled: tuple[float, int] | None) -> float | None:
     """Return the 95% half-width of the mean of n groups, by the variation over all sizes."""
     if pooled is None:
         return None
-    scatter, degrees = pooled
-    return student_t(0.975, degrees) * scatter / n**0.5
+    variation, degrees = pooled
+    return student_t(0.975, degrees) * variation / n**0.5

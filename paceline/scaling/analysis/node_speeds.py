@@ -18,9 +18,9 @@ MEDIAN_ERROR = 1.2533
 MAD_EFFICIENCY = 0.368
 """Efficiency of the median absolute deviation relative to the standard deviation as an estimate of
 the deviation of normal values (Rousseeuw and Croux, J. Amer. Statist. Assoc. 88 (1993) 1273)."""
-OUTLYING = 4.0
+OUTLIER_Z = 4.0
 """Robust standard deviations beyond which a node is not part of the healthy population."""
-NOISY = 4.0
+NOISY_RATIO = 4.0
 """Ratio of a node's own variation to the common variation above which the node is noisy."""
 
 
@@ -34,15 +34,15 @@ class NodeSpeeds:
     mean_logs: FloatColumn
     """Mean of the logarithms of the repeats."""
     repeats: IntColumn
-    common_scatter: float | None
+    common_variation: float | None
     """Relative standard deviation of a single measurement; None without repeats."""
-    own_scatter: FloatColumn
+    own_variation: FloatColumn
     """Relative standard deviation of each node's own repeats; 0 with a single one."""
     next_slowest: FloatColumn
     """Samples/s of each node's second-slowest repeat; NaN with a single one."""
     degrees: int
     """Degrees of freedom of the common variation."""
-    disturbed: frozenset[str] = frozenset()
+    refuted_hosts: frozenset[str] = frozenset()
     """Hosts whose own value was refuted by other evidence, so it does not show their persistent
     speed."""
 
@@ -65,14 +65,14 @@ class NodeSpeeds:
     def errors(self) -> FloatColumn:
         """Relative standard error of each node's value by its repeats; 0 if unknown."""
         single = np.maximum(
-            self.common_scatter or 0.0, np.where(self.is_noisy, self.own_scatter, 0)
+            self.common_variation or 0.0, np.where(self.is_noisy, self.own_variation, 0)
         )
         return single * np.where(self.repeats > 2, MEDIAN_ERROR, 1.0) / np.sqrt(self.repeats)
 
     @cached_property
     def is_noisy(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """True for nodes whose own repeats vary far more than those of all nodes."""
-        return self.own_scatter > NOISY * max(self.common_scatter or np.inf, 1e-4)
+        return self.own_variation > NOISY_RATIO * max(self.common_variation or np.inf, 1e-4)
 
     @property
     def noisy_hosts(self) -> set[str]:
@@ -82,14 +82,14 @@ class NodeSpeeds:
         }
 
     @cached_property
-    def is_disturbed(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def is_refuted(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """True for nodes whose own values were refuted."""
-        return np.array([host in self.disturbed for host in self.hosts], dtype=np.bool_)
+        return np.array([host in self.refuted_hosts for host in self.hosts], dtype=np.bool_)
 
     @cached_property
-    def is_outlying(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def is_outlier(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """True for nodes that are too far from the median to belong to the healthy population."""
-        return np.abs(self.logs) > OUTLYING * np.maximum(self.spread, self.errors)
+        return np.abs(self.logs) > OUTLIER_Z * np.maximum(self.spread, self.errors)
 
 
 def node_speeds(measured: Sequence[GroupThroughput]) -> NodeSpeeds | None:
@@ -105,8 +105,8 @@ def node_speeds(measured: Sequence[GroupThroughput]) -> NodeSpeeds | None:
         values=np.array([median(values) for values in values_by_host.values()]),
         mean_logs=np.array([float(np.mean(np.log(values))) for values in values_by_host.values()]),
         repeats=np.array([len(values) for values in values_by_host.values()]),
-        common_scatter=common_scatter(values_by_host),
-        own_scatter=np.array([_deviation(values) for values in values_by_host.values()]),
+        common_variation=common_variation(values_by_host),
+        own_variation=np.array([_deviation(values) for values in values_by_host.values()]),
         next_slowest=np.array(
             [sorted(values)[1] if len(values) > 1 else np.nan for values in values_by_host.values()]
         ),
@@ -114,7 +114,7 @@ def node_speeds(measured: Sequence[GroupThroughput]) -> NodeSpeeds | None:
     )
 
 
-def common_scatter(values_by_host: Mapping[str, Sequence[float]]) -> float | None:
+def common_variation(values_by_host: Mapping[str, Sequence[float]]) -> float | None:
     """Return 1.4826 x median |deviation from the node's mean| x sqrt(n / (n - 1)) of log values.
 
     The estimate is robust, so that one noisy node does not hide slow ones behind its own variation.

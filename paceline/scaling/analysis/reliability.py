@@ -21,14 +21,14 @@ from paceline.core.node_groups import GroupThroughput
 from paceline.core.steps import FloatColumn
 from paceline.scaling.analysis.node_speeds import MAD_EFFICIENCY, NodeSpeeds
 
-MOST_CHANCE = 0.01
+MAX_P = 0.01
 """Maximum p-value that counts as evidence."""
-FEWEST_GROUPS = 8
+MIN_GROUPS = 8
 """Minimum number of groups of one size for a slope."""
-FEWEST_NODES = 8
-LARGE_ERROR = 0.01
+MIN_NODES = 8
+MAX_NOISY_ERROR = 0.01
 """Standard error of a noisy node's value above which there is no straggler factor."""
-FOLLOWING = 0.5
+MIN_SLOPE_SHARE = 0.5
 """Share of the expected slope below which groups do not follow their slowest member."""
 
 
@@ -39,7 +39,7 @@ class Slope:
     value: float
     error: float
     degrees: int
-    scatter: float
+    variation: float
     """Relative standard deviation of the groups around the line."""
 
     @property
@@ -70,7 +70,7 @@ class PersistentComponent:
     """Relative standard deviation of a node's value from its persistent speed."""
     degrees: float
     """Degrees of freedom of the values that `noise` is estimated from."""
-    how: str
+    source: str
     """Source of the estimate, in words."""
 
 
@@ -81,7 +81,7 @@ class NotSeparable:
     why: str
 
 
-def lasting_differences(
+def persistent_component(
     speeds: NodeSpeeds, measured: Mapping[int, Sequence[GroupThroughput]]
 ) -> PersistentComponent | NotSeparable:
     """Estimate the reliability of single-node values, or return why that is not possible.
@@ -90,34 +90,34 @@ def lasting_differences(
     member, whatever the repeats show: a workload that is bound by the network does not wait for a
     GPU.
     """
-    if len(speeds.hosts) < FEWEST_NODES:
-        return NotSeparable(f"fewer than {FEWEST_NODES} nodes were measured alone")
-    shaky = sorted(speeds.noisy_hosts)
-    if shaky and float(speeds.errors[speeds.is_noisy].max()) > LARGE_ERROR:
-        return NotSeparable(f"what noisy nodes cost changes from run to run: {compress(shaky)}")
+    if len(speeds.hosts) < MIN_NODES:
+        return NotSeparable(f"fewer than {MIN_NODES} nodes were measured alone")
+    noisy = sorted(speeds.noisy_hosts)
+    if noisy and float(speeds.errors[speeds.is_noisy].max()) > MAX_NOISY_ERROR:
+        return NotSeparable(f"the loss of noisy nodes varies from run to run: {compress(noisy)}")
     slope = group_slope(speeds, measured)
-    lasting = None if speeds.common_scatter is None else _by_repeats(speeds)
+    component = None if speeds.common_variation is None else _by_repeats(speeds)
     expected = (
         1.0
-        if lasting is None
-        else lasting.reliability
-        if isinstance(lasting, PersistentComponent)
+        if component is None
+        else component.reliability
+        if isinstance(component, PersistentComponent)
         else 0.0
     )
-    if slope is not None and slope.p > MOST_CHANCE and slope.high < FOLLOWING * expected:
+    if slope is not None and slope.p > MAX_P and slope.high < MIN_SLOPE_SHARE * expected:
         return NotSeparable(
             "groups do not follow their slowest member: slope of their speed on its speed "
-            f"{slope.value:.2f} ({slope.low:.2f} to {slope.high:.2f}), 1 would be following"
+            f"{slope.value:.2f} ({slope.low:.2f} to {slope.high:.2f}), expected 1"
         )
-    if lasting is not None:
-        return lasting
+    if component is not None:
+        return component
     if slope is None:
         return NotSeparable(
-            f"every node was measured alone only once, and no size has {FEWEST_GROUPS} groups"
+            f"every node was measured alone only once, and no size has {MIN_GROUPS} groups"
         )
-    if slope.p > MOST_CHANCE:
+    if slope.p > MAX_P:
         return NotSeparable(
-            "whether groups follow their slowest member is not known well enough: slope "
+            "it is uncertain whether groups follow their slowest member: slope "
             f"{slope.value:.2f} ({slope.low:.2f} to {slope.high:.2f})"
         )
     return _by_slope(speeds, slope, group_slope(speeds, measured, healthy=True))
@@ -133,18 +133,18 @@ def group_slope(
     Returns None with too few groups, or when the nodes do not differ.
     """
     logs = dict(zip(speeds.hosts, speeds.logs.tolist(), strict=True))
-    outlying = {h for h, out in zip(speeds.hosts, speeds.is_outlying, strict=True) if out}
-    left_out = speeds.disturbed | (outlying if healthy else set[str]())
+    outlying = {h for h, out in zip(speeds.hosts, speeds.is_outlier, strict=True) if out}
+    excluded = speeds.refuted_hosts | (outlying if healthy else set[str]())
     by_size = (
-        _minimum_and_speed(groups, logs, speeds.base, left_out)
+        _minimum_and_speed(groups, logs, speeds.base, excluded)
         for size, groups in measured.items()
         if size > 1
     )
-    sizes = [points for points in by_size if len(points) >= FEWEST_GROUPS]
+    sizes = [points for points in by_size if len(points) >= MIN_GROUPS]
     if not sizes:
         return None
-    centred = np.concatenate([points - points.mean(axis=0) for points in sizes])
-    x, y = centred.T
+    centred_points = np.concatenate([points - points.mean(axis=0) for points in sizes])
+    x, y = centred_points.T
     power = float(x @ x)
     if power <= 0:
         return None
@@ -176,48 +176,50 @@ def _minimum_and_speed(
 def _by_repeats(speeds: NodeSpeeds) -> PersistentComponent | NotSeparable:
     """Return 1 - error^2 / spread^2 with its F interval, if an F test shows that nodes differ."""
     between, within = len(speeds.hosts) - 1, int((speeds.repeats - 1).sum())
-    if _chance_of_difference(speeds) > MOST_CHANCE:
-        return NotSeparable("nodes differ by no more than the repeats of one node do")
+    if _p_of_difference(speeds) > MAX_P:
+        return NotSeparable("nodes do not differ more than repeats of one node")
     error = float(np.median(speeds.errors))
     ratio = (max(speeds.spread, 1e-12) / max(error, 1e-12)) ** 2
     # ratio x (1 - reliability) is distributed as F(between, within).
     low, high = (1 - float(_special().fdtri(between, within, q)) / ratio for q in (0.975, 0.025))
-    how = f"{between + 1 + within} single-node values of {between + 1} nodes"
+    source = f"{between + 1 + within} single-node values of {between + 1} nodes"
     return PersistentComponent(
-        _share(1 - 1 / ratio), _share(low), _share(high), error, MAD_EFFICIENCY * within, how
+        _clip(1 - 1 / ratio), _clip(low), _clip(high), error, MAD_EFFICIENCY * within, source
     )
 
 
-def _chance_of_difference(speeds: NodeSpeeds) -> float:
+def _p_of_difference(speeds: NodeSpeeds) -> float:
     """Return the p-value of a one-way F test of differences between nodes.
 
     Noisy nodes are excluded: they would hide the differences of the others.
     """
-    kept = ~speeds.is_noisy
-    repeats, scatter = speeds.repeats[kept], speeds.own_scatter[kept]
-    within, between = int((repeats - 1).sum()), int(kept.sum()) - 1
+    is_steady = ~speeds.is_noisy
+    repeats, variation = speeds.repeats[is_steady], speeds.own_variation[is_steady]
+    within, between = int((repeats - 1).sum()), int(is_steady.sum()) - 1
     if within < 1 or between < 1:
         return 1.0
-    means = speeds.mean_logs[kept]
+    means = speeds.mean_logs[is_steady]
     centre = float(np.average(means, weights=repeats))
     above = float((repeats * (means - centre) ** 2).sum()) / between
-    below = float(((repeats - 1) * scatter**2).sum()) / within
+    below = float(((repeats - 1) * variation**2).sum()) / within
     return float(_special().fdtrc(between, within, above / max(below, 1e-24)))
 
 
-def _by_slope(speeds: NodeSpeeds, everybody: Slope, healthy: Slope | None) -> PersistentComponent:
+def _by_slope(speeds: NodeSpeeds, all_groups: Slope, healthy: Slope | None) -> PersistentComponent:
     """Estimate by the slope of groups of healthy nodes.
 
     With too few of them, use the slope of all groups, with 0 as the lower end of the interval.
     """
-    slope = healthy or everybody
-    reliability = _share(slope.value)
-    low = 0.0 if healthy is None else _share(slope.low)
+    slope = healthy or all_groups
+    reliability = _clip(slope.value)
+    low = 0.0 if healthy is None else _clip(slope.low)
     # A slope of 1 by chance does not make the values exact, so allow for half of its interval.
     noise = (1 - (reliability + low) / 2) ** 0.5 * speeds.spread
-    how = f"the slope of group speed on the slowest member, {slope.value:.2f} +- {slope.error:.2f}"
+    source = (
+        f"the slope of group speed on the slowest member, {slope.value:.2f} +- {slope.error:.2f}"
+    )
     degrees = MAD_EFFICIENCY * (len(speeds.hosts) - 1)
-    return PersistentComponent(reliability, low, _share(slope.high), noise, degrees, how)
+    return PersistentComponent(reliability, low, _clip(slope.high), noise, degrees, source)
 
 
 def _special() -> Any:
@@ -225,5 +227,5 @@ def _special() -> Any:
     return import_module("scipy.special")
 
 
-def _share(value: float) -> float:
+def _clip(value: float) -> float:
     return min(max(value, 0.0), 1.0)

@@ -12,7 +12,7 @@ from paceline.scaling.analysis.analysis import Analysis
 from paceline.scaling.analysis.bisection import Bisection, Group
 from paceline.scaling.analysis.factors import Factor, SizeFactors
 from paceline.scaling.analysis.reliability import NotSeparable
-from paceline.scaling.analysis.slow_nodes import FEWEST_JUDGED, LEAST_LOSS, WORST_Z, NodeVerdict
+from paceline.scaling.analysis.slow_nodes import MIN_COMPARED_NODES, MIN_LOSS, WORST_Z, NodeVerdict
 
 
 class Base(Value):
@@ -86,7 +86,7 @@ class SuspectResult(Value):
 class GainResult(Value):
     """Gain of a group of all nodes from replacing the slowest nodes."""
 
-    replaced: tuple[str, ...]
+    hosts: tuple[str, ...]
     gain: float
     low: float
     high: float
@@ -98,7 +98,7 @@ class ScaleResult(Value):
     base: Base
     scaling: ScalingKind
     sizes: tuple[SizeResult, ...]
-    flagged: tuple[str, ...]
+    flagged: tuple[str, ...]  # language: allow
     """Hosts that two independent measurements find slow, the slowest first."""
     suspects: tuple[SuspectResult, ...] = ()
     """Suspect nodes, the slowest first."""
@@ -113,7 +113,7 @@ class ScaleResult(Value):
     sentences: tuple[str, ...]
 
 
-MOST_NAMED = 6
+MAX_NAMED_NODES = 6
 COMMON_CHANGE = 0.005
 """Relative change of the median node from its history above which it is reported."""
 WORTH_REPLACING = 0.005
@@ -124,15 +124,15 @@ def sentences(analysis: Analysis) -> tuple[str, ...]:
     """Return sentences on scaling, slow nodes, gains, detection limits and exclusions, in order."""
     return (
         *_scaling(analysis),
-        *_against_reference(analysis),
+        *_compared_with_reference(analysis),
         *_common_change(analysis),
-        *_flagged(analysis),
+        *_node_sentences(analysis),
         *_gains(analysis),
         *_searches(analysis),
         *_noisy(analysis),
-        *_findable(analysis),
-        *_not_tested(analysis),
-        *_left_out(analysis),
+        *_detection_limit(analysis),
+        *_untested_links(analysis),
+        *_exclusions(analysis),
     )
 
 
@@ -140,7 +140,7 @@ def _scaling(analysis: Analysis) -> Iterator[str]:
     largest = analysis.largest
     if largest.nodes == analysis.base_nodes:
         alone = pluralize(largest.nodes, "node")
-        yield f"Only groups of {alone} were measured: scaling takes larger ones too."
+        yield f"Only groups of {alone} were measured; scaling needs larger groups too."
         return
     efficiency = f"{_with_interval(largest.efficiency)} of {_ideal(analysis)}"
     yield (
@@ -149,75 +149,80 @@ def _scaling(analysis: Analysis) -> Iterator[str]:
     )
     if largest.straggler and largest.communication:
         yield (
-            f"That is {_with_interval(largest.straggler)} for waiting for the slowest node x "
-            f"{_with_interval(largest.communication)} for communication and synchronisation."
+            f"Straggler efficiency is {_with_interval(largest.straggler)}, and communication "
+            f"efficiency, with synchronisation, is {_with_interval(largest.communication)}."
         )
-    elif isinstance(analysis.lasting, NotSeparable):
-        loss = 0 if analysis.suspected or analysis.flagged else 1 - largest.efficiency.value
-        blamed = (
-            f" No node is held to account for the loss of {percent(loss, 2)}." if loss > 0 else ""
+    elif isinstance(analysis.component, NotSeparable):
+        loss = (
+            0 if analysis.suspect_nodes or analysis.flagged_nodes else 1 - largest.efficiency.value
         )
-        yield f"Straggler and communication are not separable: {analysis.lasting.why}.{blamed}"
+        note = f" The loss of {percent(loss, 2)} is not attributed to any node." if loss > 0 else ""
+        why = analysis.component.why
+        yield f"Straggler and communication efficiency cannot be separated: {why}.{note}"
 
 
-def _flagged(analysis: Analysis) -> Iterator[str]:
-    blame = analysis.blame
-    if not blame.nodes:
+def _node_sentences(analysis: Analysis) -> Iterator[str]:
+    verdicts = analysis.verdicts
+    if not verdicts.nodes:
         return
-    judged = [node for node in blame.nodes if node.by != "nothing"]
-    if not judged:
+    comparable = [node for node in verdicts.nodes if node.by != "nothing"]
+    if not comparable:
         yield (
-            f"Too few to judge: {pluralize(len(blame.nodes), 'node')} measured alone, "
-            f"{FEWEST_JUDGED} are needed, or a reference, or the nodes' own history."
+            f"Too few to judge: {pluralize(len(verdicts.nodes), 'node')} measured alone. It takes "
+            f"{MIN_COMPARED_NODES}, or a reference, or the nodes' own history."
         )
         return
-    rule = f"z below {WORST_Z:.0f} and more than {percent(LEAST_LOSS, 0)} slower"
-    if not analysis.flagged:
-        slowest = max(judged, key=lambda node: node.loss)
-        which = "." if blame.flagged or blame.suspected else f"; the slowest, {_judged(slowest)}."
+    rule = f"z below {WORST_Z:.0f} and more than {percent(MIN_LOSS, 0)} slower"
+    if not analysis.flagged_nodes:
+        slowest = max(comparable, key=lambda node: node.loss)
+        which = (
+            "."
+            if verdicts.flagged_nodes or verdicts.suspect_nodes
+            else f"; the slowest, {_node_words(slowest)}."
+        )
         yield f"No node is flagged ({rule}){which}"
-    for node in analysis.flagged[:MOST_NAMED]:
-        yield f"{_judged(node, 'is')}{_confirmed(analysis, node)}."
-    if len(analysis.flagged) > MOST_NAMED:
-        rest = [node.host for node in analysis.flagged[MOST_NAMED:]]
-        yield f"{pluralize(len(rest), 'more node', 'are')} flagged: {_names(rest)}."
-    for cleared in (e for e in analysis.evidence if e.standing == "refuted"):
-        where = "beside proven nodes it is" if cleared.by == "its pairs" else "its groups are"
-        yield f"{_judged(cleared.node, 'was')}, but {where} not slow: not flagged."
-    for node in analysis.suspected[:MOST_NAMED]:
-        yield f"{_judged(node, 'was')}: suspected, {_suspicion(analysis, node)}."
-    if len(analysis.suspected) > MOST_NAMED:
-        rest = [node.host for node in analysis.suspected[MOST_NAMED:]]
-        more = pluralize(len(rest), "more node", "were")
-        yield f"{more} suspected and not confirmed: {_names(rest)}."
+    for node in analysis.flagged_nodes[:MAX_NAMED_NODES]:
+        yield f"{_node_words(node, 'is')}{_confirmation_words(analysis, node)}."
+    if len(analysis.flagged_nodes) > MAX_NAMED_NODES:
+        others = [node.host for node in analysis.flagged_nodes[MAX_NAMED_NODES:]]
+        yield f"{pluralize(len(others), 'more node', 'are')} flagged: {_names(others)}."
+    for item in (e for e in analysis.evidence if e.verdict == "refuted"):
+        where = "next to known-good nodes it is" if item.by == "its pairs" else "its groups are"
+        yield f"{_node_words(item.node, 'was')}, but {where} not slow: not flagged."
+    for node in analysis.suspect_nodes[:MAX_NAMED_NODES]:
+        yield f"{_node_words(node, 'was')}: suspected, {_suspicion_words(analysis, node)}."
+    if len(analysis.suspect_nodes) > MAX_NAMED_NODES:
+        others = [node.host for node in analysis.suspect_nodes[MAX_NAMED_NODES:]]
+        more = pluralize(len(others), "more node", "were")
+        yield f"{more} suspected and not confirmed: {_names(others)}."
 
 
 def _common_change(analysis: Analysis) -> Iterator[str]:
-    change = analysis.blame.common_change
+    change = analysis.verdicts.common_change
     if abs(change - 1) > COMMON_CHANGE:
         way = "slower" if change < 1 else "faster"
         yield (
-            f"The median node is {percent(abs(change - 1), 2)} {way} than its own history: that is "
-            "the cluster's change, and each node is judged by what it has beyond it."
+            f"The median node is {percent(abs(change - 1), 2)} {way} than its own history. This "
+            "change of the whole cluster is removed before nodes are judged."
         )
 
 
-def _not_tested(analysis: Analysis) -> Iterator[str]:
+def _untested_links(analysis: Analysis) -> Iterator[str]:
     """Yield a warning if the way in which the hosts were split leaves some links untested."""
     groups = {frozenset(g.hosts) for g in analysis.measured if g.purpose == "plan" and g.nodes > 1}
     hosts = frozenset[str]().union(*groups)
-    parted = [group for group in groups if group != hosts]
-    if not parted or len(hosts) < FEWEST_JUDGED:
+    smaller_groups = [group for group in groups if group != hosts]
+    if not smaller_groups or len(hosts) < MIN_COMPARED_NODES:
         return
-    if all(a.isdisjoint(b) or a <= b or b <= a for a in parted for b in parted):
+    if all(a.isdisjoint(b) or a <= b or b <= a for a in smaller_groups for b in smaller_groups):
         yield (
-            "Not tested: the hosts were split in one way only, every group inside another, so a "
-            "slow way between hosts that no border parts would hardly be seen; --split pairs or "
-            "topology, or more --rounds, part them in other ways."
+            "Not all links were tested: the groups are nested, so a slow link between hosts that "
+            "are always in the same group can be missed. Use --split pairs, --split topology or "
+            "more --rounds."
         )
 
 
-def _against_reference(analysis: Analysis) -> Iterator[str]:
+def _compared_with_reference(analysis: Analysis) -> Iterator[str]:
     reference = analysis.context.reference
     if reference is not None:
         healthy = reference.samples_per_s
@@ -229,30 +234,33 @@ def _gains(analysis: Analysis) -> Iterator[str]:
     if not analysis.gains or not analysis.largest.straggler:
         return
     first = analysis.gains[0]
-    refuted = {
-        confirmation.host for confirmation in analysis.confirmed if confirmation.confirmed is False
+    refuted_hosts = {
+        confirmation.host
+        for confirmation in analysis.confirmations
+        if confirmation.confirmed is False
     }
-    if first.hosts[0] in refuted:
+    if first.hosts[0] in refuted_hosts:
         return
     tail = 1 - analysis.largest.straggler.value
-    interval = f"({_signed(first.low)} to {_signed(first.high)})"
+    interval = f"({_signed_percent(first.low)} to {_signed_percent(first.high)})"
     if first.value < WORTH_REPLACING:
         yield (
             f"No single replacement helps: replacing {first.hosts[0]} alone gives "
-            f"{_signed(first.value)} {interval}; the slow tail together costs about "
+            f"{_signed_percent(first.value)} {interval}; the slow tail as a whole costs about "
             f"{percent(tail)}."
         )
     else:
-        yield f"Replacing {first.hosts[0]} gives {_signed(first.value)} {interval}."
-    num_flagged = len(analysis.flagged)
+        yield f"Replacing {first.hosts[0]} gives {_signed_percent(first.value)} {interval}."
+    num_flagged = len(analysis.flagged_nodes)
     others = [
         gain for gain in analysis.gains[1:] if num_flagged < 2 or len(gain.hosts) == num_flagged
     ]
     if others and (num_flagged > 1 or first.value < WORTH_REPLACING):
         largest = others[-1]
         yield (
-            f"Replacing the {len(largest.hosts)} slowest nodes gives {_signed(largest.value)} "
-            f"({_signed(largest.low)} to {_signed(largest.high)})."
+            f"Replacing the {len(largest.hosts)} slowest nodes gives "
+            f"{_signed_percent(largest.value)} "
+            f"({_signed_percent(largest.low)} to {_signed_percent(largest.high)})."
         )
 
 
@@ -265,114 +273,114 @@ def _searches(analysis: Analysis) -> Iterator[str]:
     for search in analysis.searches:
         group = search.group
         head = (
-            f"{_names(group.hosts)} together are {percent(group.loss)} slower than their nodes "
+            f"{_names(group.hosts)} as a group are {percent(group.loss)} slower than their nodes "
             "and their number explain"
         )
         yield f"{head}: {_place(search, failed)}."
-    named = {search.group.hosts for search in analysis.searches}
-    rest = [group for group in analysis.slow if group.hosts not in named]
-    if rest:
-        more = pluralize(len(rest), "more group", "are")
+    searched_hosts = {search.group.hosts for search in analysis.searches}
+    others = [group for group in analysis.slow if group.hosts not in searched_hosts]
+    if others:
+        more = pluralize(len(others), "more group", "are")
         yield f"{more} slower than their nodes and their number explain."
 
 
 def _place(search: Bisection, failed: Collection[Group]) -> str:
-    if gone := [group for group in search.ask if group in failed]:
-        return f"where is not known, as {'; '.join(map(_names, gone))} gave no value"
+    if failed_groups := [group for group in search.ask if group in failed]:
+        return f"the cause is unknown because {'; '.join(map(_names, failed_groups))} gave no value"
     if search.ask:
         groups = "; ".join(_names(group) for group in search.ask)
         return f"to be measured next: {groups}"
     if len(search.sides) == 2:
         first, second = map(_names, search.sides)
         return (
-            "each half alone is as fast as it should be, so the loss lies between "
-            f"{first} and {second}"
+            f"each half alone is as fast as expected, so the loss is between {first} and {second}"
         )
     (side,) = search.sides
     if len(side) == 1:
-        return f"the loss goes with {side[0]}, though it is fast alone"
-    return f"the loss goes with {_names(side)}, on their way to other nodes"
+        return f"{side[0]} causes the loss, although it is fast alone"
+    return f"the loss is on the links from {_names(side)} to other nodes"
 
 
 def _noisy(analysis: Analysis) -> Iterator[str]:
     speeds = analysis.speeds
-    if speeds is None or speeds.common_scatter is None:
+    if speeds is None or speeds.common_variation is None:
         return
-    for at in speeds.is_noisy.nonzero()[0][:MOST_NAMED]:
+    for at in speeds.is_noisy.nonzero()[0][:MAX_NAMED_NODES]:
         yield (
-            f"{speeds.hosts[at]} is noisy: its repeats scatter by "
-            f"{percent(float(speeds.own_scatter[at]), 2)}, those of all nodes by "
-            f"{percent(speeds.common_scatter, 2)}."
+            f"{speeds.hosts[at]} is noisy: its repeats vary by "
+            f"{percent(float(speeds.own_variation[at]), 2)}, those of all nodes by "
+            f"{percent(speeds.common_variation, 2)}."
         )
 
 
-def _findable(analysis: Analysis) -> Iterator[str]:
-    smallest = analysis.blame.smallest_fault
-    if smallest is None and any(node.by != "nothing" for node in analysis.blame.nodes):
+_NEEDS_SECOND_VALUE = ("suspected", " Flagging it takes a second value.")
+
+
+def _detection_limit(analysis: Analysis) -> Iterator[str]:
+    smallest = analysis.verdicts.smallest_fault
+    if smallest is None and any(node.by != "nothing" for node in analysis.verdicts.nodes):
         yield (
-            "How small a fault would have been found is not known: one value a node, and no spread "
-            "to hold it against."
+            "The smallest detectable fault is unknown: there is one value per node, and no spread "
+            "to compare it with."
         )
     if smallest is not None:
-        seen = "found" if analysis.has_second_witness else "suspected"
-        alone = "" if analysis.has_second_witness else " No second value of it could flag it."
-        yield (
-            f"Smallest fault that would have been {seen} here in 9 of 10 cases: a node "
-            f"{percent(smallest)} slower.{alone}"
-        )
+        verb, note = ("found", "") if analysis.has_independent_evidence else _NEEDS_SECOND_VALUE
+        yield f"Smallest fault {verb} in 9 of 10 cases: a node {percent(smallest)} slower.{note}"
 
 
-def _left_out(analysis: Analysis) -> Iterator[str]:
+def _exclusions(analysis: Analysis) -> Iterator[str]:
     if analysis.failed:
         failed = sorted({h for m in analysis.measured if m.samples_per_s is None for h in m.hosts})
         share = f"{analysis.failed:,} of {pluralize(len(analysis.measured), 'sub-cluster')}"
-        yield f"{share} without a value: {_names(failed)}."
-    if analysis.apart:
-        series = sorted({group.series for group in analysis.apart})
-        n = len(analysis.apart)
+        yield f"No value for {share}: {_names(failed)}."
+    if analysis.excluded:
+        series = sorted({group.series for group in analysis.excluded})
+        n = len(analysis.excluded)
         yield (
-            f"{n} value{' of' if n == 1 else 's of'} {', '.join(series)} left out: measured apart "
-            "from the others, with a smaller hostfile."
+            f"{n} value{' of' if n == 1 else 's of'} {', '.join(series)} excluded: measured "
+            "separately, with a smaller hostfile."
         )
 
 
-def _judged(node: NodeVerdict, verb: str = "") -> str:
+def _node_words(node: NodeVerdict, verb: str = "") -> str:
     words = f"{node.host} {verb}".strip() if verb else f"{node.host}, is"
-    against = {"the other nodes": "the median node"}.get(node.by, node.by)
+    reference = {"the other nodes": "the median node"}.get(node.by, node.by)
     z = "by the margin alone" if node.z is None else f"z {node.z:.1f}"
     times = f"median of {node.repeats} values" if node.repeats > 1 else "one value"
-    return f"{words} {percent(node.loss, 2)} below {against} ({z}, {times})"
+    return f"{words} {percent(node.loss, 2)} below {reference} ({z}, {times})"
 
 
-def _confirmed(analysis: Analysis, node: NodeVerdict) -> str:
+def _confirmation_words(analysis: Analysis, node: NodeVerdict) -> str:
     confirmation = next(
-        (candidate for candidate in analysis.confirmed if candidate.host == node.host), None
+        (candidate for candidate in analysis.confirmations if candidate.host == node.host), None
     )
     if confirmation is None or confirmation.confirmed is None or confirmation.loss is None:
-        return _second_witness(analysis, node)
-    return f", and its pairs with proven nodes are {percent(confirmation.loss)} slower: confirmed"
+        return _evidence_words(analysis, node)
+    return (
+        f", and its pairs with known-good nodes are {percent(confirmation.loss)} slower: confirmed"
+    )
 
 
-def _second_witness(analysis: Analysis, node: NodeVerdict) -> str:
+def _evidence_words(analysis: Analysis, node: NodeVerdict) -> str:
     """Return the evidence other than the node's own value, for a node without pairs."""
-    witness = next((e for e in analysis.evidence if e.node.host == node.host), None)
-    if witness is None or witness.by == "its repeats" or witness.group_loss is None:
-        return ", in more than one of them"
-    return f", and its groups are {percent(witness.group_loss)} slower than others"
+    item = next((e for e in analysis.evidence if e.node.host == node.host), None)
+    if item is None or item.by == "its repeats" or item.group_loss is None:
+        return ", in more than one repeat"
+    return f", and its groups are {percent(item.group_loss)} slower than others"
 
 
-def _suspicion(analysis: Analysis, node: NodeVerdict) -> str:
+def _suspicion_words(analysis: Analysis, node: NodeVerdict) -> str:
     """Return the result for a suspected node that is not flagged."""
     confirmation = next(
-        candidate for candidate in analysis.confirmed if candidate.host == node.host
+        candidate for candidate in analysis.confirmations if candidate.host == node.host
     )
     if confirmation.loss is None:
-        return "and no second measurement bears it out; repeat before draining"
-    beside = f"its pairs with proven nodes are {percent(abs(confirmation.loss))}"
-    beside += " slower" if confirmation.loss > 0 else " faster"
+        return "but no second measurement confirms it; repeat before draining"
+    comparison = f"its pairs with known-good nodes are {percent(abs(confirmation.loss))}"
+    comparison += " slower" if confirmation.loss > 0 else " faster"
     if confirmation.confirmed is None:
-        return f"and {beside} than others, but these are too few to confirm it"
-    return f"but {beside} than others, which does not confirm it: not flagged"
+        return f"and {comparison} than others, but there are too few to confirm it"
+    return f"but {comparison} than others, which does not confirm it: not flagged"
 
 
 def _base(analysis: Analysis) -> str:
@@ -395,7 +403,7 @@ def _with_interval(factor: Factor) -> str:
     return f"{percent(factor.value, 2)} ({100 * factor.low:.2f} to {100 * factor.high:.2f})"
 
 
-def _signed(value: float) -> str:
+def _signed_percent(value: float) -> str:
     return f"{100 * value:+.2f}%"
 
 
@@ -416,16 +424,15 @@ def scale_result(analysis: Analysis, notes: Sequence[str] = ()) -> ScaleResult:
         ),
         scaling=analysis.context.scaling,
         sizes=tuple(_size(size) for size in analysis.sizes),
-        flagged=tuple(node.host for node in analysis.flagged),
+        flagged=tuple(node.host for node in analysis.flagged_nodes),
         suspects=tuple(_suspects(analysis)),
         nodes=tuple(
             NodeResult(host=n.host, value=n.value, z=n.z, loss=n.loss, n=n.repeats)
-            for n in analysis.blame.nodes
+            for n in analysis.verdicts.nodes
         ),
-        smallest_fault_found=analysis.blame.smallest_fault,
+        smallest_fault_found=analysis.verdicts.smallest_fault,
         gains=tuple(
-            GainResult(replaced=g.hosts, gain=g.value, low=g.low, high=g.high)
-            for g in analysis.gains
+            GainResult(hosts=g.hosts, gain=g.value, low=g.low, high=g.high) for g in analysis.gains
         ),
         failed=analysis.failed,
         sentences=(*sentences(analysis), *notes),
@@ -433,10 +440,12 @@ def scale_result(analysis: Analysis, notes: Sequence[str] = ()) -> ScaleResult:
 
 
 def _suspects(analysis: Analysis) -> Iterator[SuspectResult]:
-    confirmations = {confirmation.host: confirmation for confirmation in analysis.confirmed}
-    listed = {node.host for node in (*analysis.blame.suspected, *analysis.suspected)}
+    confirmations = {confirmation.host: confirmation for confirmation in analysis.confirmations}
+    suspect_hosts = {
+        node.host for node in (*analysis.verdicts.suspect_nodes, *analysis.suspect_nodes)
+    }
     group_loss = {e.node.host: e.group_loss for e in analysis.evidence}
-    for node in (node for node in analysis.blame.nodes if node.host in listed):
+    for node in (node for node in analysis.verdicts.nodes if node.host in suspect_hosts):
         confirmation = confirmations[node.host]
         yield SuspectResult(
             host=node.host,
@@ -452,7 +461,7 @@ def _size(size: SizeFactors) -> SizeResult:
         nodes=size.nodes,
         n=size.n,
         value=size.samples_per_s,
-        spread=size.scatter,
+        spread=size.variation,
         efficiency=size.efficiency.value,
         low=size.efficiency.low,
         high=size.efficiency.high,

@@ -11,31 +11,31 @@ from typing import Literal
 import numpy as np
 
 from paceline.compare.significance import student_t
-from paceline.scaling.analysis.node_speeds import MEDIAN_ERROR, NodeSpeeds, common_scatter
+from paceline.scaling.analysis.node_speeds import MEDIAN_ERROR, NodeSpeeds, common_variation
 from paceline.scaling.analysis.reliability import PersistentComponent
 
 JudgedBy = Literal["the other nodes", "the reference", "its own history", "nothing"]
 WORST_Z = -4.0
 SUSPECT_Z = -3.0
 """Z-score below which a node is slow enough for a second pass, which alone can flag it."""
-MOST_SUSPECTED = 0.1
+EXPECTED_SUSPECTS = 0.1
 """Expected number of suspected nodes in a healthy cluster: of many nodes some are slow by
 chance."""
-LEAST_LOSS = 0.01
+MIN_LOSS = 0.01
 FLOAT_ERROR = 1e-12
 """Tolerance of a loss: 1 - 99 / 100 is slightly above 0.01 in floating point."""
-FEWEST_JUDGED = 8
+MIN_COMPARED_NODES = 8
 """Minimum number of nodes for a comparison with their median and spread."""
-FEWEST_EARLIER = 3
-FEWEST_IN_COMMON = 3
+MIN_HISTORY = 3
+MIN_COMMON_NODES = 3
 """Minimum number of nodes with a history for an estimate of the change that all have in common."""
 ROUNDING = 12**-0.5
 """Standard deviation of a rounded value, in rounding steps."""
-SURE = 0.999
+FLAG_QUANTILE = 0.999
 """Quantile of Student's t that replaces WORST_Z where the scale comes from few repeats."""
 POWER = 0.9
 """Probability with which the smallest fault is detected."""
-LEAST_SCALE = 1e-6
+MIN_SCALE = 1e-6
 """Lower bound of the relative scale, so that identical values do not give an infinite z-score."""
 DRAWS = 1000
 COUNTS_REPLACED = (1, 2, 4, 8)
@@ -93,12 +93,12 @@ class SlowNodeReport:
     """Median ratio of all nodes to their own history, by which the history was multiplied."""
 
     @property
-    def flagged(self) -> tuple[NodeVerdict, ...]:
+    def flagged_nodes(self) -> tuple[NodeVerdict, ...]:
         """Nodes that their own values show to be slow, the slowest first."""
         return tuple(node for node in self.nodes if node.flagged)
 
     @property
-    def suspected(self) -> tuple[NodeVerdict, ...]:
+    def suspect_nodes(self) -> tuple[NodeVerdict, ...]:
         """Nodes that only a second pass can flag."""
         return tuple(node for node in self.nodes if node.suspected)
 
@@ -122,15 +122,17 @@ def judge_nodes(
     that is compared by the margin alone can only be suspected. If at least three nodes have a
     history, their common change is removed first.
     """
-    earlier = {host: list(v) for host, v in (history or {}).items() if len(v) >= FEWEST_EARLIER}
+    earlier = {host: list(v) for host, v in (history or {}).items() if len(v) >= MIN_HISTORY}
     change = common_change(speeds, earlier)
     measures = _measures(speeds, reference, earlier, change)
-    rows = [_judged(speeds, at, measures[host], resolution) for at, host in enumerate(speeds.hosts)]
+    rows = [
+        _verdict(speeds, at, measures[host], resolution) for at, host in enumerate(speeds.hosts)
+    ]
     scales = [scale for _, scale in rows if scale is not None]
     by_others = any(node.by == "the other nodes" for node, _ in rows)
     n = len(rows) if by_others else None
     degrees = min((m.degrees for m in measures.values() if m.by != "nothing"), default=inf)
-    smallest = findable(float(np.median(scales)), n, degrees) if scales else None
+    smallest = detectable_loss(float(np.median(scales)), n, degrees) if scales else None
     nodes = sorted((node for node, _ in rows), key=lambda node: node.value)
     return SlowNodeReport(tuple(nodes), smallest, change)
 
@@ -145,7 +147,7 @@ def common_change(speeds: NodeSpeeds, earlier: Mapping[str, Sequence[float]]) ->
         for host, value in zip(speeds.hosts, speeds.values, strict=True)
         if host in earlier
     ]
-    return float(np.median(ratios)) if len(ratios) >= FEWEST_IN_COMMON else 1.0
+    return float(np.median(ratios)) if len(ratios) >= MIN_COMMON_NODES else 1.0
 
 
 @dataclass(frozen=True)
@@ -166,25 +168,30 @@ def _measures(
     change: float,
 ) -> dict[str, _Measure]:
     """Return what each host is compared with: its history, other nodes, a reference, or nothing."""
-    past_spread = common_scatter(earlier) or 0.0
-    if len(speeds.hosts) >= FEWEST_JUDGED:
-        usual = _Measure(speeds.base, speeds.spread, "the other nodes")
+    past_spread = common_variation(earlier) or 0.0
+    if len(speeds.hosts) >= MIN_COMPARED_NODES:
+        common_measure = _Measure(speeds.base, speeds.spread, "the other nodes")
     elif reference is not None:
         degrees = inf if reference.spread else speeds.degrees
-        usual = _Measure(reference.samples_per_s, reference.spread, "the reference", degrees)
+        common_measure = _Measure(
+            reference.samples_per_s, reference.spread, "the reference", degrees
+        )
     else:
-        usual = _Measure(speeds.base, speeds.spread, "nothing")
+        common_measure = _Measure(speeds.base, speeds.spread, "nothing")
     degrees = speeds.degrees + sum(len(values) - 1 for values in earlier.values())
 
-    def own(values: Sequence[float]) -> _Measure:
+    def own_history(values: Sequence[float]) -> _Measure:
         # A new value and the median of n earlier ones both have noise.
         wide = past_spread * (1 + MEDIAN_ERROR**2 / len(values)) ** 0.5
         return _Measure(change * float(np.median(values)), wide, "its own history", degrees)
 
-    return {host: own(earlier[host]) if host in earlier else usual for host in speeds.hosts}
+    return {
+        host: own_history(earlier[host]) if host in earlier else common_measure
+        for host in speeds.hosts
+    }
 
 
-def _judged(
+def _verdict(
     speeds: NodeSpeeds, at: int, measure: _Measure, resolution: float
 ) -> tuple[NodeVerdict, float | None]:
     """Return the verdict and the relative scale of its z-score, or None without a scale."""
@@ -192,30 +199,32 @@ def _judged(
     loss = 1 - value / measure.value
     scale = None
     if measure.by == "the other nodes" or (measure.by != "nothing" and measure.spread + error > 0):
-        scale = max(measure.spread, error, ROUNDING * resolution / measure.value, LEAST_SCALE)
+        scale = max(measure.spread, error, ROUNDING * resolution / measure.value, MIN_SCALE)
     z = None if scale is None else -loss / scale
-    flagged = z is not None and z < -least_z(measure.degrees) and is_loss(loss)
+    is_flagged = z is not None and z < -min_z(measure.degrees) and is_loss(loss)
     # A single value and a reference without a spread: the margin alone can only make a suspect.
-    near = z is None or (z < suspect_z(len(speeds.hosts)) and measure.by == "the other nodes")
-    suspected = near and measure.by != "nothing" and is_loss(loss) and not flagged
-    again = 1 - float(speeds.next_slowest[at]) / measure.value
-    judged = NodeVerdict(
+    may_be_suspect = z is None or (
+        z < suspect_z(len(speeds.hosts)) and measure.by == "the other nodes"
+    )
+    is_suspected = may_be_suspect and measure.by != "nothing" and is_loss(loss) and not is_flagged
+    second_loss = 1 - float(speeds.next_slowest[at]) / measure.value
+    verdict = NodeVerdict(
         host=speeds.hosts[at],
         value=value,
         z=z,
         loss=loss,
-        flagged=flagged,
+        flagged=is_flagged,
         by=measure.by,
         repeats=int(speeds.repeats[at]),
-        suspected=suspected,
-        repeated=flagged and is_loss(again) and again > loss / 2,
+        suspected=is_suspected,
+        repeated=is_flagged and is_loss(second_loss) and second_loss > loss / 2,
     )
-    return judged, scale
+    return verdict, scale
 
 
 def is_loss(loss: float) -> bool:
     """Return whether a node loses more than the margin; a loss equal to it does not count."""
-    return loss > LEAST_LOSS + FLOAT_ERROR
+    return loss > MIN_LOSS + FLOAT_ERROR
 
 
 def suspect_z(num_nodes: int) -> float:
@@ -223,15 +232,15 @@ def suspect_z(num_nodes: int) -> float:
 
     With more nodes the limit is lower, because the slowest of many is slow by chance.
     """
-    return min(SUSPECT_Z, NormalDist().inv_cdf(MOST_SUSPECTED / num_nodes))
+    return min(SUSPECT_Z, NormalDist().inv_cdf(EXPECTED_SUSPECTS / num_nodes))
 
 
-def least_z(degrees: float) -> float:
+def min_z(degrees: float) -> float:
     """Return the -z above which a node is flagged: 4, or Student's t for few repeats."""
-    return max(-WORST_Z, student_t(SURE, max(1.0, degrees)))
+    return max(-WORST_Z, student_t(FLAG_QUANTILE, max(1.0, degrees)))
 
 
-def findable(scale: float, num_nodes: int | None = None, degrees: float = inf) -> float:
+def detectable_loss(scale: float, num_nodes: int | None = None, degrees: float = inf) -> float:
     """Return the smallest loss that a node's own value shows in 9 of 10 cases at this scale.
 
     max((z + 130 / n^2) x scale, 1%) + (t + 3.2 / n) x scale, with the threshold z of `least_z`. The
@@ -241,12 +250,12 @@ def findable(scale: float, num_nodes: int | None = None, degrees: float = inf) -
     known from elsewhere, or from repeats with this many `degrees` of freedom.
     """
     few, fewer = (130 / num_nodes**2, 3.2 / num_nodes) if num_nodes else (0.0, 0.0)
-    luck = student_t(POWER, max(1.0, degrees))
-    return max((least_z(degrees) + few) * scale, LEAST_LOSS) + (luck + fewer) * scale
+    quantile = student_t(POWER, max(1.0, degrees))
+    return max((min_z(degrees) + few) * scale, MIN_LOSS) + (quantile + fewer) * scale
 
 
 def gains(
-    speeds: NodeSpeeds, lasting: PersistentComponent, num_flagged: int = 0, seed: int = 0
+    speeds: NodeSpeeds, component: PersistentComponent, num_flagged: int = 0, seed: int = 0
 ) -> list[ReplacementGain]:
     """Return the gain of replacing the k slowest nodes: the (k+1)-th slowest over the slowest.
 
@@ -255,18 +264,18 @@ def gains(
     Speeds are best estimates: shrunk to the median by the reliability, or as measured for outlying
     nodes. The interval comes from random draws of the persistent speeds around them.
     """
-    shrunk = speeds.logs * np.where(speeds.is_outlying, 1.0, lasting.reliability)
+    shrunk = speeds.logs * np.where(speeds.is_outlier, 1.0, component.reliability)
     order: list[int] = np.argsort(speeds.logs, kind="stable").tolist()
-    error = lasting.noise * np.where(speeds.is_outlying, 1.0, lasting.reliability**0.5)
+    error = component.noise * np.where(speeds.is_outlier, 1.0, component.reliability**0.5)
     rng = np.random.default_rng(seed)
-    drawn = shrunk + error * rng.standard_normal((DRAWS, len(shrunk)))
+    draws = shrunk + error * rng.standard_normal((DRAWS, len(shrunk)))
     by_count: list[ReplacementGain] = []
     for k in sorted({*COUNTS_REPLACED, num_flagged} - {0}):
         if k >= len(shrunk):
             break
         # New nodes are at least as fast as the slowest other node, so they do not limit the group.
         value = float(shrunk[order[k:]].min() - shrunk[order].min())
-        changes = drawn[:, order[k:]].min(axis=1) - drawn.min(axis=1)
+        changes = draws[:, order[k:]].min(axis=1) - draws.min(axis=1)
         low, high = (float(np.quantile(changes, q)) for q in (0.025, 0.975))
         by_count.append(
             ReplacementGain(

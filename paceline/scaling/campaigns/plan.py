@@ -19,9 +19,9 @@ from paceline.core.node_groups import ScalingKind
 from paceline.core.units import pluralize, there_are
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.run_folder import new_folder, run_folders
-from paceline.machines.placement import Request, choose_cluster, hosts_of, with_slurm_nodes
+from paceline.machines.placement import Request, choose_cluster, shared_hosts, with_slurm_nodes
 from paceline.machines.probe.inventory import inventory
-from paceline.machines.slurm.client import from_allocation
+from paceline.machines.slurm.client import allocation_hosts
 from paceline.runs.compilation import with_equal_compilation
 from paceline.runs.plan import make_plan
 from paceline.scaling.campaigns.record import (
@@ -35,11 +35,11 @@ from paceline.scaling.campaigns.record import (
     write_campaign,
 )
 
-FORM = "numbers, `...` for those between, N for all hosts"
+FORM = "numbers, `...` for those in between, N for all hosts"
 
 
 def parse_sizes(
-    text: str | None, num_hosts: int, remedy: str = "name more with --hosts"
+    text: str | None, num_hosts: int, remedy: str = "list more with --hosts"
 ) -> tuple[int, ...]:
     """Return the sizes that `text` lists, in ascending order; 1, 2, 4, ... and all for None.
 
@@ -57,7 +57,7 @@ def parse_sizes(
         else:
             sizes.append(_number(word, text, num_hosts))
     if not sizes:
-        raise UserError(f"--sizes {text}", "names no size", allowed=FORM)
+        raise UserError(f"--sizes {text}", "lists no size", allowed=FORM)
     if "..." in words:
         sizes = [size for size in sizes if size <= num_hosts] or sizes
     if max(sizes) > num_hosts:
@@ -69,14 +69,16 @@ def _number(word: str, text: str, num_hosts: int) -> int:
     if word in ("N", "n"):
         return num_hosts
     if not (word.isascii() and word.isdecimal() and len(word) < 7 and int(word)):
-        raise UserError(f"--sizes {text}", f"{word!r} is no number of nodes", allowed=FORM)
+        raise UserError(f"--sizes {text}", f"{word!r} is not a number of nodes", allowed=FORM)
     return int(word)
 
 
 def _between(sizes: list[int], end: int, text: str) -> list[int]:
     """Return the numbers that continue the last two of `sizes` up to `end`."""
     if len(sizes) < 2 or sizes[-1] <= sizes[-2]:
-        raise UserError(f"--sizes {text}", "... needs two rising numbers before it", allowed=FORM)
+        raise UserError(
+            f"--sizes {text}", "... needs two increasing numbers before it", allowed=FORM
+        )
     before, last = sizes[-2:]
     between: list[int] = []
     while True:
@@ -115,7 +117,7 @@ def _split(text: str, where: str) -> tuple[str, str]:
         return (match[2], match[1]) if match else ("", "")
     words = text.split()
     if len(words) not in (0, 2):
-        raise UserError(where, "is no host and its switch", allowed="node[01-16] switch-1")
+        raise UserError(where, "is not a host and its switch", allowed="node[01-16] switch-1")
     return (words[0], words[1]) if words else ("", "")
 
 
@@ -159,7 +161,7 @@ def batch_on(
     if batch.denominator != 1:
         raise UserError(
             f"{kind} scaling of {recipe.name} on {pluralize(world, 'device')}",
-            f"{float(batch):g} sequences are no batch",
+            f"a batch of {float(batch):g} sequences is impossible",
             remedy="--set batch_per_device=N",
         )
     return int(batch)
@@ -198,7 +200,7 @@ def new_campaign(root: Path, options: CampaignRequest, command: Sequence[str]) -
         request = replace(request, devices_per_node=max(options.devices_per_node))
     machine = inventory()
     cluster, _ = choose_cluster(request, recipe, machine)
-    hosts = hosts_of(request, cluster)
+    hosts = shared_hosts(request, cluster)
     devices = tuple(sorted({*options.devices_per_node})) or (cluster.devices_per_node,)
     names = [host.name for host in hosts]
     sizes = parse_sizes(options.sizes, len(names))
@@ -228,7 +230,7 @@ def new_campaign(root: Path, options: CampaignRequest, command: Sequence[str]) -
         plan=tuple(_rounds(options, names, points, topology)),
         notices=notices,
     )
-    return _named(root, campaign, options.name)
+    return _with_name(root, campaign, options.name)
 
 
 def with_folder(root: Path, campaign: Campaign) -> Campaign:
@@ -250,8 +252,8 @@ def with_folder(root: Path, campaign: Campaign) -> Campaign:
 def begin(root: Path, campaign: Campaign) -> Campaign:
     """Write the scaling test's file and return it, with rounds that another process added."""
     if (root / campaign.name / CAMPAIGN_FILE).exists():
-        stored = read_campaign(root, campaign.name)
-        campaign = campaign.model_copy(update={"plan": stored.plan})
+        record = read_campaign(root, campaign.name)
+        campaign = campaign.model_copy(update={"plan": record.plan})
     write_campaign(root, campaign)
     return campaign
 
@@ -266,12 +268,12 @@ def resumed_campaign(root: Path, name: str, allocation: str | None = None) -> Ca
     allocations = campaign.points[0].spec.cluster.capabilities.allocations
     if not allocations or job is None:
         return campaign
-    missing = sorted({*campaign.hosts} - {host.name for host in from_allocation(job)})
+    missing = sorted({*campaign.hosts} - {host.name for host in allocation_hosts(job)})
     if missing:
         raise UserError(
-            f"campaign {campaign.name}",
+            f"scaling test {campaign.name}",
             f"needs {missing[0]}, which job {job} lacks",
-            remedy="start a new campaign, or get the same nodes (--nodelist)",
+            remedy="start a new scaling test, or request the same nodes (--nodelist)",
         )
     points = tuple(_in_allocation(point, job) for point in campaign.points)
     return campaign.model_copy(update={"points": points})
@@ -329,7 +331,7 @@ def _rounds(
     topology: Mapping[str, str],
 ) -> list[PlannedRound]:
     """Return every repeat of every size; every second repeat is reversed to cancel drift."""
-    planned: list[PlannedRound] = []
+    plan: list[PlannedRound] = []
     for repeat in range(1, options.repeats + 1):
         for point in points if repeat % 2 else reversed(points):
             rounds = split_rounds(
@@ -340,9 +342,9 @@ def _rounds(
                 seed=options.seed,
                 topology=topology,
             )
-            planned += [
+            plan += [
                 PlannedRound(
-                    number=len(planned) + at,
+                    number=len(plan) + at,
                     nodes=point.nodes,
                     devices_per_node=point.devices_per_node,
                     repeat=repeat,
@@ -352,17 +354,17 @@ def _rounds(
                 )
                 for at, round_ in enumerate(rounds, start=1)
             ]
-    return planned
+    return plan
 
 
-def _named(root: Path, campaign: Campaign, name: str | None) -> Campaign:
+def _with_name(root: Path, campaign: Campaign, name: str | None) -> Campaign:
     """Return the scaling test under its name, or the stored one that measures the same."""
     if name is None:
         return campaign
     if not _NAME.fullmatch(name) or name == "last":
         raise UserError(
             f"--name {name}",
-            "cannot name a campaign",
+            "is not a valid name of a scaling test",
             allowed="letters, digits, . _ and -, but not `last`",
         )
     if name in {folder.name for folder in run_folders(root)}:
@@ -370,21 +372,21 @@ def _named(root: Path, campaign: Campaign, name: str | None) -> Campaign:
     if name not in {folder.name for folder in campaign_folders(root)}:
         if {path.name for path in (root / name).glob("*")} - {LOCK_FILE}:
             raise UserError(
-                f"--name {name}", "is a folder of something else", remedy="give another name"
+                f"--name {name}", "is a folder with other contents", remedy="choose another name"
             )
         return campaign.model_copy(update={"name": name})
-    stored = read_campaign(root, name)
-    if stored.key != campaign.key:
+    record = read_campaign(root, name)
+    if record.key != campaign.key:
         raise UserError(
             f"--name {name}",
-            "is a campaign that measures something else",
-            remedy="give another name",
+            "is a scaling test that measures something else",
+            remedy="choose another name",
         )
-    return stored
+    return record
 
 
 def _in_allocation(point: CampaignPoint, job: str) -> CampaignPoint:
     cluster = point.spec.cluster
-    moved = cluster.slurm.model_copy(update={"allocation": job})
-    spec = point.spec.model_copy(update={"cluster": cluster.model_copy(update={"slurm": moved})})
+    slurm = cluster.slurm.model_copy(update={"allocation": job})
+    spec = point.spec.model_copy(update={"cluster": cluster.model_copy(update={"slurm": slurm})})
     return point.model_copy(update={"spec": spec})

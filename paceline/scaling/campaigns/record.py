@@ -109,8 +109,8 @@ class Campaign(Value):
         points = [p for p in self.points if p.devices_per_node == devices]
         if not points:
             raise UserError(
-                f"campaign {self.name}",
-                f"measures nothing on {pluralize(devices, 'device')} a node",
+                f"scaling test {self.name}",
+                f"has no runs on {pluralize(devices, 'device')} per node",
                 allowed=", ".join(map(str, self.devices_per_node)),
             )
         point = next((p for p in points if p.nodes == len(hosts)), points[-1])
@@ -144,9 +144,9 @@ def read_campaign(root: Path, name: str) -> Campaign:
     if len(matches) == 1:
         return _read(matches[0])
     names = ", ".join(folder.name for folder in folders[-5:])
-    what = f"names {len(matches)} campaigns" if matches else f"is no campaign in {root}"
+    what = f"matches {len(matches)} scaling tests" if matches else f"does not exist in {root}"
     raise UserError(
-        f"campaign {name!r}",
+        f"scaling test {name!r}",
         what,
         allowed=names or None,
         remedy="`paceline scale RECIPE` starts one",
@@ -159,7 +159,7 @@ def write_campaign(root: Path, campaign: Campaign) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def exclusive_lock(folder: Path) -> Iterator[None]:
     """Lock the scaling test in `folder`; raises UserError when another process has the lock.
 
     The kernel releases the lock however this process ends.
@@ -176,9 +176,9 @@ def alone(folder: Path) -> Iterator[None]:
             file.seek(0)
             who = file.read().strip() or "another process"
             raise UserError(
-                f"campaign {folder.name}",
-                f"is being run by {who}",
-                remedy="wait until it has ended",
+                f"scaling test {folder.name}",
+                f"is running in {who}",
+                remedy="wait until it ends",
             ) from error
         file.truncate(0)
         file.write(f"process {os.getpid()} on {os.uname().nodename}\n")

@@ -64,7 +64,7 @@ class CampaignResult(ScaleResult):
     below_one_node: tuple[PartResult, ...] = ()
     runs: tuple[TrialResult, ...]
     """Every sub-cluster that was run, in order."""
-    lost: dict[str, str] = {}
+    excluded_hosts: dict[str, str] = {}
     """Hosts that were excluded from later rounds, with the reason."""
     sizes_without_value: tuple[PositiveInt, ...] = ()
     """Planned sizes for which no sub-cluster has a value."""
@@ -91,14 +91,18 @@ def campaign_result(
     trials: Sequence[TrialResult],
     analysis: Analysis,
     *,
-    lost: Mapping[str, str],
-    unplaced: Mapping[int, Group],
+    excluded_hosts: Mapping[str, str],
+    unplaced_hosts: Mapping[int, Group],
     missing: int,
     interrupted: bool,
     resume: str | None,
 ) -> CampaignResult:
     """Return the result that is printed and stored."""
-    notes = [*left_over_notes(campaign.plan), *_failures(trials), *_lost(lost, unplaced)]
+    notes = [
+        *left_over_notes(campaign.plan),
+        *_failures(trials),
+        *_exclusion_notes(excluded_hosts, unplaced_hosts),
+    ]
     result = scale_result(analysis, notes)
     return CampaignResult(
         **{name: getattr(result, name) for name in ScaleResult.model_fields},
@@ -108,7 +112,7 @@ def campaign_result(
         devices_per_node=campaign.whole_node,
         below_one_node=tuple(_parts(campaign, trials, analysis)),
         runs=tuple(sorted(trials, key=lambda trial: (trial.round, trial.hosts))),
-        lost=dict(lost),
+        excluded_hosts=dict(excluded_hosts),
         sizes_without_value=tuple(
             size for size in campaign.sizes if size not in {row.nodes for row in result.sizes}
         ),
@@ -186,14 +190,16 @@ def _parts(
 
 def left_over_notes(rounds: Sequence[PlannedRound]) -> Iterator[str]:
     """Yield a note for each size whose hosts did not all fit into one planned round."""
-    planned = [round_ for round_ in rounds if round_.purpose == "plan" and not round_.made_up]
-    for size in sorted({round_.nodes for round_ in planned}):
-        left = sorted({h for round_ in planned if round_.nodes == size for h in round_.left_over})
-        if left:
-            names = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+    first_rounds = [round_ for round_ in rounds if round_.purpose == "plan" and not round_.made_up]
+    for size in sorted({round_.nodes for round_ in first_rounds}):
+        hosts = sorted(
+            {h for round_ in first_rounds if round_.nodes == size for h in round_.left_over}
+        )
+        if hosts:
+            names = ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
             yield (
-                f"Groups of {size} do not use up all hosts: {names} had no place in one round and "
-                "were measured in another."
+                f"Groups of {size} do not cover all hosts; left over in one round and measured in "
+                f"another: {names}."
             )
 
 
@@ -206,14 +212,16 @@ def _failures(trials: Sequence[TrialResult]) -> Iterator[str]:
     for why, failed in causes.items():
         names = "; ".join(dict.fromkeys(compress(trial.hosts) for trial in failed[:4]))
         more = f" and {len(failed) - 4} more" if len(failed) > 4 else ""
-        yield f"No value of {names}{more}: {why.rstrip('.')}."
+        yield f"No value for {names}{more}: {why.rstrip('.')}."
 
 
-def _lost(lost: Mapping[str, str], unplaced: Mapping[int, Group]) -> Iterator[str]:
-    if lost:
-        yield f"Taken out of what followed: {compress(sorted(lost))}."
-    rounds = [number for number, hosts in sorted(unplaced.items()) if hosts]
+def _exclusion_notes(
+    excluded_hosts: Mapping[str, str], unplaced_hosts: Mapping[int, Group]
+) -> Iterator[str]:
+    if excluded_hosts:
+        yield f"Excluded from later rounds: {compress(sorted(excluded_hosts))}."
+    rounds = [number for number, hosts in sorted(unplaced_hosts.items()) if hosts]
     if rounds:
-        hosts = sorted({host for number in rounds for host in unplaced[number]})
+        hosts = sorted({host for number in rounds for host in unplaced_hosts[number]})
         where = pluralize(len(rounds), "round")
-        yield f"Without partners in {where} because of that: {compress(hosts)}."
+        yield f"Left without partners in {where} as a result: {compress(hosts)}."

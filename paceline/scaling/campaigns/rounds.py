@@ -13,7 +13,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.layout_checks import layout_problems
 from paceline.engines import engine
 from paceline.files.run_folder import Trial, read_record
-from paceline.machines.node.binding import bound
+from paceline.machines.node.binding import with_binding
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.runner import TaskQueue, TaskRun, TaskRunner
@@ -38,7 +38,7 @@ from paceline.scaling.campaigns.sub_cluster import (
 def with_follow_up(
     campaign: Campaign,
     trials: Mapping[RoundHosts, TrialResult],
-    most: int,
+    max_rounds: int,
     context: AnalysisContext,
 ) -> Campaign | None:
     """Return the scaling test with the next rounds that the analysis requests, or None.
@@ -47,34 +47,34 @@ def with_follow_up(
     which the layout cannot run are left out.
     """
     measured_groups = measured(trials.values(), campaign.whole_node)
-    followed = [round_ for round_ in campaign.plan if round_.purpose != "plan"]
-    room = most - len(followed)
-    if room <= 0 or not any(group.samples_per_s for group in measured_groups):
+    follow_ups = [round_ for round_ in campaign.plan if round_.purpose != "plan"]
+    budget = max_rounds - len(follow_ups)
+    if budget <= 0 or not any(group.samples_per_s for group in measured_groups):
         return None
-    planned = {group for round_ in followed for group in round_.groups}
+    planned_groups = {group for round_ in follow_ups for group in round_.groups}
     step = next_groups(
-        analyse(measured_groups, replace(context, scaling=campaign.scaling)), planned
+        analyse(measured_groups, replace(context, scaling=campaign.scaling)), planned_groups
     )
     if step is None:
         return None
     purpose, rounds = step
-    added: list[PlannedRound] = []
+    new_rounds: list[PlannedRound] = []
     for groups in rounds:
         for nodes in sorted({len(hosts) for hosts in groups}):
             alike = tuple(g for g in groups if len(g) == nodes and can_run(campaign, g))
-            if alike and len(added) < room:
-                added.append(
+            if alike and len(new_rounds) < budget:
+                new_rounds.append(
                     PlannedRound(
-                        number=len(campaign.plan) + len(added) + 1,
+                        number=len(campaign.plan) + len(new_rounds) + 1,
                         purpose=purpose,
                         nodes=nodes,
                         devices_per_node=campaign.whole_node,
                         groups=alike,
                     )
                 )
-    if not added:
+    if not new_rounds:
         return None
-    return campaign.model_copy(update={"plan": (*campaign.plan, *added)})
+    return campaign.model_copy(update={"plan": (*campaign.plan, *new_rounds)})
 
 
 def can_run(campaign: Campaign, hosts: Group) -> bool:
@@ -86,7 +86,7 @@ MAX_PARALLEL = MOST_SLOTS
 """Default maximum number of sub-clusters that run at the same time."""
 EXTRA_ROUNDS = 8
 """Default maximum number of follow-up rounds for suspect nodes."""
-BAD = ("failed", "oom", "timeout", "nan")
+HOST_FAULTS = ("failed", "oom", "timeout", "nan")
 """Statuses after which a host that ran alone counts as bad; a run that was too noisy does not."""
 
 
@@ -112,7 +112,7 @@ class SubClusterEnd(NamedTuple):
     """Result of a sub-cluster, with a value or a cause of failure, and the remaining part."""
 
     result: TrialResult
-    left: Remaining
+    remaining: Remaining
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,12 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
     limits: Limits = field(default_factory=Limits)
     context: AnalysisContext = field(default_factory=AnalysisContext)
     trials: dict[RoundHosts, TrialResult] = field(default_factory=dict[RoundHosts, TrialResult])
-    lost: dict[str, str] = field(default_factory=dict[str, str])
+    excluded_hosts: dict[str, str] = field(default_factory=dict[str, str])
     """Hosts that are excluded from later rounds, with the reason."""
-    unplaced: dict[int, Group] = field(default_factory=dict[int, Group])
+    unplaced_hosts: dict[int, Group] = field(default_factory=dict[int, Group])
     """Hosts by round that lost their partners and could not be placed."""
     faults: ClassVar[type[PacelineError]] = PacelineError
-    _tried: set[RoundHosts] = field(default_factory=set[RoundHosts])
+    _attempts: set[RoundHosts] = field(default_factory=set[RoundHosts])
     _seconds: list[float] = field(default_factory=list[float])
     _inventory: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -163,7 +163,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
         return [
             hosts
             for hosts in self._groups(round)
-            if (round.number, hosts) not in self._tried and not self._has_value(round, hosts)
+            if (round.number, hosts) not in self._attempts and not self._has_value(round, hosts)
         ]
 
     def _run_round(self, round: PlannedRound) -> None:
@@ -174,14 +174,14 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
             self._inventory = inventory()
             self.run_tasks(TaskQueue(SubCluster(round, hosts) for hosts in groups))
             if not self.stop.is_set():
-                self._learn(round)
+                self._exclude_faulty_hosts(round)
 
     def run_of(self, task: SubCluster, slot: JobSlot) -> TaskRun:
         """Return the run of a sub-cluster, which uses its own hosts whatever the slot."""
         round, hosts = task
         spec = self.campaign.spec(hosts, round.devices_per_node)
         name = f"{self.campaign.name}-{round.number}-{hosts[0]}"
-        plan = Plan(spec, bound(engine(spec.engine).job(spec, name)), self._inventory)
+        plan = Plan(spec, with_binding(engine(spec.engine).job(spec, name)), self._inventory)
         group = self.campaign.group_name(len(hosts), round.devices_per_node)
         return TaskRun(plan, group, trial=self._trial(task))
 
@@ -193,7 +193,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
             record = read_record(self.root / outcome.run)
             result = trial_result(record, outcome, self._trial(task))
         self.trials[result.place] = result
-        self._tried.add(result.place)
+        self._attempts.add(result.place)
         if result.started_unix and result.ended_unix:
             self._seconds.append(result.ended_unix - result.started_unix)
         return SubClusterEnd(result, self._remaining(task.round))
@@ -204,7 +204,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
             campaign=self.campaign.name, round=round.number, purpose=round.purpose, hosts=hosts
         )
 
-    def _learn(self, round: PlannedRound) -> None:
+    def _exclude_faulty_hosts(self, round: PlannedRound) -> None:
         """Exclude hosts that failed, and stop if nothing works."""
         of_round = [t for t in self.trials.values() if t.round == round.number]
         failed = sorted((t for t in of_round if not t.ok), key=attrgetter("hosts"))
@@ -213,35 +213,38 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
         cause = failed[0].reason or failed[0].status
         # In a round in which others had a value, a host whose single-node run failed counts as bad.
         alone = round.nodes == 1 and len(failed) < len(of_round)
-        named = {
+        faulty_hosts = {
             host: trial.reason or trial.status
             for trial in failed
-            for host in trial.faulty_hosts or (trial.hosts if alone and trial.status in BAD else ())
-            if host in self.campaign.hosts and host not in self.lost
+            for host in trial.faulty_hosts
+            or (trial.hosts if alone and trial.status in HOST_FAULTS else ())
+            if host in self.campaign.hosts and host not in self.excluded_hosts
         }
         if fault := allocation_fault(self.campaign.points[0].spec.cluster):
             self.halted = fault
-        elif len(named) + len(self.lost) == len(self.campaign.hosts) > 1:
-            self.halted = f"every host is at fault, or this machine: {cause}"
+        elif len(faulty_hosts) + len(self.excluded_hosts) == len(self.campaign.hosts) > 1:
+            self.halted = f"every host failed, so this machine may be at fault: {cause}"
         elif not any(trial.ok for trial in self.trials.values()):
             self.halted = f"no sub-cluster of the first round has a value: {cause}"
         else:
-            self.lost |= named
-            for host, why in named.items():
+            self.excluded_hosts |= faulty_hosts
+            for host, why in faulty_hosts.items():
                 self.observer.slot_lost(JobSlot(1, (host,)), why, True)
 
     def _groups(self, round: PlannedRound) -> list[Group]:
         """Return the sub-clusters of a round; those with a lost host are regrouped without it."""
         whole = [
-            g for g in round.groups if self._has_value(round, g) or not self.lost.keys() & set(g)
+            g
+            for g in round.groups
+            if self._has_value(round, g) or not self.excluded_hosts.keys() & set(g)
         ]
         if len(whole) == len(round.groups) or round.purpose != "plan":
             return whole
         used = {host for g in whole for host in g}
         members = [host for g in round.groups for host in g] + list(round.left_over)
-        pool = [host for host in members if host not in used and host not in self.lost]
+        pool = [host for host in members if host not in used and host not in self.excluded_hosts]
         end = len(pool) // round.nodes * round.nodes
-        self.unplaced[round.number] = tuple(pool[end:])
+        self.unplaced_hosts[round.number] = tuple(pool[end:])
         return [*whole, *(tuple(pool[at : at + round.nodes]) for at in range(0, end, round.nodes))]
 
     def _has_value(self, round: PlannedRound, hosts: Group) -> bool:

@@ -60,8 +60,10 @@ def trial_result(record: RunRecord, result: Result, trial: Trial) -> TrialResult
     assert record.spec is not None
     metric = result.metrics.get(FIGURE)
     step = result.metrics.get("step_time_s")
-    counted = has_figure(result) and metric is not None
-    unjudged = "the run has no steady step time" if result.status == "ok" and not counted else None
+    is_measured = has_figure(result) and metric is not None
+    unsteady_reason = (
+        "the run has no steady step time" if result.status == "ok" and not is_measured else None
+    )
     return TrialResult(
         round=trial.round,
         purpose=trial.purpose,
@@ -70,11 +72,11 @@ def trial_result(record: RunRecord, result: Result, trial: Trial) -> TrialResult
         hosts=trial.hosts,
         run=record.name,
         status=result.status,
-        reason=result.reason or unjudged,
-        samples_per_s=metric.value if metric and counted else None,
-        spread=metric.spread if metric and counted else None,
-        n=metric.n if metric and counted else None,
-        step_time_s=step.value if step and counted else None,
+        reason=result.reason or unsteady_reason,
+        samples_per_s=metric.value if metric and is_measured else None,
+        spread=metric.spread if metric and is_measured else None,
+        n=metric.n if metric and is_measured else None,
+        step_time_s=step.value if step and is_measured else None,
         global_batch=record.spec.training.global_batch,
         started_unix=record.launched_unix,
         ended_unix=record.ended_unix,

@@ -20,9 +20,9 @@ from paceline.machines import JobEnd
 from paceline.machines.probe import health
 from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
 from paceline.scaling.analysis.slow_nodes import (
-    FEWEST_EARLIER,
-    FEWEST_JUDGED,
-    LEAST_LOSS,
+    MIN_COMPARED_NODES,
+    MIN_HISTORY,
+    MIN_LOSS,
     HealthySpeed,
     NodeVerdict,
     SlowNodeReport,
@@ -30,14 +30,14 @@ from paceline.scaling.analysis.slow_nodes import (
 )
 
 MEASURES = {
-    "gemm": ("matrix products", "FLOP/s"),
+    "gemm": ("GEMMs", "FLOP/s"),
     "memory": ("memory copies", "B/s"),
-    "collective": ("all-reduce inside the host", "B/s"),
+    "collective": ("all-reduce within the host", "B/s"),
     "pair": ("all-reduce with another host", "B/s"),
 }
 """Titles and units of the measures of each host. A rate is that of the slowest device (gemm,
 memory), the bus rate (collective), or the bus rate with the best partner (pair)."""
-SAME = (
+COMMON_FACTS = (
     "kernel",
     "python",
     "torch",
@@ -149,13 +149,15 @@ def judge(
 ) -> CheckReport:
     """Return every host with its verdict, and the smallest fault that the check could find."""
     speeds = {what: nodes for what in MEASURES if (nodes := _speeds(readings, what))}
-    blames = {
+    verdicts = {
         what: judge_nodes(nodes, 0.0, past.references.get(what), past.earlier.get(what))
         for what, nodes in speeds.items()
     }
-    odd, lost = _odd_ones(readings), _lost_gpus(readings)
+    deviations, missing_gpus = _deviations(readings), _missing_gpus(readings)
     hosts = tuple(
-        _report(reading, blames, odd.get(reading.host, []), lost.get(reading.host, []))
+        _report(
+            reading, verdicts, deviations.get(reading.host, []), missing_gpus.get(reading.host, [])
+        )
         for reading in readings
     )
     measures = {
@@ -165,7 +167,7 @@ def judge(
             num_hosts=len(nodes.hosts),
             median=nodes.base,
             spread=nodes.spread,
-            smallest_fault=blames[what].smallest_fault,
+            smallest_fault=verdicts[what].smallest_fault,
         )
         for what, nodes in speeds.items()
     }
@@ -174,7 +176,7 @@ def judge(
     sentences = (
         _count(hosts, elapsed_s),
         *([f"No host is listed to drain: {withheld}."] if withheld else []),
-        *(_power(measure, blames[what]) for what, measure in measures.items()),
+        *(_power(measure, verdicts[what]) for what, measure in measures.items()),
     )
     return CheckReport(
         created=created,
@@ -199,12 +201,15 @@ def _speeds(readings: Sequence[Reading], what: str) -> NodeSpeeds | None:
 
 
 def _report(
-    reading: Reading, blames: Mapping[str, SlowNodeReport], odd: Sequence[str], lost: Sequence[str]
+    reading: Reading,
+    verdicts: Mapping[str, SlowNodeReport],
+    deviations: Sequence[str],
+    missing_gpus: Sequence[str],
 ) -> HostReport:
     figures: dict[str, HostRate] = {}
     slow: list[tuple[str, NodeVerdict]] = []
-    for what, blame in blames.items():
-        node = next((node for node in blame.nodes if node.host == reading.host), None)
+    for what, report in verdicts.items():
+        node = next((node for node in report.nodes if node.host == reading.host), None)
         if node is None:
             continue
         figures[what] = HostRate(
@@ -219,13 +224,14 @@ def _report(
         if node.flagged or (node.suspected and node.z is None):
             slow.append((_slow(what, node), node))
     # One value is not enough to drain a host: it needs a repeat, or a second measure that is slow.
-    sure = len(slow) > 1 or any(node.repeated for _, node in slow)
-    words = [text if sure else f"{text}: repeat before draining" for text, _ in slow]
-    evidence = (*reading.faults, *lost, *(words if sure else ()))
-    remarks = (*reading.remarks, *odd, *(() if sure else words))
+    is_certain = len(slow) > 1 or any(node.repeated for _, node in slow)
+    words = [text if is_certain else f"{text}: repeat before draining" for text, _ in slow]
+    evidence = (*reading.faults, *missing_gpus, *(words if is_certain else ()))
+    remarks = (*reading.remarks, *deviations, *(() if is_certain else words))
+    is_broken = bool(reading.faults or missing_gpus)
     return HostReport(
         host=reading.host,
-        verdict=_verdict(reading, broken=bool(reading.faults or lost), slow=sure, remarks=remarks),
+        verdict=_verdict(reading, broken=is_broken, slow=is_certain, remarks=remarks),
         evidence=evidence,
         remarks=remarks,
         figures=figures,
@@ -271,43 +277,43 @@ def _slow(what: str, node: NodeVerdict) -> str:
     return f"{title} at {si(node.value, unit)}: {percent(node.loss)} below {node.by} ({z})"
 
 
-def _odd_ones(readings: Sequence[Reading]) -> dict[str, list[str]]:
+def _deviations(readings: Sequence[Reading]) -> dict[str, list[str]]:
     """Return, by host, the facts that differ from most other hosts, or from the only other host."""
-    answered = [reading for reading in readings if reading.facts]
-    odd: dict[str, list[str]] = {}
-    for name in (*SAME, "memory"):
-        values = {reading.host: _fact(reading.facts, name) for reading in answered}
+    with_facts = [reading for reading in readings if reading.facts]
+    deviations: dict[str, list[str]] = {}
+    for name in (*COMMON_FACTS, "memory"):
+        values = {reading.host: _fact(reading.facts, name) for reading in with_facts}
         counts = Counter(values.values())
         if len(counts) < 2:
             continue
-        usual, number = counts.most_common(1)[0]
-        clear = 2 * number > len(values)
+        typical, number = counts.most_common(1)[0]
+        has_majority = 2 * number > len(values)
         for host, value in values.items():
-            if not clear or value != usual:
+            if not has_majority or value != typical:
                 others = (
-                    f"{usual} on {number:,} of {pluralize(len(values), 'host')}"
-                    if clear
+                    f"{typical} on {number:,} of {pluralize(len(values), 'host')}"
+                    if has_majority
                     else "others differ"
                 )
-                odd.setdefault(host, []).append(f"{name} {value} here, {others}")
-    return odd
+                deviations.setdefault(host, []).append(f"{name} {value} here, {others}")
+    return deviations
 
 
-def _lost_gpus(readings: Sequence[Reading]) -> dict[str, list[str]]:
+def _missing_gpus(readings: Sequence[Reading]) -> dict[str, list[str]]:
     """Return, by host, a sentence for a host with fewer GPUs than most others."""
     numbers = {
         reading.host: len(reading.facts.get("gpus") or []) for reading in readings if reading.facts
     }
     if not numbers:
         return {}
-    usual, times = Counter(numbers.values()).most_common(1)[0]
+    typical, times = Counter(numbers.values()).most_common(1)[0]
     if 2 * times <= len(numbers):
         return {}
-    usual_count = f"{usual} on {times:,} of {pluralize(len(numbers), 'host')}"
+    usual_count = f"{typical} on {times:,} of {pluralize(len(numbers), 'host')}"
     return {
         host: [f"{pluralize(n, 'GPU')} here, {usual_count}"]
         for host, n in numbers.items()
-        if n < usual
+        if n < typical
     }
 
 
@@ -333,25 +339,25 @@ def _count(hosts: Sequence[HostReport], elapsed_s: float) -> str:
     return f"{len(hosts)} {noun} checked in {elapsed_s:.1f} s: {', '.join(parts)}."
 
 
-def _power(measure: Measure, blame: SlowNodeReport) -> str:
+def _power(measure: Measure, verdicts: SlowNodeReport) -> str:
     title, unit = MEASURES[measure.what]
     noun = "host" if measure.num_hosts == 1 else "hosts"
     figures = f"{title}: median {si(measure.median, unit)} of {measure.num_hosts} {noun}"
     if measure.num_hosts > 1:
         figures += f", spread {percent(measure.spread)}"
-    if measure.smallest_fault is None and any(node.by != "nothing" for node in blame.nodes):
+    if measure.smallest_fault is None and any(node.by != "nothing" for node in verdicts.nodes):
         return (
-            f"{figures}; judged by the margin of {percent(LEAST_LOSS, 0)} alone, as no spread is "
-            "known: how small a fault is found is not known."
+            f"{figures}; judged by the margin of {percent(MIN_LOSS, 0)} alone because no spread is "
+            "known, so the smallest detectable fault is unknown."
         )
     if measure.smallest_fault is None:
         return (
-            f"{figures}; too few to judge: it takes {FEWEST_JUDGED} hosts, {FEWEST_EARLIER} "
-            "earlier checks of a host, or a check to hold against (--against)."
+            f"{figures}; too few to judge: it takes {MIN_COMPARED_NODES} hosts, {MIN_HISTORY} "
+            "earlier checks of a host, or a reference check (--against)."
         )
-    by = " and ".join(dict.fromkeys(node.by for node in blame.nodes if node.z is not None))
+    by = " and ".join(dict.fromkeys(node.by for node in verdicts.nodes if node.z is not None))
     return (
-        f"{figures}; judged by {by}, a host slower by {percent(measure.smallest_fault)} is found "
+        f"{figures}; judged by {by}, a host {percent(measure.smallest_fault)} slower is detected "
         "in 9 of 10 cases."
     )
 
@@ -413,24 +419,27 @@ def _reading(
         (line["gpus"] for line in lines if line["event"] == "health"), facts.get("gpus", [])
     )
     faults, remarks = health.faults(facts, state), health.remarks(state)
-    ended, started = sum(line["event"] == "end" for line in lines), cluster.devices_per_node
-    if ended < started:
-        what = f"{started - ended:,} of {pluralize(started, 'process')}"
+    num_ended, num_started = sum(line["event"] == "end" for line in lines), cluster.devices_per_node
+    if num_ended < num_started:
+        what = f"{num_started - num_ended:,} of {pluralize(num_started, 'process')}"
         why = f"{what} did not finish the check{f': {verdict.reason}' if verdict else ''}"
         # The end of one host makes the launcher end the others, which is not their fault.
         by_another = verdict is not None and verdict.hosts and name not in verdict.hosts
         (remarks if by_another else faults).append(why)
     failed = [line for line in lines if line["event"] == "fault"]
-    grave = [line for line in failed if line["part"] in ("gemm", "memory", "rates")]
-    faults += dict.fromkeys(f"{line['part']} failed: {line['reason']}" for line in grave)
+    fatal = [line for line in failed if line["part"] in ("gemm", "memory", "rates")]
+    faults += dict.fromkeys(f"{line['part']} failed: {line['reason']}" for line in fatal)
     remarks += dict.fromkeys(
         f"{_part(line['part'], names)} failed: {line['reason']}"
         for line in failed
-        if line not in grave
+        if line not in fatal
     )
-    kept = {key: value for key, value in facts.items() if key not in ("event", "rank", "schema")}
-    timed_out = verdict is not None and verdict.status == "timeout" and ended < started
-    return Reading(name, kept, _rates(lines), tuple(faults), tuple(remarks), timed_out=timed_out)
+    host_facts = {
+        key: value for key, value in facts.items() if key not in ("event", "rank", "schema")
+    }
+    timed_out = verdict is not None and verdict.status == "timeout" and num_ended < num_started
+    rates = _rates(lines)
+    return Reading(name, host_facts, rates, tuple(faults), tuple(remarks), timed_out=timed_out)
 
 
 def _part(part: str, names: Sequence[str]) -> str:

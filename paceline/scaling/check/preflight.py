@@ -23,10 +23,10 @@ from paceline.files.documents import read_text, read_value, write_value
 from paceline.files.run_folder import new_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 from paceline.machines import Handle, JobEnd, launcher
-from paceline.machines.node.binding import bound
-from paceline.machines.placement import Where, device_kind, placed
+from paceline.machines.node.binding import with_binding
+from paceline.machines.placement import HostPlacement, device_kind, with_placement
 from paceline.machines.probe.inventory import inventory, local_cluster
-from paceline.machines.slurm.client import from_allocation
+from paceline.machines.slurm.client import allocation_hosts
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.check.fitness import (
     USABLE,
@@ -43,7 +43,7 @@ POLL_S = 0.1
 
 
 def cluster_of(
-    where: Where, device: str = "auto", devices: int | None = None
+    where: HostPlacement, device: str = "auto", devices: int | None = None
 ) -> tuple[Cluster, list[str]]:
     """Return the hosts as a cluster with devices like this machine's, and notices.
 
@@ -55,24 +55,26 @@ def cluster_of(
     can = capabilities(where.kind(os.environ))
     if can.allocations and not where.hosts:
         number = where.allocation or os.environ.get("SLURM_JOB_ID")
-        hosts = from_allocation(number) if number else ()
+        hosts = allocation_hosts(number) if number else ()
         where = replace(where, hosts=hosts[: where.nodes] if hosts else ())
     slots = {host.slots for host in where.hosts} - {None}
     if len(slots) > 1:
-        raise UserError("hosts", "have different numbers of slots", remedy="name them in two parts")
+        raise UserError(
+            "hosts", "have different numbers of slots", remedy="check them in two parts"
+        )
     alone = 2 if can.runs_here else 1
     count = devices or next(iter(slots), None) or (alone if kind == "cpu" else None)
     name = "cpu" if kind == "cpu" else machine["gpus"][0]["name"]
     cluster = local_cluster(machine, name, None, count)
     # Each host chooses the threads per rank by its own number of cores.
     cluster = cluster.model_copy(update={"threads_per_device": None, "bind": "auto"})
-    return placed(cluster, where), notices
+    return with_placement(cluster, where), notices
 
 
 def host_job(cluster: Cluster, program: str, question: Mapping[str, Any], limit_s: float) -> Job:
     """Return a job that runs a program of the trainer package on every device with `question`."""
     files = {**program_files(program), QUESTION_FILE: json.dumps(question) + "\n"}
-    return bound(
+    return with_binding(
         Job(
             name=f"paceline-{program.rpartition('.')[2].replace('_', '-')}",
             python=cluster.interpreter,
@@ -98,20 +100,20 @@ def run_job(job: Job, folder: Path, wait_s: float, verb: str) -> JobEnd | None:
     machine.prepare(job, folder)
     handle = machine.submit(job, folder)
     try:
-        return ended(handle, wait_s, verb)
+        return wait_for_end(handle, wait_s, verb)
     finally:
         handle.sweep()
 
 
-def ended(handle: Handle, wait_s: float, verb: str) -> JobEnd | None:
+def wait_for_end(handle: Handle, wait_s: float, verb: str) -> JobEnd | None:
     """Wait for the end of a submitted job; raises the same errors as `run_job`."""
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     try:
         while handle.poll() is None:
-            if handle.waiting and time.monotonic() - begun_s > wait_s:
+            if handle.waiting and time.monotonic() - started_s > wait_s:
                 raise IncompleteError(
                     verb,
-                    f"was not begun within {wait_s:g} s: {handle.phase}",
+                    f"did not start within {wait_s:g} s: {handle.phase}",
                     remedy="--wait SECONDS, or fewer --nodes",
                 )
             if handle.timed_out:
@@ -126,7 +128,7 @@ def ended(handle: Handle, wait_s: float, verb: str) -> JobEnd | None:
 
 CHECKS_FOLDER = "checks"
 REPORT_FILE = "check.json"
-MOST_EARLIER = 20
+MAX_EARLIER_CHECKS = 20
 """Maximum number of earlier checks in a host's history."""
 
 
@@ -134,7 +136,7 @@ MOST_EARLIER = 20
 class CheckRequest:
     """Options of a check."""
 
-    where: Where
+    where: HostPlacement
     device: str = "auto"
     devices: int | None = None
     """Number of devices per host; None means slots, the GPUs of this machine, or one process."""
@@ -179,7 +181,7 @@ def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     if cluster.capabilities.needs_hosts:
         watch(f"logging in to {pluralize(cluster.nodes, 'host')}")
     unfit = launcher(cluster.launcher).unfit_hosts(cluster, folder)
-    named = cluster.hosts
+    hosts = cluster.hosts
     cluster = _without(cluster, unfit)
     lines: list[dict[str, Any]] = []
     verdict: JobEnd | None = None
@@ -191,7 +193,7 @@ def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
         *(Reading(host, faults=(why.reason,), reached=why.reached) for host, why in unfit.items()),
         *(host_readings(cluster, lines, verdict) if cluster else ()),
     ]
-    order = {host: at for at, host in enumerate(named)}
+    order = {host: at for at, host in enumerate(hosts)}
     readings.sort(key=lambda reading: order.get(reading.host, len(order)))
     identity = _identity(cluster, request, lines)
     past = Past(_earlier(root, identity), references)
@@ -258,7 +260,7 @@ def _earlier(root: Path, identity: Mapping[str, Any]) -> dict[str, dict[str, lis
     """Return values by measure and host from the last checks of this kind; skip drained hosts."""
     rates: dict[str, dict[str, list[float]]] = {}
     files = sorted((root / CHECKS_FOLDER).glob(f"*/{REPORT_FILE}"), key=lambda f: f.stat().st_mtime)
-    for file in files[-MOST_EARLIER:]:
+    for file in files[-MAX_EARLIER_CHECKS:]:
         try:
             report = CheckReport.model_validate_json(read_text(file))
         except (OSError, UnicodeDecodeError, ValidationError):
@@ -280,13 +282,15 @@ def _references(file: Path | None, cluster: Cluster) -> dict[str, HealthySpeed]:
         return {}
     report = read_value(file / REPORT_FILE if file.is_dir() else file, CheckReport)
     kind = _kind(cluster)
-    differ = [
+    differences = [
         f"{name} {report.identity.get(name)}"
         for name in kind
         if report.identity.get(name) != kind[name]
     ]
-    if differ:
-        raise UserError(f"--against {file}", f"was another kind of check: {', '.join(differ)}")
+    if differences:
+        raise UserError(
+            f"--against {file}", f"is a different kind of check: {', '.join(differences)}"
+        )
     return {what: HealthySpeed(m.median, m.spread) for what, m in report.measures.items()}
 
 

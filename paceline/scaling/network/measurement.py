@@ -16,17 +16,17 @@ from paceline.core.units import pluralize
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import new_folder
 from paceline.machines import JobEnd
-from paceline.machines.placement import Where
+from paceline.machines.placement import HostPlacement
 from paceline.report.html import render_document
 from paceline.scaling.check.fitness import host_names, read_lines
 from paceline.scaling.check.preflight import cluster_of, host_job, run_job
 from paceline.scaling.network.page import network_document
-from paceline.scaling.network.readings import OPERATIONS, collective_rows, pair_rows, stated_fabric
+from paceline.scaling.network.readings import OPERATIONS, collective_rows, nominal_fabric, pair_rows
 from paceline.scaling.network.report import NetworkReport, network_report
 
 NETWORKS_FOLDER = "networks"
 REPORT_FILE, PAGE_FILE = "network.json", "report.html"
-MOST_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
+DEFAULT_MAX_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 GROWTH = 4
 """Ratio of successive payloads."""
 
@@ -35,12 +35,12 @@ GROWTH = 4
 class NetworkRequest:
     """Options of a network measurement."""
 
-    where: Where
+    where: HostPlacement
     device: str = "auto"
     devices: int | None = None
     operations: tuple[str, ...] = tuple(OPERATIONS)
-    least_bytes: int = 1024
-    most_bytes: int | None = None
+    min_bytes: int = 1024
+    max_bytes: int | None = None
     """Bytes of the largest payload, and of a large message between two hosts; None means
     MOST_BYTES."""
     seconds: float = 10.0
@@ -73,8 +73,10 @@ def measure_network(
     started_s, created = time.monotonic(), datetime.now(UTC)
     cluster, notices = cluster_of(request.where, request.device, request.devices)
     if cluster.world_size < 2:
-        raise UserError("network", "one device has none", remedy="--devices, --nodes or --hosts")
-    fabric = stated_fabric(request.intra_link, request.inter_link, cluster.devices_per_node)
+        raise UserError(
+            "network", "one device has no network", remedy="--devices, --nodes or --hosts"
+        )
+    fabric = nominal_fabric(request.intra_link, request.inter_link, cluster.devices_per_node)
     name = f"{created:%Y-%m-%d}-{cluster.nodes}x{cluster.name}"
     folder = new_folder(root / NETWORKS_FOLDER, name).resolve()
     watch(
@@ -105,23 +107,23 @@ def measure_network(
     return MeasuredNetwork(report, folder, tuple(notices))
 
 
-def payloads(least: int, most: int) -> list[int]:
+def payloads(smallest: int, largest: int) -> list[int]:
     """Return bytes from `least` to `most`, each four times the one before, and `most` itself."""
-    sizes = [least]
-    while sizes[-1] * GROWTH < most:
+    sizes = [smallest]
+    while sizes[-1] * GROWTH < largest:
         sizes.append(sizes[-1] * GROWTH)
-    return [*sizes, most] if most > least else sizes
+    return [*sizes, largest] if largest > smallest else sizes
 
 
 def _question(cluster: Cluster, request: NetworkRequest) -> dict[str, Any]:
     kind = "cpu" if cluster.device == "cpu" else "cuda"
-    most = request.most_bytes or MOST_BYTES[kind]
+    max_bytes = request.max_bytes or DEFAULT_MAX_BYTES[kind]
     return {
         "device": kind,
         "seconds": request.seconds,
         "operations": list(request.operations),
-        "sizes": payloads(request.least_bytes, most),
-        "message_bytes": most,
+        "sizes": payloads(request.min_bytes, max_bytes),
+        "message_bytes": max_bytes,
         "rounds": _rounds(cluster.nodes) if request.pairs else [],
     }
 
@@ -140,7 +142,7 @@ def _identity(cluster: Cluster, request: NetworkRequest) -> dict[str, Any]:
         "device": cluster.device,
         "nodes": cluster.nodes,
         "devices_per_node": cluster.devices_per_node,
-        "most_bytes": request.most_bytes,
+        "max_bytes": request.max_bytes,
         "seconds": request.seconds,
     }
 
@@ -158,8 +160,8 @@ def _faults(
         if line["event"] == "fault"
     ]
     for node, name in enumerate(names):
-        ended = sum(line["event"] == "end" and line["node"] == node for line in lines)
-        if ended < cluster.devices_per_node:
+        num_ended = sum(line["event"] == "end" and line["node"] == node for line in lines)
+        if num_ended < cluster.devices_per_node:
             why = f": {end.reason}" if end else ""
-            faults.append(f"{name} did not come to the end{why}")
+            faults.append(f"{name} did not finish{why}")
     return faults

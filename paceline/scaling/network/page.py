@@ -57,11 +57,11 @@ def network_document(report: NetworkReport, folder: Path) -> Document:
             ),
             collectives,
             Table(
-                title="Hosts with all others, the slowest first",
+                title="Hosts, slowest first",
                 name="hosts",
                 columns=HOST_COLUMNS,
                 rows=[host.model_dump() for host in report.hosts[:MAX_ROWS]],
-                note="Rate: median over the partners, of each the slower direction."
+                note="Rate: median over all partners of the slower direction."
                 + (f" {left_out} more hosts are in the JSON." if left_out > 0 else ""),
             ),
         ),
@@ -72,7 +72,7 @@ def network_document(report: NetworkReport, folder: Path) -> Document:
     )
 
 
-def _scaled(factor: float, form: str, unit: str) -> Callable[[float], str]:
+def _with_unit(factor: float, form: str, unit: str) -> Callable[[float], str]:
     return lambda value: f"{factor * value:{form}} {unit}"
 
 
@@ -80,7 +80,7 @@ def _rate(key: str, title: str) -> Column:
     return Column(key, title, lambda value: si(value, "B/s"), "right")
 
 
-_MICROSECONDS = _scaled(1e6, ",.1f", "us")
+_MICROSECONDS = _with_unit(1e6, ",.1f", "us")
 COLLECTIVE_COLUMNS = (
     Column("operation", "operation", lambda value: OPERATIONS[value]),
     Column("bytes", "payload", binary, "right"),
@@ -117,8 +117,8 @@ def network_charts(report: NetworkReport, look: ChartTheme) -> dict[str, alt.Lay
         charts["time"] = _over_payload(report, look, "latency_s", "Time of a collective", "time")
         charts["bus"] = _over_payload(report, look, "bus_bytes_per_s", "Bus rate", "bus rate")
     if report.pairs:
-        charts["rates"] = _map(report, look, "bytes_per_s", "From host to host", 1e-9, "GB/s")
-        charts["latencies"] = _map(report, look, "latency_s", "One way", 1e6, "us")
+        charts["rates"] = _map(report, look, "bytes_per_s", "Rate between hosts", 1e-9, "GB/s")
+        charts["latencies"] = _map(report, look, "latency_s", "One-way latency", 1e6, "us")
     return charts
 
 
@@ -172,7 +172,7 @@ def _map(
 
     from paceline.report.step_charts import finish_chart
 
-    kept = {host.host for host in report.hosts[:MAX_HOSTS]}
+    hosts = {host.host for host in report.hosts[:MAX_HOSTS]}
     rows = [
         {
             "source": printable(pair.source),
@@ -180,7 +180,7 @@ def _map(
             "value": scale * getattr(pair, field),
         }
         for pair in report.pairs
-        if pair.source in kept and pair.target in kept
+        if pair.source in hosts and pair.target in hosts
     ]
     # The page's colours are CSS variables, which cannot be interpolated: steps instead of a
     # gradient.
@@ -209,7 +209,7 @@ def _map(
             "one direction at a time."
         )
     else:
-        note = "Half of a small message's way there and back, of the slowest device."
+        note = "Half the round-trip time of a small message, for the slowest device."
     return finish_chart([chart], look, title, [note + left_out], HEIGHT)
 
 
@@ -237,7 +237,7 @@ def _figures(report: NetworkReport) -> Iterator[Figure]:
             (f"payload {binary(best.bytes)}",),
         )
     if not report.pairs:
-        yield unknown_figure("Slowest direction", "one host has no other")
+        yield unknown_figure("Slowest direction", "needs two hosts")
         return
     slowest = min(report.pairs, key=lambda pair: pair.bytes_per_s)
     yield Figure(

@@ -143,7 +143,7 @@ def pair_rows(
     )
 
 
-NOT_STATED = "no link {where} is stated (--cluster, --intra or --inter)"
+NOT_SPECIFIED = "no link {where} is specified (--cluster, --intra or --inter)"
 _PORTS = re.compile(r"(\d+)\s*x")
 WHERE = {"intra": "inside a host", "inter": "between hosts"}
 
@@ -153,7 +153,7 @@ class FabricShare(Value):
 
     what: str
     """An operation, or `pairs`: the median direction between two hosts."""
-    reached_bytes_per_s: float
+    measured_bytes_per_s: float
     """Best bus rate of one device; for pairs, the rate of all devices of a host together."""
     link: str | None
     """The link that limits the rate: of several on the way, the one with the lowest bound."""
@@ -176,24 +176,24 @@ class Fabric:
     per_node: int = 1
 
 
-def stated_fabric(intra: str | None, inter: str | None, devices_per_node: int) -> Fabric:
+def nominal_fabric(intra: str | None, inter: str | None, devices_per_node: int) -> Fabric:
     """Return the links with these names or rates; None for a link that is not stated.
 
     Raises UserError for a name that is neither a link of that kind nor a rate.
     """
-    share = _stated(inter, "inter", devices_per_node)
-    return Fabric(_stated(intra, "intra", 1), share, _port(inter, share), devices_per_node)
+    share = _link_rate(inter, "inter", devices_per_node)
+    return Fabric(_link_rate(intra, "intra", 1), share, _port(inter, share), devices_per_node)
 
 
 def _port(name: str | None, share: tuple[str, float] | None) -> tuple[str, float] | None:
-    whole = _stated(name, "inter", 1)
+    whole = _link_rate(name, "inter", 1)
     if name is None or whole is None or share is None:
         return None
     ports = _PORTS.search(name)
     return share[0], max(share[1], whole[1] / int(ports[1] if ports else 1))
 
 
-def _stated(
+def _link_rate(
     name: str | None, kind: Literal["intra", "inter"], per_node: int
 ) -> tuple[str, float] | None:
     if name is None:
@@ -207,7 +207,7 @@ def _stated(
         return name, rate
     link = match.link
     if link is not None and link.kind != kind:
-        raise UserError(f"--{kind} {name}", f"is no link {WHERE[kind]}")
+        raise UserError(f"--{kind} {name}", f"is not a link {WHERE[kind]}")
     if match.node_bytes_per_s:
         return name, match.node_bytes_per_s / per_node
     if link is None or link.bytes_per_s is None:
@@ -239,10 +239,10 @@ def _shares(
             kind = "inter" if nodes > 1 else "intra"
             yield _share(operation, best.bus_bytes_per_s, link, kind)
     if pairs:
-        reached = median(pair.bytes_per_s for pair in pairs)
+        middle = median(pair.bytes_per_s for pair in pairs)
         inter = fabric.inter
         link = (inter[0], inter[1] * pairs[0].devices) if inter else None
-        yield _share("pairs", reached, link, "inter")
+        yield _share("pairs", middle, link, "inter")
 
 
 def bus_bound(operation: str, ranks: int, fabric: Fabric) -> tuple[str, float] | None:
@@ -269,15 +269,15 @@ def bus_bound(operation: str, ranks: int, fabric: Fabric) -> tuple[str, float] |
     return min(bounds, key=lambda bound: bound[1])
 
 
-def _share(what: str, reached: float, link: tuple[str, float] | None, kind: str) -> FabricShare:
+def _share(what: str, bytes_per_s: float, link: tuple[str, float] | None, kind: str) -> FabricShare:
     expected = link[1] if link else None
     return FabricShare(
         what=what,
-        reached_bytes_per_s=reached,
+        measured_bytes_per_s=bytes_per_s,
         link=link[0] if link else None,
         expected_bytes_per_s=expected,
-        share=reached / expected if expected else None,
-        reason=None if link else NOT_STATED.format(where=WHERE[kind]),
+        share=bytes_per_s / expected if expected else None,
+        reason=None if link else NOT_SPECIFIED.format(where=WHERE[kind]),
     )
 
 
@@ -287,8 +287,8 @@ def share_sentences(shares: Sequence[FabricShare]) -> Iterator[str]:
         if each.share is not None and each.expected_bytes_per_s is not None:
             title = OPERATIONS.get(each.what, "the median direction between two hosts")
             yield (
-                f"{title} reaches {percent(each.share)} of what {each.link} carries "
-                f"({si(each.expected_bytes_per_s, 'B/s')}, nominal)."
+                f"{title} reaches {percent(each.share)} of the nominal rate of {each.link} "
+                f"({si(each.expected_bytes_per_s, 'B/s')})."
             )
     for reason in dict.fromkeys(each.reason for each in shares if each.reason):
-        yield f"The share of the fabric is unknown: {reason}."
+        yield f"The share of the nominal rate is unknown: {reason}."

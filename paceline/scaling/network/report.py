@@ -11,7 +11,7 @@ from paceline.core.node_groups import GroupThroughput
 from paceline.core.units import binary, percent, pluralize, si
 from paceline.core.value import Value
 from paceline.scaling.analysis.node_speeds import node_speeds
-from paceline.scaling.analysis.slow_nodes import FEWEST_JUDGED, judge_nodes
+from paceline.scaling.analysis.slow_nodes import MIN_COMPARED_NODES, judge_nodes
 from paceline.scaling.network.readings import (
     OPERATIONS,
     CollectiveTiming,
@@ -25,10 +25,10 @@ from paceline.scaling.network.readings import (
 
 LINK_LOSS = 0.1
 """Minimum loss of a slow link, relative to what its two hosts reach with others."""
-LINK_SCATTERS = 4.0
+MIN_LINK_DISTANCE = 4.0
 """Minimum distance of a slow link, in robust standard deviations of all links."""
-FEWEST_LINKS = 6
-MOST_SENTENCES = 8
+MIN_LINKS = 6
+MAX_SENTENCES = 8
 
 
 class HostLinks(Value):
@@ -92,7 +92,7 @@ def host_links(pairs: Sequence[PairRow]) -> tuple[HostLinks, ...]:
     speeds = node_speeds([GroupThroughput((host,), rate) for host, rate in rates.items()])
     if speeds is None:
         return ()
-    judged = {node.host: node for node in judge_nodes(speeds).nodes}
+    verdicts = {node.host: node for node in judge_nodes(speeds).nodes}
     middle = median(rates.values())
     return tuple(
         HostLinks(
@@ -101,8 +101,8 @@ def host_links(pairs: Sequence[PairRow]) -> tuple[HostLinks, ...]:
             latency_s=median(latencies[host]) if host in latencies else None,
             partners=len(slower[host]),
             loss=1 - rates[host] / middle if len(rates) > 2 else None,
-            z=judged[host].z,
-            slow=judged[host].flagged,
+            z=verdicts[host].z,
+            slow=verdicts[host].flagged,
         )
         for host in sorted(rates, key=lambda host: rates[host])
     )
@@ -110,13 +110,13 @@ def host_links(pairs: Sequence[PairRow]) -> tuple[HostLinks, ...]:
 
 def slow_links(pairs: Sequence[PairRow], hosts: Sequence[HostLinks]) -> tuple[SlowLink, ...]:
     """Return directions far below what both of their hosts reach with others, the slowest first."""
-    usual = {host.host: host.bytes_per_s for host in hosts}
-    if len(pairs) < FEWEST_LINKS or len(hosts) < 3:
+    rates = {host.host: host.bytes_per_s for host in hosts}
+    if len(pairs) < MIN_LINKS or len(hosts) < 3:
         return ()
-    expected = [min(usual[pair.source], usual[pair.target]) for pair in pairs]
+    expected = [min(rates[pair.source], rates[pair.target]) for pair in pairs]
     logs = [log(pair.bytes_per_s / rate) for pair, rate in zip(pairs, expected, strict=True)]
-    scatter = relative_spread([exp(each) for each in logs])
-    bound = max(-log(1 - LINK_LOSS), LINK_SCATTERS * scatter)
+    spread = relative_spread([exp(each) for each in logs])
+    bound = max(-log(1 - LINK_LOSS), MIN_LINK_DISTANCE * spread)
     links = [
         SlowLink(
             source=pair.source,
@@ -174,8 +174,8 @@ def _sentences(
     wrong = dict.fromkeys(OPERATIONS[row.operation] for row in collectives if row.wrong)
     return [
         *([f"WRONG RESULTS of {', '.join(wrong)}: do not train here."] if wrong else []),
-        *[_slow_host(host) for host in hosts if host.slow][:MOST_SENTENCES],
-        *[_slow_link(link) for link in links[:MOST_SENTENCES]],
+        *[_slow_host(host) for host in hosts if host.slow][:MAX_SENTENCES],
+        *[_slow_link(link) for link in links[:MAX_SENTENCES]],
         *(_all_pairs(pairs, hosts, spread) if pairs else []),
         *_best_rates(collectives),
     ]
@@ -184,7 +184,7 @@ def _sentences(
 def _slow_host(host: HostLinks) -> str:
     z = "" if host.z is None else f" (z = {host.z:.1f})"
     rate, loss = si(host.bytes_per_s, "B/s"), percent(host.loss or 0)
-    return f"{host.host} is slow with all: {rate}, {loss} below the others' median{z}."
+    return f"{host.host} is slow with all partners: {rate}, {loss} below the others' median{z}."
 
 
 def _slow_link(link: SlowLink) -> str:
@@ -203,8 +203,8 @@ def _all_pairs(
         f"{si(median(rates), 'B/s')}"
         f"{around}, slowest {si(min(rates), 'B/s')}; {1e6 * one_way_s:,.0f} us one way."
     )
-    few = f"Hosts are judged by each other from {FEWEST_JUDGED} on."
-    return [line, few] if len(hosts) < FEWEST_JUDGED else [line]
+    few = f"Hosts are compared with each other if there are at least {MIN_COMPARED_NODES}."
+    return [line, few] if len(hosts) < MIN_COMPARED_NODES else [line]
 
 
 def _best_rates(collectives: Sequence[CollectiveTiming]) -> list[str]:

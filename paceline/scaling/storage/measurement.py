@@ -16,7 +16,7 @@ from paceline.core.units import MIB, binary, pluralize
 from paceline.files.documents import write_value
 from paceline.files.run_folder import new_folder
 from paceline.machines import JobEnd
-from paceline.machines.placement import Where
+from paceline.machines.placement import HostPlacement
 from paceline.scaling.check.fitness import host_names, read_lines
 from paceline.scaling.check.preflight import cluster_of, host_job, run_job
 from paceline.scaling.storage.report import OPERATIONS, StorageDemand, StorageReport, storage_report
@@ -33,7 +33,7 @@ BLOCK_BYTES = 4 * MIB
 class StorageRequest:
     """Options of a storage measurement."""
 
-    where: Where
+    where: HostPlacement
     paths: tuple[Path, ...]
     device: str = "auto"
     devices: int | None = None
@@ -71,17 +71,19 @@ def measure_storage(
     """
     started_s, created = time.monotonic(), datetime.now(UTC)
     cluster, notices = cluster_of(request.where, request.device, request.devices)
-    needs = demand(cluster) if demand else None
-    if needs and request.sample_bytes:
-        needs = needs.model_copy(update={"sample_bytes": request.sample_bytes})
-    sample_bytes = request.sample_bytes or (needs and needs.sample_bytes) or SAMPLE_BYTES
+    needed_demand = demand(cluster) if demand else None
+    if needed_demand and request.sample_bytes:
+        needed_demand = needed_demand.model_copy(update={"sample_bytes": request.sample_bytes})
+    sample_bytes = (
+        request.sample_bytes or (needed_demand and needed_demand.sample_bytes) or SAMPLE_BYTES
+    )
     question = _question(cluster, request, sample_bytes)
     if cluster.runs_here:
         _check_here(question)
     folder = new_folder(root / STORAGE_FOLDER, f"{created:%Y-%m-%d}-{cluster.nodes}").resolve()
     hosts = "this machine" if cluster.nodes == 1 else f"{cluster.nodes} hosts"
     counts = " and ".join(map(str, question["processes"]))
-    watch(f"measuring {', '.join(question['paths'])} on {hosts} by {counts} processes at once")
+    watch(f"measuring {', '.join(question['paths'])} on {hosts} with {counts} processes at once")
     # One program per host, which needs no device and starts the processes itself.
     alone = {"device": "cpu", "devices_per_node": 1, "bind": "none"}
     one_each = cluster.model_copy(update=alone)
@@ -102,7 +104,7 @@ def measure_storage(
         created.isoformat(timespec="seconds"),
         time.monotonic() - started_s,
         faults,
-        needs,
+        needed_demand,
     )
     write_value(folder / REPORT_FILE, report)
     return MeasuredStorage(report, folder, tuple(notices))
@@ -110,12 +112,12 @@ def measure_storage(
 
 def _question(cluster: Cluster, request: StorageRequest, sample_bytes: int) -> dict[str, Any]:
     counts = request.processes or tuple(sorted({1, cluster.devices_per_node}))
-    least = 2 * BLOCK_BYTES * max(counts)
-    if request.size_bytes < least:
+    min_bytes = 2 * BLOCK_BYTES * max(counts)
+    if request.size_bytes < min_bytes:
         raise UserError(
             f"--size {binary(request.size_bytes)}",
             f"leaves too little for each of {pluralize(max(counts), 'process')}",
-            allowed=f"{binary(least)} or more",
+            allowed=f"{binary(min_bytes)} or more",
         )
     blocks = request.size_bytes // max(counts) // BLOCK_BYTES
     if "sample" in request.operations and sample_bytes > blocks * BLOCK_BYTES:
@@ -141,9 +143,13 @@ def _check_here(question: Mapping[str, Any]) -> None:
     """Raise UserError for a folder that is not writable or has too little space."""
     for path in question["paths"]:
         if not os.path.isdir(path):  # noqa: PTH112
-            raise UserError(path, "is no folder", remedy="name one that is there, or make it")
+            raise UserError(
+                path, "is not a folder", remedy="choose an existing folder, or create it"
+            )
         if not os.access(path, os.W_OK | os.X_OK):
-            raise UserError(path, "cannot be written to", remedy="name a folder of yours")
+            raise UserError(
+                path, "cannot be written to", remedy="choose a folder that you can write to"
+            )
         disk = os.statvfs(path)
         free = disk.f_bavail * disk.f_frsize
         if free < question["size_bytes"]:
@@ -160,11 +166,9 @@ def _faults(
         for line in lines
         if line["event"] == "fault"
     ]
-    ended = {line["node"] for line in lines if line["event"] == "end"}
+    ended_nodes = {line["node"] for line in lines if line["event"] == "end"}
     why = f": {end.reason}" if end and end.reason else ""
     faults += [
-        f"{name} did not come to the end{why}"
-        for node, name in enumerate(names)
-        if node not in ended
+        f"{name} did not finish{why}" for node, name in enumerate(names) if node not in ended_nodes
     ]
     return faults

@@ -13,7 +13,7 @@ from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.core.units import binary, percent, seconds, si
 from paceline.core.value import Value
 from paceline.scaling.analysis.node_speeds import node_speeds
-from paceline.scaling.analysis.slow_nodes import FEWEST_JUDGED, judge_nodes
+from paceline.scaling.analysis.slow_nodes import MIN_COMPARED_NODES, judge_nodes
 from paceline.scaling.network.readings import relative_spread
 from paceline.staging.conversions.indexed import token_dtype
 
@@ -48,9 +48,9 @@ class StorageDemand(Value):
     @property
     def sentence(self) -> str:
         """The demand in words."""
-        saved = f"a checkpoint has {binary(self.checkpoint_bytes)}"
+        checkpoint = f"a checkpoint has {binary(self.checkpoint_bytes)}"
         if self.samples_per_s is None or self.host_samples_per_s is None:
-            return f"{self.recipe}: {'; '.join(self.notes)}; {saved}."
+            return f"{self.recipe}: {'; '.join(self.notes)}; {checkpoint}."
         size = "" if self.sample_bytes is None else f" of {self.sample_bytes:,} bytes"
         rate = f"{self.samples_per_s:,.1f} samples/s"
         bytes_per_s = (
@@ -59,8 +59,8 @@ class StorageDemand(Value):
             else f" ({si(self.host_samples_per_s * self.sample_bytes, 'B/s')})"
         )
         return (
-            f"{self.recipe} needs {rate} by {self.source}, a host "
-            f"{self.host_samples_per_s:,.1f}{size}{bytes_per_s}; {saved}."
+            f"{self.recipe} needs {rate} ({self.source}), each host "
+            f"{self.host_samples_per_s:,.1f}{size}{bytes_per_s}; {checkpoint}."
         )
 
 
@@ -75,7 +75,7 @@ def demand_of(
     on_host = max(1, spec.cluster.devices_per_node // spec.layout.model_devices)
     share = min(1.0, on_host / spec.dp)
     parameters = WEIGHT_BYTES * spec.num_parameters
-    trained = MOMENTS_BYTES * trainable_parameters(spec.model, spec.lora)
+    moments = MOMENTS_BYTES * trainable_parameters(spec.model, spec.lora)
     return StorageDemand(
         recipe=spec.recipe,
         source=source,
@@ -85,7 +85,7 @@ def demand_of(
         high_samples_per_s=interval[1],
         host_samples_per_s=None if samples_per_s is None else samples_per_s * share,
         sample_bytes=sample_bytes(spec),
-        checkpoint_bytes=parameters + trained,
+        checkpoint_bytes=parameters + moments,
         notes=notes,
     )
 
@@ -105,10 +105,10 @@ def sample_bytes(spec: RunSpec) -> int | None:
 
 
 OPERATIONS = {
-    "write": "write, in a row",
-    "read": "read, in a row",
-    "sample": "read, samples at random",
-    "checkpoint": "checkpoint, with fsync",
+    "write": "sequential write",
+    "read": "sequential read",
+    "sample": "random sample read",
+    "checkpoint": "checkpoint with fsync",
     "small_file": "small files",
 }
 """Titles by the trainer's operation names, in the order of the table."""
@@ -275,21 +275,21 @@ def slow_disks(rows: Sequence[StorageRow]) -> tuple[SlowDisk, ...]:
 
 
 def _slow_of(rows: Sequence[StorageRow]) -> Iterator[SlowDisk]:
-    if len(rows) < FEWEST_JUDGED:
+    if len(rows) < MIN_COMPARED_NODES:
         return
     speeds = node_speeds([GroupThroughput((row.host,), row.bytes_per_s) for row in rows])
     assert speeds is not None
-    flagged = {node.host: node for node in judge_nodes(speeds).nodes if node.flagged}
+    slow = {node.host: node for node in judge_nodes(speeds).nodes if node.flagged}
     middle = median(row.bytes_per_s for row in rows)
     for row in rows:
-        if row.host in flagged:
+        if row.host in slow:
             yield SlowDisk(
                 host=row.host,
                 path=row.path,
                 operation=row.operation,
                 bytes_per_s=row.bytes_per_s,
                 loss=1 - row.bytes_per_s / middle,
-                z=flagged[row.host].z,
+                z=slow[row.host].z,
             )
 
 
@@ -314,15 +314,15 @@ def _supply(
 ) -> StorageSupply:
     reads = rows.get((place.host, place.path, "sample"))
     saves = rows.get((place.host, place.path, "checkpoint"))
-    needed = demand.host_samples_per_s
-    given = reads.sustained_bytes_per_s / reads.unit_bytes if reads else None
-    given = given if reads and demand.sample_bytes == reads.unit_bytes else None
-    share = given / needed if given is not None and needed else None
+    demanded_rate = demand.host_samples_per_s
+    supplied_rate = reads.sustained_bytes_per_s / reads.unit_bytes if reads else None
+    supplied_rate = supplied_rate if reads and demand.sample_bytes == reads.unit_bytes else None
+    share = supplied_rate / demanded_rate if supplied_rate is not None and demanded_rate else None
     part = demand.checkpoint_bytes / demand.hosts
     return StorageSupply(
         host=place.host,
         path=place.path,
-        samples_per_s=given,
+        samples_per_s=supplied_rate,
         share=share,
         enough=None if share is None else share >= 1,
         may_be_cached=reads.may_be_cached if reads else None,
@@ -373,21 +373,21 @@ def _sentences(
         )
     if demand:
         yield demand.sentence
-        yield from (_supplied(each, demand) for each in supply)
+        yield from (_supply_sentence(each, demand) for each in supply)
     for place in places:
         if place.file_system in IN_MEMORY:
             kind = place.file_system
-            yield f"{place.host}:{place.path} lies in memory ({kind}): its figures are no disk's."
+            yield f"{place.host}:{place.path} is in memory ({kind}), so no disk was measured."
     yield from _read_ahead(rows, places)
-    if 1 < len({row.host for row in rows}) < FEWEST_JUDGED:
-        yield f"Hosts are judged by each other from {FEWEST_JUDGED} on."
+    if 1 < len({row.host for row in rows}) < MIN_COMPARED_NODES:
+        yield f"Hosts are compared with each other if there are at least {MIN_COMPARED_NODES}."
     cached = [row for row in rows if row.may_be_cached and row.operation != "small_file"]
     if cached:
         hosts_of = compress([*dict.fromkeys(row.host for row in cached)])
         titles = ", ".join(dict.fromkeys(OPERATIONS[row.operation] for row in cached))
         yield (
             f"May come from the page cache (marked *), on {hosts_of}: {titles}; "
-            "a larger --size has less of it in there."
+            "use a larger --size to avoid this."
         )
 
 
@@ -403,19 +403,19 @@ def _read_ahead(rows: Sequence[StorageRow], places: Sequence[StoragePlace]) -> I
             )
 
 
-def _supplied(supply: StorageSupply, demand: StorageDemand) -> str:
+def _supply_sentence(supply: StorageSupply, demand: StorageDemand) -> str:
     where = f"{supply.host}:{supply.path}"
     if demand.sample_bytes is None:
-        loads = "is not judged: nobody says how many bytes a sample has (--sample-bytes)"
+        loads = "is not compared with the demand: the sample size is unknown (--sample-bytes)"
     elif supply.samples_per_s is None:
-        loads = "was not asked for samples (--ops), so that nothing is known of its loaders"
+        loads = "was not measured with sample reads (--ops), so its loaders' rate is unknown"
     elif supply.share is None:
-        loads = f"gives {supply.samples_per_s:,.0f} samples/s, and the need is not known"
+        loads = f"gives {supply.samples_per_s:,.0f} samples/s; the demand is unknown"
     else:
         loads = (
-            f"gives {supply.samples_per_s:,.0f} samples/s, {supply.share:.3g} x the need"
+            f"gives {supply.samples_per_s:,.0f} samples/s, {supply.share:.3g} x the demand"
             f"{' (may be the page cache)' if supply.may_be_cached else ''}: "
-            + ("steps do not wait for it" if supply.enough else "steps WAIT for data")
+            + ("steps do not wait for data" if supply.enough else "steps WAIT for data")
         )
     if supply.checkpoint_s is None:
         return f"{where} {loads}."

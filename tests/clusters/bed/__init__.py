@@ -71,7 +71,7 @@ class Bed:
 
     @property
     def ssh_config(self) -> Path:
-        """For `ssh -F`; known_hosts and hostfile lie beside it."""
+        """For `ssh -F`; known_hosts and hostfile are in the same folder."""
         return self.site.folder / "ssh" / "ssh_config"
 
     @property

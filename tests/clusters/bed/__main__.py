@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start a bed and print what a shell needs to use it")
     up.add_argument("--hosts", type=int, default=4)
-    up.add_argument("--slurm", action="store_true", help="Slurm besides SSH")
+    up.add_argument("--slurm", action="store_true", help="Slurm in addition to SSH")
     up.add_argument("--no-accounting", action="store_true", help="Slurm without sacct")
     up.add_argument("--containers", action="store_true", help="Slurm takes the options of Pyxis")
     up.add_argument("--cores", type=float, help="processors for each host")

@@ -58,7 +58,7 @@ class Groups:
                         (above / "cgroup.subtree_control").write_text("+cpu")
 
     def limit(self, cores: float | None) -> None:
-        """At most so many processors for the whole host; None is no limit.
+        """Limit the processors of the whole host; None removes the limit.
 
         Raises BedError where this machine cannot.
         """

@@ -27,7 +27,7 @@ FIRST_PROCESS = r"""
 set -e
 hostname "$1"
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
-# /sys shows the network of whoever mounted it; the control groups are put back below the new one.
+# /sys shows the network of the process that mounted it; the control groups are mounted again.
 mkdir -p "$2/cgroup"
 mount --rbind /sys/fs/cgroup "$2/cgroup"
 if mount -t sysfs sysfs /sys; then mount --rbind "$2/cgroup" /sys/fs/cgroup; fi
@@ -48,7 +48,7 @@ ENTER = 'for g in $1; do echo 0 > "$g/cgroup.procs"; done; shift; exec "$@"'
 
 @dataclass
 class Host:
-    """One host of a bed. A new object for the same host finds it by what lies in its folder."""
+    """One host of a bed. A new object for the same host finds it by the files in its folder."""
 
     site: Site
     name: str
@@ -155,7 +155,7 @@ class Host:
         self.groups.freeze(frozen=False)
 
     def limit(self, cores: float | None) -> None:
-        """At most so many processors for the whole host; None is no limit."""
+        """Limit the processors of the whole host; None removes the limit."""
         self.groups.limit(cores)
 
     def fill_disk(self, folder: Path, free_bytes: int = 0) -> None:
@@ -170,10 +170,10 @@ class Host:
 
     def cover(self, file: Path, text: str) -> None:
         """Lets this host alone see `text` as an existing `file`, as executable as that is."""
-        stand_in = self.folder / f"cover-{file.name}"
-        stand_in.write_text(text)
-        stand_in.chmod(file.stat().st_mode)
-        self.call("mount", "--bind", str(stand_in), str(file))
+        cover = self.folder / f"cover-{file.name}"
+        cover.write_text(text)
+        cover.chmod(file.stat().st_mode)
+        self.call("mount", "--bind", str(cover), str(file))
 
     def uncover(self, path: Path) -> None:
         """Takes away a disk of `fill_disk` or a file of `cover`."""
@@ -204,7 +204,7 @@ class Host:
         return command_lines
 
     def leftovers(self) -> dict[int, str]:
-        """Those of `processes` that are no daemons of the bed."""
+        """Processes of the host except the daemons of the bed."""
         return {p: line for p, line in self.processes().items() if not line.startswith(DAEMONS)}
 
     def _joined(self, argv: Sequence[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """The ground that a bed stands on: its folder, its bridge, and the process its life hangs on.
 
-Every process of a bed lies in one pid namespace. Its first process is the anchor: when that ends,
+Every process of a bed is in one pid namespace. Its first process is the anchor: when that ends,
 the kernel ends all the others. The anchor of a test run reads a pipe that nobody writes to and
 ends when the pipe closes, so it outlives the test run in no way of dying.
 """

@@ -125,7 +125,7 @@ class Slurm:
         """Ends the slurmd of a host, but not the job steps on it."""
         pid = (self.folder / f"slurmd-{host.name}.pid").read_text().strip()
         if "slurmd" not in host.call("cat", f"/proc/{pid}/cmdline"):
-            raise BedError(f"process {pid} of {host.name} is no slurmd")
+            raise BedError(f"process {pid} of {host.name} is not slurmd")
         host.call("kill", f"-{number}", pid)
         wait_until(
             lambda: host.run("kill", "-0", pid).returncode, f"the end of slurmd on {host.name}"

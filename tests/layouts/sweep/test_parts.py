@@ -21,7 +21,7 @@ from paceline.layouts.sweep.trials import (
     run_sweep,
     sweep_trials,
 )
-from paceline.machines.placement import Request, Where
+from paceline.machines.placement import HostPlacement, Request
 from paceline.machines.probe import inventory
 from paceline.runs import flow
 from paceline.runs.plan import Plan
@@ -62,7 +62,9 @@ def a_sweep(
 ) -> Sweep:
     varied, fixed = dimensions({"mbs": mbs}, ["steps=20", "global_batch=8 per node"])
     named = tuple(Host(name=name) for name in expand(hosts))
-    where = Where(hosts=named, allocation=allocation, launcher="slurm" if allocation else None)
+    where = HostPlacement(
+        hosts=named, allocation=allocation, launcher="slurm" if allocation else None
+    )
     request = Request("tiny-gpt", overrides=fixed, device="cpu", where=where)
     return new_sweep(SweepOptions(request, varied, nodes_per_trial=nodes_per_trial), None)
 

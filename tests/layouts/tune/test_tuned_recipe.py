@@ -13,7 +13,7 @@ from paceline.core.layout import Layout
 from paceline.files.recipe import load_recipe, recipe_names
 from paceline.layouts.tune.candidates import Candidates
 from paceline.layouts.tune.tuning import rerun_command, tuned_recipe, write_recipe
-from paceline.machines.placement import Request, Where
+from paceline.machines.placement import HostPlacement, Request
 from tests.layouts.tune.worlds import made_up
 
 
@@ -57,7 +57,7 @@ def test_a_variant_becomes_part_of_the_recipe():
 
 def test_on_hosts_the_command_names_them_and_the_devices_of_each():
     hosts = tuple(Host(name=name) for name in ("n1", "n2"))
-    where = Where(hosts=hosts, nodes=2, interface="ib0", ssh_config=Path("a b"))
+    where = HostPlacement(hosts=hosts, nodes=2, interface="ib0", ssh_config=Path("a b"))
     there = Cluster(
         name="c", device="cpu", devices_per_node=4, nodes=2, hosts=("n1", "n2"), launcher="ssh"
     )
@@ -70,7 +70,7 @@ def test_on_hosts_the_command_names_them_and_the_devices_of_each():
 
 def test_a_named_cluster_has_its_devices_and_this_machine_needs_no_command():
     there = Cluster(name="c", device="cpu", devices_per_node=4, launcher="slurm")
-    request = Request("tiny-llama", cluster="c.yaml", where=Where(allocation="7", nodes=2))
+    request = Request("tiny-llama", cluster="c.yaml", where=HostPlacement(allocation="7", nodes=2))
     command = rerun_command(request, there, Path("x.yaml"))
     assert command == "paceline run x.yaml --cluster=c.yaml --nodes=2 --allocation=7"
     this_machine = Cluster(name="c", device="cpu", devices_per_node=4)

@@ -19,7 +19,7 @@ from paceline.layouts.tune import candidates
 from paceline.layouts.tune.result import TuneResult
 from paceline.layouts.tune.search import Budget
 from paceline.layouts.tune.tuning import RESULT_FILE, TuneOptions, headline, new_tuning
-from paceline.machines.placement import Request, Where
+from paceline.machines.placement import HostPlacement, Request
 from paceline.machines.probe import inventory
 from paceline.runs import flow
 from tests.layouts.sweep.test_runner import Ending, Runner, Silent
@@ -144,7 +144,7 @@ def test_the_end_of_the_allocation_breaks_it_off(bench: Bench):
 def on_two_hosts(runs: int = 9) -> TuneOptions:
     changed = options(runs, 1, "batch_per_device=null", "global_batch=16", name="there")
     hosts = tuple(Host(name=name) for name in ("n1", "n2"))
-    return replace(changed, request=replace(changed.request, where=Where(hosts=hosts)))
+    return replace(changed, request=replace(changed.request, where=HostPlacement(hosts=hosts)))
 
 
 def test_a_lost_host_ends_it_after_a_second_try_and_costs_no_layout(bench: Bench):

@@ -1,4 +1,4 @@
-"""Ranks get whole cores near their device, by what the kernel tells of the machine."""
+"""Ranks get whole cores near their device, according to the kernel's description of the machine."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.job import Job
 from paceline.machines import local
-from paceline.machines.node.binding import bound
+from paceline.machines.node.binding import with_binding
 from paceline.machines.node.script import render_node
 
 
@@ -21,14 +21,14 @@ def job(bind: str, device: str = "cpu") -> Job:
 
 
 def test_without_a_binding_the_job_is_what_it_was():
-    assert bound(job("none")) == job("none")
+    assert with_binding(job("none")) == job("none")
     alone = Job("a job", "python", ("main.py",))
-    assert bound(alone) is alone
+    assert with_binding(alone) is alone
 
 
 @pytest.mark.parametrize(("device", "wish"), [("cpu", "cpu"), ("H100-SXM", "cuda")])
 def test_auto_goes_by_the_kind_of_device(device: str, wish: str):
-    bound_job = bound(job("auto", device))
+    bound_job = with_binding(job("auto", device))
     assert bound_job.program == ("bind.py", wish, "main.py", "x")
     assert "sched_setaffinity" in bound_job.files["bind.py"]
     assert local.render(bound_job).endswith(f" bind.py {wish} main.py x\n")
@@ -38,7 +38,7 @@ def test_auto_goes_by_the_kind_of_device(device: str, wish: str):
 def test_a_files_content_travels_with_the_job(tmp_path: Path):
     file = tmp_path / "cores of mine"
     file.write_text("# rank cores nic\n1 4-7\n0 0-3 mlx5_0\n")
-    bound_job = bound(job(str(file)))
+    bound_job = with_binding(job(str(file)))
     assert bound_job.program == ("bind.py", "bind.json", "main.py", "x")
     assert json.loads(bound_job.files["bind.json"]) == [
         {"cores": "0-3", "nic": "mlx5_0"},
@@ -50,6 +50,6 @@ def test_a_file_that_misses_ranks_or_is_none_is_refused(tmp_path: Path):
     file = tmp_path / "cores"
     file.write_text("0 0-3\n")
     with pytest.raises(UserError, match="has cores for 1 local rank of 2"):
-        bound(job(str(file)))
+        with_binding(job(str(file)))
     with pytest.raises(UserError, match="cannot be read"):
-        bound(job(str(tmp_path / "nothing")))
+        with_binding(job(str(tmp_path / "nothing")))

@@ -1,4 +1,4 @@
-"""Power and energy of a node are sampled beside its ranks, and the sampler ends with the agent."""
+"""Power and energy of a node are sampled during a run, and the sampler ends with the agent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ while not any(len(open(f).readlines()) >= int(sys.argv[1]) for f in glob.glob("t
 for folder in glob.glob(sys.argv[2] + "/sys/class/powercap/*"):
     open(folder + "/energy_uj", "w").write("17000000")
 """
-"""A rank that goes on until so many lines are there, and then uses some energy."""
+"""Rank that waits for a number of lines, and then uses some energy."""
 SLEEPING = "import time; time.sleep(300)"
 
 
@@ -82,7 +82,7 @@ def telemetry_of(folder: Path) -> Telemetry:
 
 
 def child_of(agent: int, file: str) -> psutil.Process:
-    """The agent's process that runs a file, once it has begun."""
+    """The agent's process that runs a file, once it has started."""
 
     def child() -> psutil.Process | None:
         for process in psutil.Process(agent).children():

@@ -39,7 +39,7 @@ import os, sys, time
 open(f"pid-{os.environ['RANK']}", "w").write(str(os.getpid()))
 if os.environ["RANK"] == "3":
     while not (os.path.exists("pid-2") and os.path.getsize("pid-2")):
-        time.sleep(0.01)  # the other must have begun for its end to be seen
+        time.sleep(0.01)  # the other must have started for its end to be seen
     exec(sys.argv[1])
 time.sleep(60)
 """

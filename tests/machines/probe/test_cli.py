@@ -39,5 +39,5 @@ def test_wrong_options_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert run("memory", "--device", "tpu").exit_code != 0
     assert run("collective", "--ranks", "1").exit_code != 0
-    with pytest.raises(UserError, match="no NVIDIA GPU is visible"):
+    with pytest.raises(UserError, match="no visible NVIDIA GPU"):
         run("collective", "--device", "cuda")

@@ -55,7 +55,7 @@ def test_the_probe_answers_in_the_form_that_probes_have():
     assert document["best"] == document["rows"][-1] and document["catalog"] is None
 
 
-def stand_in(folder: Path, body: str) -> str:
+def fake_python(folder: Path, body: str) -> str:
     """An interpreter that only prints."""
     program = folder / "python"
     program.write_text(f"#!/bin/sh\n{body}\n")
@@ -74,7 +74,7 @@ def test_a_gpus_stages_are_read_from_the_program(tmp_path: Path):
         for rank in (0, 1)
     ]
     commands = "\n".join(f"echo '{line}'" for line in lines)
-    probe = probe_context(stand_in(tmp_path, commands), "cuda", ranks=2, repeats=3)
+    probe = probe_context(fake_python(tmp_path, commands), "cuda", ranks=2, repeats=3)
 
     assert [(row.stage, row.kind, row.bytes, row.n) for row in probe.rows] == [
         ("context", "device_used", 1115 * MIB, 3),
@@ -109,12 +109,12 @@ def test_the_catalogs_context_is_held_against_the_measured_one():
     ("body", "words"),
     [
         ("echo 'RuntimeError: no driver' >&2; exit 1", "RuntimeError: no driver"),
-        ("echo noise", "measured nothing"),
+        ("echo noise", "printed no result"),
     ],
 )
 def test_a_program_that_fails_is_one_clear_fault(tmp_path: Path, body: str, words: str):
     with pytest.raises(SystemFaultError, match=words):
-        probe_context(stand_in(tmp_path, body), "cpu", repeats=1)
+        probe_context(fake_python(tmp_path, body), "cpu", repeats=1)
 
 
 def test_an_interpreter_that_is_not_there_and_one_that_hangs(
@@ -124,4 +124,4 @@ def test_an_interpreter_that_is_not_there_and_one_that_hangs(
         probe_context(str(tmp_path / "none"), "cpu", repeats=1)
     monkeypatch.setattr(context, "TIME_LIMIT_S", 0.3)
     with pytest.raises(SystemFaultError, match="did not end"):
-        probe_context(stand_in(tmp_path, "exec sleep 5"), "cpu", repeats=1)
+        probe_context(fake_python(tmp_path, "exec sleep 5"), "cpu", repeats=1)

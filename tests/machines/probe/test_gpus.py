@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from paceline.machines.placement import Request, find_device
-from paceline.machines.probe.gpus import gpus, visible
+from paceline.machines.probe.gpus import gpus, visible_devices
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.plan import make_plan
 
@@ -36,7 +36,7 @@ FOUND = [{"uuid": uuid} for uuid in ("GPU-aa11", "GPU-aa22", "GPU-bb33", None)]
     ],
 )
 def test_the_visible_devices_are_those_that_cuda_would_show(setting: str | None, left: list[int]):
-    assert visible(FOUND, setting) == [FOUND[i] for i in left]
+    assert visible_devices(FOUND, setting) == [FOUND[i] for i in left]
 
 
 SLICES = [{"uuid": uuid} for uuid in ("MIG-0a1b", "MIG-0a2c", "MIG-GPU-aa11/1/0")]
@@ -54,11 +54,11 @@ SLICES = [{"uuid": uuid} for uuid in ("MIG-0a1b", "MIG-0a2c", "MIG-GPU-aa11/1/0"
     ],
 )
 def test_a_slice_that_is_named_first_is_all_that_is_seen(setting: str, left: list[int]):
-    assert visible(FOUND, setting, SLICES) == [SLICES[i] for i in left]
+    assert visible_devices(FOUND, setting, SLICES) == [SLICES[i] for i in left]
 
 
 def test_a_machine_without_devices_shows_none():
-    assert visible([], "0") == [] and visible([], None) == []
+    assert visible_devices([], "0") == [] and visible_devices([], None) == []
 
 
 def answer_as_a_driver(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:

@@ -33,7 +33,7 @@ def test_what_is_not_told_is_no_fault():
     [
         ({"ecc_uncorrected": "3"}, "GPU 1 has 3 uncorrected memory errors"),
         ({"rows_failed": "Yes"}, "GPU 1 could not remap"),
-        ({"rows_pending": "Yes"}, "GPU 1 waits for a reset"),
+        ({"rows_pending": "Yes"}, "GPU 1 needs a reset"),
         (
             {"hw_slowdown": "Active", "hw_thermal_slowdown": "Active"},
             "GPU 1 is slowed down by the hardware because of heat",
@@ -66,9 +66,9 @@ def test_errors_of_hardware_count_and_those_of_programs_do_not():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"folder_free_bytes": 1e8}, "100 MB (0.0%) are free where the runs lie"),
-        ({"folder_free_bytes": 1.5e10}, "15.0 GB (1.5%) are free where the runs lie"),
-        ({"temporary_free_bytes": 0}, "0 B are free in its folder for temporary files"),
+        ({"folder_free_bytes": 1e8}, "100 MB (0.0%) are free in the run folder"),
+        ({"folder_free_bytes": 1.5e10}, "15.0 GB (1.5%) are free in the run folder"),
+        ({"temporary_free_bytes": 0}, "0 B are free in its temporary folder"),
     ],
 )
 def test_a_full_disk_is_a_fault(changes: dict[str, float], words: str):

@@ -81,7 +81,7 @@ def test_disks_and_adapters_are_the_real_ones(node: Path):
     assert parts["disks"] == [
         {"name": "nvme0n1", "kind": "NVMe SSD", "bytes": 3_840_000_000_000, "model": "PM9A3"}
     ]
-    assert [(a["name"], a["kind"], a["gbit_per_s"], a["maker"]) for a in parts["adapters"]] == [
+    assert [(a["name"], a["kind"], a["gbit_per_s"], a["vendor"]) for a in parts["adapters"]] == [
         ("mlx5_0", "InfiniBand", 400.0, "Mellanox/NVIDIA"),
         ("eth0", "Ethernet", 25.0, "Intel"),
     ]

@@ -1,4 +1,4 @@
-"""Copies and all-reduce are measured for real, and a program that fails is told with its reason."""
+"""Copies and all-reduce are measured for real, and a failed program is reported with its reason."""
 
 from __future__ import annotations
 

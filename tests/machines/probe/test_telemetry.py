@@ -1,4 +1,4 @@
-"""The sampler reads the kernel's own files, of this machine or of another, beside whatever runs."""
+"""The sampler reads the kernel's own files, of this machine or of another, while programs run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from paceline.core.telemetry import energy_between, read_telemetry
 from paceline.machines.probe import telemetry_program
-from paceline.machines.probe.telemetry import sampled
+from paceline.machines.probe.telemetry import sample_telemetry
 from paceline.machines.probe.telemetry_program import (
     Counters,
     NvidiaSmiDevices,
@@ -64,7 +64,7 @@ def driver(tmp_path: Path, text: str = SMI) -> None:
 
 def test_packages_and_memory_are_counted_once_and_through_the_wrap(node: Path):
     counters = Counters(node)
-    assert counters.why_unknown() is None and counters.joules() == 0.0
+    assert counters.unknown_reason() is None and counters.joules() == 0.0
 
     put(node, "sys/class/powercap/intel-rapl:0", "package-0", 14)
     put(node, "sys/class/powercap/intel-rapl:0:0", "core", 9)
@@ -77,8 +77,8 @@ def test_packages_and_memory_are_counted_once_and_through_the_wrap(node: Path):
 
 def test_counters_that_cannot_be_read_say_why(node: Path, tmp_path: Path):
     (node / "sys/class/powercap/intel-rapl:1/energy_uj").unlink()
-    assert "by root only" in str(Counters(node).why_unknown())
-    assert "offers no energy counters" in str(Counters(tmp_path / "empty").why_unknown())
+    assert "only be read by root" in str(Counters(node).unknown_reason())
+    assert "has no energy counters" in str(Counters(tmp_path / "empty").unknown_reason())
 
 
 def test_devices_tell_what_they_can(node: Path, tmp_path: Path):
@@ -121,7 +121,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_is_sampled_from_its_beginning_to_behind_its_end(node: Path, tmp_path: Path):
-    with sampled(tmp_path, 0.02, node):
+    with sample_telemetry(tmp_path, 0.02, node):
         wait_until(
             lambda: list(tmp_path.glob("telemetry/*")) and len(lines(tmp_path)) > 2, "samples"
         )
@@ -139,7 +139,7 @@ def test_a_run_is_sampled_from_its_beginning_to_behind_its_end(node: Path, tmp_p
 
 def test_where_nothing_can_be_read_no_program_runs_and_the_reason_stays(tmp_path: Path):
     before = subprocess.run(["ps", "-ef"], capture_output=True, text=True).stdout
-    with sampled(tmp_path, root=tmp_path / "empty"):
+    with sample_telemetry(tmp_path, root=tmp_path / "empty"):
         during = subprocess.run(["ps", "-ef"], capture_output=True, text=True).stdout
         assert during.count(str(tmp_path)) == before.count(str(tmp_path))
     (start,) = lines(tmp_path)

@@ -9,9 +9,9 @@ import pytest
 
 from paceline.core.errors import SystemFaultError
 from paceline.core.job import Job
-from paceline.machines.slurm import Gathering
+from paceline.machines.slurm import ArraySubmitter
 from paceline.machines.slurm.batch import BatchRun
-from tests.machines.slurm.slurm_stand_ins import put
+from tests.machines.slurm.fake_slurm import put
 from tests.machines.slurm.test_script import make_job
 
 
@@ -29,16 +29,16 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
 
 
-def hand_in(gathering: Gathering, job: Job | None, folder: Path) -> BatchRun | None:
+def hand_in(gathering: ArraySubmitter, job: Job | None, folder: Path) -> BatchRun | None:
     """What a thread does with its job; None is one that is given up before."""
     folder.mkdir()
-    with gathering.place_for_one() as submit:
+    with gathering.submitter() as submit:
         run = submit(job, folder) if job else None
     assert run is None or isinstance(run, BatchRun)
     return run
 
 
-def handed_in(gathering: Gathering, root: Path, *jobs: Job | None) -> list[BatchRun | None]:
+def handed_in(gathering: ArraySubmitter, root: Path, *jobs: Job | None) -> list[BatchRun | None]:
     with ThreadPoolExecutor(len(jobs)) as pool:
         futures = [
             pool.submit(hand_in, gathering, job, root / str(number))
@@ -48,7 +48,7 @@ def handed_in(gathering: Gathering, root: Path, *jobs: Job | None) -> list[Batch
 
 
 def test_all_become_one_array_of_which_some_run_at_once(tmp_path: Path, calls: Path) -> None:
-    gathering = Gathering(3, tmp_path / "place", at_once=2)
+    gathering = ArraySubmitter(3, tmp_path / "place", at_once=2)
     runs = handed_in(gathering, tmp_path, *(make_job(name) for name in "abc"))
     assert sorted(run.id for run in runs if run) == ["40_0", "40_1", "40_2"]
     assert calls.read_text().count("sbatch") == 1
@@ -60,20 +60,22 @@ def test_all_become_one_array_of_which_some_run_at_once(tmp_path: Path, calls: P
 
 
 def test_one_that_never_comes_holds_up_nobody(tmp_path: Path, calls: Path) -> None:
-    runs = handed_in(Gathering(3, tmp_path / "p"), tmp_path, make_job("a"), None, make_job("b"))
+    runs = handed_in(
+        ArraySubmitter(3, tmp_path / "p"), tmp_path, make_job("a"), None, make_job("b")
+    )
     assert runs[1] is None and runs[0] and runs[2]
     assert {runs[0].id, runs[2].id} == {"40_0", "40_1"}
 
 
 def test_jobs_of_two_kinds_are_two_arrays(tmp_path: Path, calls: Path) -> None:
-    handed_in(Gathering(2, tmp_path / "p"), tmp_path, make_job("a"), make_job("b", nodes=4))
+    handed_in(ArraySubmitter(2, tmp_path / "p"), tmp_path, make_job("a"), make_job("b", nodes=4))
     assert calls.read_text().count("sbatch --parsable array.sh") == 2
 
 
 def test_a_refusal_is_told_to_all(tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch):
     put(calls.parent, monkeypatch, sbatch="echo 'sbatch: error: no such account' >&2; exit 1")
     with pytest.raises(SystemFaultError, match="no such account"):
-        handed_in(Gathering(2, tmp_path / "p"), tmp_path, make_job("a"), make_job("b"))
+        handed_in(ArraySubmitter(2, tmp_path / "p"), tmp_path, make_job("a"), make_job("b"))
 
 
 def test_what_was_submitted_before_another_kind_was_refused_is_not_left_alone(
@@ -81,7 +83,7 @@ def test_what_was_submitted_before_another_kind_was_refused_is_not_left_alone(
 ) -> None:
     first = "[ $(grep -c sbatch calls) = 1 ] && echo 40 || { echo 'no nodes' >&2; exit 1; }"
     put(calls.parent, monkeypatch, sbatch=f"cd {calls.parent}; {first}")
-    gathering, ends = Gathering(2, tmp_path / "p"), list[str]()
+    gathering, ends = ArraySubmitter(2, tmp_path / "p"), list[str]()
     with ThreadPoolExecutor(2) as pool:
         jobs = (make_job("a"), make_job("b", nodes=4))
         futures = [pool.submit(hand_in, gathering, job, tmp_path / job.name) for job in jobs]
@@ -92,7 +94,7 @@ def test_what_was_submitted_before_another_kind_was_refused_is_not_left_alone(
 
 
 def test_a_stop_frees_those_who_wait(tmp_path: Path, calls: Path) -> None:
-    gathering = Gathering(2, tmp_path / "p", abandoned=lambda: True)
+    gathering = ArraySubmitter(2, tmp_path / "p", is_stopped=lambda: True)
     with pytest.raises(SystemFaultError, match="was stopped before"):
         handed_in(gathering, tmp_path, make_job("a"))
     assert "sbatch" not in calls.read_text()

@@ -12,9 +12,15 @@ from paceline.machines import slurm
 from paceline.machines.slurm import batch
 from paceline.machines.slurm.batch import BatchRun
 from paceline.machines.slurm.client import Queue
-from paceline.machines.slurm.record import Diary, Marks, left_job, read_marks, read_slurm_record
+from paceline.machines.slurm.record import (
+    JobMarkers,
+    SlurmJournal,
+    orphan_job,
+    read_markers,
+    read_slurm_record,
+)
 from paceline.machines.slurm.states import JobState
-from tests.machines.slurm.slurm_stand_ins import put
+from tests.machines.slurm.fake_slurm import put
 from tests.machines.slurm.test_script import make_job
 
 CONFIG = "echo 'AccountingStorageType = accounting_storage/none'"
@@ -63,7 +69,7 @@ def test_an_unknown_job_is_unknown_for_a_while_and_then_lost(
     monkeypatch.setattr(batch, "UNKNOWN_LIMIT_S", -1.0)
     assert run.poll() == 1
     verdict = run.verdict()
-    assert verdict and "knows nothing of job 5" in verdict.reason and not run.restart()
+    assert verdict and "no longer knows job 5" in verdict.reason and not run.restart()
 
 
 @pytest.mark.parametrize(("marks", "code"), [("end 5 0 7", 7), ("", 1)])
@@ -72,7 +78,7 @@ def test_a_job_that_slurm_has_forgotten_while_it_ran_ends_by_its_own_word_or_is_
 ) -> None:
     put(tmp_path, monkeypatch, squeue="echo '5|RUNNING|a|None'")
     run, _ = make_run(tmp_path / "run")
-    run.queue = Queue(longest_s=0.05)
+    run.queue = Queue(max_interval_s=0.05)
     assert run.poll() is None
     mark(tmp_path / "run", "start 5 0 a", marks)
     put(tmp_path, monkeypatch, squeue="echo 'Invalid job id specified' >&2; exit 1")
@@ -82,7 +88,7 @@ def test_a_job_that_slurm_has_forgotten_while_it_ran_ends_by_its_own_word_or_is_
     assert run.poll() == code
     lost = run.verdict()
     assert (lost is None) == bool(marks) and not run.restart()
-    assert lost is None or "knows nothing of job 5" in lost.reason
+    assert lost is None or "no longer knows job 5" in lost.reason
 
 
 def test_a_silent_slurm_is_told_and_the_jobs_own_word_is_enough(
@@ -111,7 +117,7 @@ def test_only_a_lost_node_is_worth_another_job_and_only_so_often(
     queue.says = JobState("5", "NODE_FAIL", "b", "NodeDown")
     assert run.poll() == 1 and run.restart() and run.id == "6"
     assert "sbatch --parsable --exclude=z,b job.sh" in commands.read_text()
-    assert run.warnings == ("Slurm job 5 lost a node: b; job 6 was started in its place without b",)
+    assert run.warnings == ("Slurm job 5 lost a node: b; job 6 replaces it without b",)
     assert (tmp_path / "run" / "attempts" / "5.0" / "logs").is_dir()
     queue.says = JobState("6", "NODE_FAIL", "b", "NodeDown")
     assert run.poll() == 1 and not run.restart()
@@ -167,7 +173,7 @@ def test_a_refused_second_job_is_a_warning(tmp_path: Path, monkeypatch: pytest.M
     queue.says = JobState("5", "NODE_FAIL", "b")
     put(tmp_path, monkeypatch, sbatch="echo 'sbatch: error: no nodes' >&2; exit 1")
     assert run.poll() == 1 and not run.restart()
-    assert "no other job could take its place" in run.warnings[-1]
+    assert "no replacement job could be submitted" in run.warnings[-1]
     assert "no nodes" in run.warnings[-1]
 
 
@@ -181,9 +187,9 @@ def test_a_cancellation_that_slurm_did_not_take_is_asked_for_again(
         scancel="[ $(grep -c scancel calls) -gt 1 ] && echo CANCELLED >said",
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(batch, "LOOK_S", 0.3)
+    monkeypatch.setattr(batch, "POLL_S", 0.3)
     run, _ = make_run(tmp_path / "run")
-    run.queue = Queue(longest_s=0.05)
+    run.queue = Queue(max_interval_s=0.05)
     assert run.stop() == 143 and calls.read_text().count("scancel") == 2
     assert run.record.attempts[-1].state == "CANCELLED"
 
@@ -207,11 +213,11 @@ def test_a_job_left_alone_by_a_silent_slurm_is_not_taken_for_cancelled(
 ) -> None:
     make_run(tmp_path / "run")
     put(tmp_path, monkeypatch, scancel="exit 1", squeue="exit 1")
-    with pytest.raises(SystemFaultError, match="may still run"):
-        slurm.abandon(tmp_path / "run")
-    assert left_job(tmp_path / "run")
+    with pytest.raises(SystemFaultError, match="may still be running"):
+        slurm.cancel_orphan(tmp_path / "run")
+    assert orphan_job(tmp_path / "run")
     put(tmp_path, monkeypatch, squeue="echo 'Invalid job id specified' >&2; exit 1")
-    assert slurm.abandon(tmp_path / "run") == "5" and left_job(tmp_path / "run") is None
+    assert slurm.cancel_orphan(tmp_path / "run") == "5" and orphan_job(tmp_path / "run") is None
 
 
 def test_a_job_put_back_too_often_is_cancelled(tmp_path: Path, commands: Path) -> None:
@@ -233,11 +239,11 @@ def test_logs_are_put_away_once_whoever_does_it(tmp_path: Path) -> None:
     (tmp_path / "mlperf").mkdir()
     (tmp_path / "logs" / "launcher.log").write_text("first")
     (tmp_path / "mlperf" / "result.txt").write_text("first")
-    diary = Diary(tmp_path)
+    diary = SlurmJournal(tmp_path)
     diary.begin("5")
-    diary.put_away()
+    diary.archive_output()
     (tmp_path / "logs" / "launcher.log").write_text("second")
-    diary.put_away()
+    diary.archive_output()
     for name in ("logs/launcher.log", "mlperf/result.txt"):
         assert (tmp_path / "attempts" / "5.0" / name).read_text() == "first"
     assert not (tmp_path / "mlperf").exists()
@@ -245,7 +251,7 @@ def test_logs_are_put_away_once_whoever_does_it(tmp_path: Path) -> None:
 
 
 def test_marks_are_those_of_the_latest_start(tmp_path: Path) -> None:
-    assert read_marks(tmp_path, "5") is None
+    assert read_markers(tmp_path, "5") is None
     mark(
         tmp_path,
         "start 4 0 x",
@@ -255,19 +261,19 @@ def test_marks_are_those_of_the_latest_start(tmp_path: Path) -> None:
         "start 5 1 b c",
         "nonsense",
     )
-    assert read_marks(tmp_path, "5") == Marks(restart=1, nodes="b c")
+    assert read_markers(tmp_path, "5") == JobMarkers(restart=1, nodes="b c")
     mark(tmp_path, "end 5 1 9")
-    assert read_marks(tmp_path, "5") == Marks(restart=1, nodes="b c", code=9)
+    assert read_markers(tmp_path, "5") == JobMarkers(restart=1, nodes="b c", code=9)
 
 
 def test_a_job_left_alone_is_found_until_its_end_is_recorded(tmp_path: Path) -> None:
-    assert left_job(tmp_path) is None
-    diary = Diary(tmp_path)
+    assert orphan_job(tmp_path) is None
+    diary = SlurmJournal(tmp_path)
     diary.begin("5")
-    left = left_job(tmp_path)
+    left = orphan_job(tmp_path)
     assert left and (left.job, left.code) == ("5", None)
     mark(tmp_path, "start 5 0 a", "end 5 0 0")
-    left = left_job(tmp_path)
+    left = orphan_job(tmp_path)
     assert left and left.code == 0
     diary.note(exit_code=0, state="COMPLETED")
-    assert left_job(tmp_path) is None
+    assert orphan_job(tmp_path) is None

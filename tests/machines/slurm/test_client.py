@@ -1,4 +1,4 @@
-"""Slurm's commands get the environment that was meant for them, and their refusals are told."""
+"""Slurm's commands get the environment that was meant for them, and their refusals are reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.machines import slurm
 from paceline.machines.slurm import client
 from paceline.machines.slurm.steps import check_allocation
-from tests.machines.slurm.slurm_stand_ins import put
+from tests.machines.slurm.fake_slurm import put
 from tests.machines.slurm.test_script import make_job
 
 
@@ -58,8 +58,8 @@ def test_the_number_is_read_with_and_without_a_cluster(
             "echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2; exit 1",
             "failed: Invalid qos",
         ),
-        ("exit 1", "without a word"),
-        ("true", "without a word"),
+        ("exit 1", "no message"),
+        ("true", "no message"),
     ],
 )
 def test_a_refusal_is_told_in_slurms_words(
@@ -74,10 +74,10 @@ def test_commands_that_are_not_there_or_hang_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path, monkeypatch, sinfo="exec sleep 60")
-    with pytest.raises(SystemFaultError, match="sinfo: gave no answer for 0 s"):
+    with pytest.raises(SystemFaultError, match="sinfo: did not answer within 0 s"):
         client.ask(["sinfo"], 0.2)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SystemFaultError, match="sbatch: is not on this machine"):
+    with pytest.raises(SystemFaultError, match="sbatch: is not installed on this machine"):
         client.sbatch(make_job(), tmp_path, "job.sh")
 
 
@@ -87,7 +87,7 @@ def test_a_job_may_be_queued_although_sbatch_gave_no_answer(
     put(tmp_path, monkeypatch, sbatch="exec sleep 60")
     monkeypatch.setattr(client, "LIMIT_S", 0.2)
     with pytest.raises(
-        SystemFaultError, match=r"no answer .*may have queued the job .*squeue --me"
+        SystemFaultError, match=r"did not answer .*may have queued the job.*squeue --me"
     ):
         client.sbatch(make_job(), tmp_path, "job.sh")
 
@@ -140,9 +140,9 @@ def test_a_container_needs_srun_to_know_it(tmp_path: Path, monkeypatch: pytest.M
     job = make_job(container_image="x.sqsh")
     put(tmp_path, monkeypatch, srun="echo '  --nodes=N'")
     with pytest.raises(UserError, match="needs the Pyxis plugin"):
-        client.needs_pyxis(job)
+        client.require_pyxis(job)
     put(tmp_path, monkeypatch, srun="echo '  --container-image=[USER@][REGISTRY#]IMAGE'")
-    client.needs_pyxis(job)
+    client.require_pyxis(job)
 
 
 def test_a_database_that_keeps_environments_is_told_to_whoever_has_secrets(

@@ -13,10 +13,10 @@ import pytest
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.job import BatchScript, Job
 from paceline.machines import slurm
-from paceline.machines.slurm import Gathering
+from paceline.machines.slurm import ArraySubmitter
 from paceline.machines.slurm.batch import BatchRun
 from paceline.machines.slurm.foreign import keep_linked_logs, submitted_logs
-from tests.machines.slurm.slurm_stand_ins import put
+from tests.machines.slurm.fake_slurm import put
 from tests.machines.slurm.test_script import make_job
 
 SEEN = f"""{sys.executable} - "$@" <<'END'
@@ -103,7 +103,7 @@ def test_a_folder_of_somebody_else_leads_to_no_file_outside_of_it(
 
 def test_a_script_that_is_not_there_is_refused(tmp_path: Path, script: Path) -> None:
     script.unlink()
-    with pytest.raises(UserError, match="is no batch script that can be read"):
+    with pytest.raises(UserError, match="is not a readable batch script"):
         slurm.prepare(foreign(script), tmp_path)
 
 
@@ -123,8 +123,8 @@ def test_it_is_no_task_of_an_array(tmp_path: Path, script: Path, seen: Path) -> 
     folder.mkdir()
     job = foreign(script)
     slurm.prepare(job, folder)
-    gathering = Gathering(2, tmp_path)
-    with gathering.place_for_one() as submit:
+    gathering = ArraySubmitter(2, tmp_path)
+    with gathering.submitter() as submit:
         run = submit(job, folder)
     assert isinstance(run, BatchRun) and run.id == "17"
     assert gathering.expected == 1, "the others do not wait for it"

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hosts import Host
-from paceline.machines.slurm.client import from_allocation, from_partition
+from paceline.machines.slurm.client import allocation_hosts, partition_hosts
 
 
 def names(hosts: tuple[Host, ...]) -> list[str]:
@@ -31,7 +31,7 @@ def answer(folder: Path, command: str, text: str, code: int = 0) -> None:
 
 def test_a_running_job_names_its_hosts(slurm: Path):
     answer(slurm, "squeue", "node[001-003],gpu-a\n")
-    assert names(from_allocation("17")) == ["node001", "node002", "node003", "gpu-a"]
+    assert names(allocation_hosts("17")) == ["node001", "node002", "node003", "gpu-a"]
     assert "--jobs 17" in (slurm / "asked").read_text()
 
 
@@ -40,31 +40,31 @@ def test_settings_of_the_users_shell_hide_no_hosts(slurm: Path, monkeypatch: pyt
         monkeypatch.setenv(name, "another")
         (slurm / command).write_text(f'#!/bin/sh\necho "${{{name}:-idle node-1}}"\n')
         (slurm / command).chmod(0o755)
-    assert names(from_partition()) == ["node-1"]
-    assert names(from_allocation("4711")) == ["idle", "node-1"]
+    assert names(partition_hosts()) == ["node-1"]
+    assert names(allocation_hosts("4711")) == ["idle", "node-1"]
 
 
 def test_a_job_that_waits_has_none(slurm: Path):
     answer(slurm, "squeue", "")
-    with pytest.raises(UserError, match="job 17: has no hosts"):
-        from_allocation("17")
+    with pytest.raises(UserError, match="job 17: is not running"):
+        allocation_hosts("17")
 
 
 def test_idle_hosts_of_a_partition(slurm: Path):
     answer(slurm, "sinfo", "idle node[1-2]\nidle node[2,5]\ndrain node3\nidle* node4\nmix node6\n")
-    assert names(from_partition("gpu")) == ["node1", "node2", "node5"]
+    assert names(partition_hosts("gpu")) == ["node1", "node2", "node5"]
     assert "--partition=gpu" in (slurm / "asked").read_text()
     answer(slurm, "sinfo", "drain node3")
     with pytest.raises(UserError, match="partition gpu: has no idle node"):
-        from_partition("gpu")
-    with pytest.raises(UserError, match="is no name of one"):
-        from_partition("-x; reboot")
+        partition_hosts("gpu")
+    with pytest.raises(UserError, match="is not a valid partition name"):
+        partition_hosts("-x; reboot")
 
 
 def test_what_slurm_says_against_it_is_told(slurm: Path, monkeypatch: pytest.MonkeyPatch):
     answer(slurm, "sinfo", "", code=1)
     with pytest.raises(SystemFaultError, match="sinfo: exit code 1"):
-        from_partition()
+        partition_hosts()
     monkeypatch.setenv("PATH", str(slurm / "nothing"))
-    with pytest.raises(SystemFaultError, match="is not on this machine"):
-        from_allocation("17")
+    with pytest.raises(SystemFaultError, match="is not installed on this machine"):
+        allocation_hosts("17")

@@ -1,4 +1,4 @@
-"""One question serves all runs, comes less and less often, and silence is no answer."""
+"""One query serves all runs, at growing intervals, and silence does not count as an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from paceline.machines.slurm import client
 from paceline.machines.slurm.client import Queue
-from tests.machines.slurm.slurm_stand_ins import put
+from tests.machines.slurm.fake_slurm import put
 
 RUNNING = "echo '1|RUNNING|a|None'; echo '2|RUNNING|b|None'"
 
@@ -53,15 +53,15 @@ def test_questions_grow_rare_while_nothing_changes_and_urgent_ones_come_at_once(
     queue.watch("1")
     question_times: list[float] = []
     while clock.now < 1120:
-        before = queue.questions
+        before = queue.num_queries
         queue.state("1")
-        question_times += [clock.now] if queue.questions > before else []
+        question_times += [clock.now] if queue.num_queries > before else []
         clock.now += 0.1
     gaps = [later - earlier for earlier, later in itertools.pairwise(question_times)]
     assert gaps[0] < 1 and 9.9 < max(gaps) < 10.2 and gaps == sorted(gaps)
-    before = queue.questions
-    clock.now += client.AT_LEAST_S
-    assert queue.state("1", urgent=True) and queue.questions == before + 1
+    before = queue.num_queries
+    clock.now += client.MIN_INTERVAL_S
+    assert queue.state("1", urgent=True) and queue.num_queries == before + 1
 
 
 def test_a_change_makes_questions_frequent_again_and_an_end_ends_them(

@@ -85,7 +85,7 @@ def test_an_array_goes_to_each_folder() -> None:
     jobs = [make_job("a"), make_job("b"), make_job("c")]
     text = array_script(jobs, ["/runs/a b", "/runs/$(touch x)\n#SBATCH -N9", "/runs/c"], at_once=2)
     assert text == (SCRIPTS / "slurm_array.sh").read_text()
-    with pytest.raises(UserError, match="ask Slurm for different things"):
+    with pytest.raises(UserError, match="request different resources"):
         array_script([make_job("a"), make_job("b", nodes=3)], ["/a", "/b"])
 
 
@@ -188,7 +188,7 @@ def test_control_characters_in_an_image_are_refused(image: str) -> None:
 
 @pytest.mark.parametrize("name", ["100%j", "a\\b", "a\nb"])
 def test_folders_that_slurm_would_rename_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="reads as something else"):
+    with pytest.raises(UserError, match="which Slurm interprets"):
         slurm.check_folder(tmp_path / name)
     slurm.check_folder(tmp_path / "$(touch owned); it's")
     with pytest.raises(UserError):
@@ -203,7 +203,7 @@ def test_cpus_and_their_hint_are_asked_of_the_job_and_of_its_step() -> None:
     text = slurm.render(job := make_job(cpus_per_task=40, hint="nomultithread"))
     assert "#SBATCH --cpus-per-task=40\n#SBATCH --hint=nomultithread\n" in text
     assert "--cpus-per-task=40 --hint=nomultithread " in steps_of(job)
-    assert "--cpu-bind" not in steps_of(job), "srun refuses a hint beside it"
+    assert "--cpu-bind" not in steps_of(job), "srun refuses a hint together with it"
 
 
 def test_a_hint_without_a_number_of_cpus_would_bind_a_step_to_one() -> None:

@@ -44,14 +44,18 @@ def test_the_queue_tells_state_nodes_and_reason() -> None:
     assert jobs["12"] == JobState("12", "RUNNING", "node-[001-002]")
     assert jobs["12"].phase == "job 12 is running on node-[001-002]"
     assert jobs["8"].phase == "job 8 waits in Slurm's queue: BeginTime"
-    assert not jobs["8"].hopeless and jobs["7"].hopeless
+    assert not jobs["8"].never_starts and jobs["7"].never_starts
     assert jobs["10"].ended and not jobs["12"].ended
 
 
 def test_accounting_tells_codes_signals_and_who_cancelled() -> None:
     jobs = states.parse_sacct(SACCT)
     assert [jobs[job].exit_code for job in "1235"] == [0, 7, 137, 0]
-    assert (jobs["4"].state, jobs["4"].by, jobs["2"].by) == ("CANCELLED", 0, None)
+    assert (jobs["4"].state, jobs["4"].cancelled_by, jobs["2"].cancelled_by) == (
+        "CANCELLED",
+        0,
+        None,
+    )
     assert jobs["9"].nodes == ""
 
 
@@ -79,15 +83,19 @@ def test_accounting_counts_once_it_knows_of_the_end() -> None:
         (JobState("5", "PREEMPTED", "n1"), "incomplete", "preempted"),
         (JobState("5", "BOOT_FAIL", "n[1-2]"), "failed", "did not boot of n[1-2]"),
         (JobState("5", "NODE_FAIL", "n[1-2]"), "failed", "lost a node of n[1-2]"),
-        (JobState("5", "CANCELLED", by=0), "cancelled", "cancelled by root (user id 0)"),
-        (JobState("5", "CANCELLED", by=4_000_000), "cancelled", "cancelled by user id 4000000"),
-        (JobState("5", "CANCELLED"), "cancelled", "cancelled by somebody else"),
+        (JobState("5", "CANCELLED", cancelled_by=0), "cancelled", "cancelled by root (user id 0)"),
+        (
+            JobState("5", "CANCELLED", cancelled_by=4_000_000),
+            "cancelled",
+            "cancelled by user id 4000000",
+        ),
+        (JobState("5", "CANCELLED"), "cancelled", "cancelled by another user"),
         (
             JobState("5", "CANCELLED", reason="Dependency"),
             "cancelled",
             "waited for a job that failed",
         ),
-        (JobState("5", "PENDING", reason="DependencyNeverSatisfied"), "failed", "can never begin"),
+        (JobState("5", "PENDING", reason="DependencyNeverSatisfied"), "failed", "can never start"),
         (JobState("5", "FAILED", "n[1-2]", "JobLaunchFailure"), "failed", "could not be started"),
     ],
 )

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.machines.slurm import steps
-from paceline.machines.slurm.steps import StepRun, cancelled
+from paceline.machines.slurm.steps import StepRun, cancellation
 
 FAILED = """\
 srun: error: node-002: task 1: Exited with exit code 3
@@ -36,7 +36,7 @@ srun: error: node-001: task 0: Terminated
 def test_only_what_nobody_failed_before_counts_as_cancelled(
     log: str, counts: bool, limit: bool
 ) -> None:
-    match = cancelled(log)
+    match = cancellation(log)
     assert (match is not None) == counts
     assert bool(match and match[1]) == limit
 

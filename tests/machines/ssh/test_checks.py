@@ -12,14 +12,14 @@ from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import SshSettings
 from paceline.machines.ssh.checks import (
     HostCheck,
-    Questions,
+    HostRequirements,
     _Examination,
+    apply_rules,
     check_hosts,
-    judged,
     raise_for_faults,
 )
-from paceline.machines.ssh.session import Heard, Session
-from tests.machines.ssh.stand_in import install
+from paceline.machines.ssh.session import Message, Session
+from tests.machines.ssh.fake_ssh import install
 
 LIMITS = SshSettings(connect_timeout_s=5, alive_interval_s=1)
 SOUND = HostCheck(
@@ -36,7 +36,7 @@ SOUND = HostCheck(
     address="10.0.0.1",
     interfaces=("eth0", "lo"),
 )
-QUESTIONS = Questions("python3", Path("/runs/r"), "eth0", 16)
+QUESTIONS = HostRequirements("python3", Path("/runs/r"), "eth0", 16)
 
 
 def changed(**fields: object) -> HostCheck:
@@ -44,7 +44,7 @@ def changed(**fields: object) -> HostCheck:
 
 
 def test_a_sound_host_has_no_fault():
-    assert judged([SOUND], QUESTIONS)[0].fault is None
+    assert apply_rules([SOUND], QUESTIONS)[0].fault is None
 
 
 @pytest.mark.parametrize(
@@ -56,36 +56,36 @@ def test_a_sound_host_has_no_fault():
         ({"folder": "missing"}, "does not see /runs/r", "--runs-dir"),
         ({"folder": "another"}, "sees other files in /runs/r", "--runs-dir"),
         ({"folder": "read-only"}, "cannot write to /runs/r", "--runs-dir"),
-        ({"free_bytes": 1000}, "free in /runs/r", "free some disk"),
-        ({"temporary_free_bytes": 0}, "free in /tmp", "free some disk"),
+        ({"free_bytes": 1000}, "free in /runs/r", "free disk space"),
+        ({"temporary_free_bytes": 0}, "free in /tmp", "free disk space"),
         ({"address": None}, "has no address on eth0 (its interfaces: eth0, lo)", "--interface"),
     ],
 )
 def test_each_rule_has_a_sentence_and_a_remedy(fields: dict[str, object], fault: str, remedy: str):
-    (check,) = judged([changed(**fields)], QUESTIONS)
+    (check,) = apply_rules([changed(**fields)], QUESTIONS)
     assert fault in (check.fault or "")
     assert remedy in (check.remedy or "")
 
 
 def test_a_clock_is_judged_against_the_round_trip():
     far = changed(clock_skew_s=1.4, round_trip_s=1.0)
-    assert judged([far], QUESTIONS)[0].fault is None
+    assert apply_rules([far], QUESTIONS)[0].fault is None
 
 
 def test_many_ranks_need_many_files():
-    many = Questions("python3", world_size=4096)
-    assert "at least 16384" in (judged([changed(open_files=8192)], many)[0].fault or "")
-    assert judged([changed(open_files=-1)], many)[0].fault is None
+    many = HostRequirements("python3", world_size=4096)
+    assert "at least 16384" in (apply_rules([changed(open_files=8192)], many)[0].fault or "")
+    assert apply_rules([changed(open_files=-1)], many)[0].fault is None
 
 
 def test_the_odd_version_is_named_and_not_the_usual_one():
     checks = [SOUND, changed(host="b", torch="2.12.0"), SOUND, changed(host="c", torch=None)]
-    faults = [check.fault for check in judged(checks, QUESTIONS)]
+    faults = [check.fault for check in apply_rules(checks, QUESTIONS)]
     assert faults == [
         None,
-        "has torch 2.12.0, most hosts 2.13.0",
+        "has torch 2.12.0, most hosts have 2.13.0",
         None,
-        "has torch missing, most hosts 2.13.0",
+        "has torch missing, most hosts have 2.13.0",
     ]
 
 
@@ -98,9 +98,9 @@ def test_two_names_of_one_machine_are_one_error_that_names_both():
         ),
         changed(host="alias", server_address="10.1.0.1", **here),
     ]
-    after = judged(checks, QUESTIONS)
+    after = apply_rules(checks, QUESTIONS)
     assert [bool(check.fault) for check in after] == [False, False, True]
-    message = "alias: is the same machine as a: alpha at 10.0.0.1, 10.1.0.1; name every"
+    message = "alias: is the same machine as a: alpha at 10.0.0.1, 10.1.0.1; list each"
     with pytest.raises(SystemFaultError, match=message):
         raise_for_faults(after)
 
@@ -118,19 +118,19 @@ def test_hosts_that_share_less_are_not_taken_for_one(other: dict[str, object]):
     at = {"server_address": "127.0.0.1"} if "server_address" in other else {}
     first = {"server_address": "10.0.0.1", "machine": "boot-1 alpha", "addresses": ("10.0.0.1",)}
     checks = [changed(host="a", **{**first, **at}), changed(host="b", **{**first, **other})]
-    assert not any(check.fault for check in judged(checks, QUESTIONS))
+    assert not any(check.fault for check in apply_rules(checks, QUESTIONS))
 
 
 def test_one_error_names_every_host_at_fault():
     checks = [
         *(changed(host=f"node-{i:03}", fault="does not answer", remedy="look") for i in range(3)),
-        changed(host="b", fault="is full", remedy="free some disk"),
+        changed(host="b", fault="is full", remedy="free disk space"),
         SOUND,
     ]
     with pytest.raises(SystemFaultError) as caught:
         raise_for_faults(checks)
     assert str(caught.value) == (
-        "4 of 5 hosts: node-[000-002] does not answer, b is full; look; free some disk"
+        "4 of 5 hosts: node-[000-002] does not answer, b is full; look; free disk space"
     )
     with pytest.raises(SystemFaultError, match=r"^node-\[000-002\]: does not answer; look$"):
         raise_for_faults([*checks[:3], SOUND])
@@ -141,12 +141,12 @@ def test_hosts_are_asked_and_each_tells_its_own(tmp_path: Path, monkeypatch: pyt
     install(tmp_path, monkeypatch)
     hosts = ["good", "stranger", "silent", "late", "small", "broken", "talker"]
     began = time.monotonic()
-    checks = check_hosts(hosts, Questions(sys.executable), LIMITS)
+    checks = check_hosts(hosts, HostRequirements(sys.executable), LIMITS)
     faults = {check.host: check.fault or "" for check in checks}
     assert list(faults) == hosts
     assert faults["good"] == faults["talker"] == ""
     assert faults["stranger"] == "its host key is unknown"
-    assert faults["silent"] == "its log-in did not end within 5 s"
+    assert faults["silent"] == "its login did not finish within 5 s"
     assert "behind" in faults["late"]
     assert "allows 200 open files" in faults["small"]
     assert faults["broken"] == "ssh failed: ssh: line noise"
@@ -162,7 +162,7 @@ def test_a_host_that_is_reached_without_a_network_has_no_server_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     install(tmp_path, monkeypatch)
-    (check,) = check_hosts(["piped"], Questions(sys.executable), LIMITS)
+    (check,) = check_hosts(["piped"], HostRequirements(sys.executable), LIMITS)
     assert (check.fault, check.server_address) == (None, None)
 
 
@@ -170,7 +170,7 @@ def test_an_interpreter_that_does_not_run_is_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     install(tmp_path, monkeypatch)
-    (check,) = check_hosts(["good"], Questions("/no where/python; id"), LIMITS)
+    (check,) = check_hosts(["good"], HostRequirements("/no where/python; id"), LIMITS)
     assert "cannot run /no where/python; id:" in (check.fault or "")
 
 
@@ -180,7 +180,7 @@ def test_a_folder_is_shared_when_the_hosts_see_what_was_written(
     install(tmp_path / "bin", monkeypatch)
     folder = tmp_path / "$(id) 'x'\n"
     folder.mkdir()
-    (check,) = check_hosts(["good"], Questions(sys.executable, folder), LIMITS)
+    (check,) = check_hosts(["good"], HostRequirements(sys.executable, folder), LIMITS)
     assert (check.folder, check.fault) == ("shared", None)
     assert (check.free_bytes or 0) > 0
     assert not list(folder.iterdir())
@@ -193,7 +193,7 @@ def test_the_jobs_environment_is_there_when_the_interpreter_is_asked(
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "token is $MY_TOKEN"; exit 1\n')
     python.chmod(0o755)
-    (check,) = check_hosts(["good"], Questions(str(python)), LIMITS, {"MY_TOKEN": "a 'b'"})
+    (check,) = check_hosts(["good"], HostRequirements(str(python)), LIMITS, {"MY_TOKEN": "a 'b'"})
     assert (check.fault or "").endswith("token is a 'b'")
 
 
@@ -204,10 +204,10 @@ def test_what_the_interpreter_says_besides_does_not_hide_the_facts(
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho before; echo \'{"python": "3.11.2"}\'; echo after >&2\n')
     python.chmod(0o755)
-    (check,) = check_hosts(["good"], Questions(str(python)), LIMITS)
+    (check,) = check_hosts(["good"], HostRequirements(str(python)), LIMITS)
     assert (check.python, check.fault) == ("3.11.2", None)
     python.write_text("#!/bin/sh\necho '{half'\n")
-    (check,) = check_hosts(["good"], Questions(str(python)), LIMITS)
+    (check,) = check_hosts(["good"], HostRequirements(str(python)), LIMITS)
     assert "{half" in (check.fault or "")
 
 
@@ -218,7 +218,7 @@ def test_what_the_interpreter_says_besides_does_not_hide_the_facts(
 def test_a_host_whose_date_says_nothing_has_no_skew_and_no_fault(date: str, has_skew: bool):
     session = Session("a", ["true"])
     examination = _Examination(session, "a", QUESTIONS, LIMITS, asked_s=time.monotonic())
-    examination._take_clock(Heard(time.monotonic(), "@clock", date))
+    examination._handle_clock(Message(time.monotonic(), "@clock", date))
     ((trip_s, skew_s),) = examination.clock
     assert trip_s >= 0 and (skew_s is not None) == has_skew
-    assert judged([changed(clock_skew_s=None)], QUESTIONS)[0].fault is None
+    assert apply_rules([changed(clock_skew_s=None)], QUESTIONS)[0].fault is None

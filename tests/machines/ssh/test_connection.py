@@ -13,7 +13,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.core.hardware import SshSettings
 from paceline.machines.ssh import remote
-from paceline.machines.ssh.connection import MAX_SOCKET_PATH, meaning, private_folder, ssh_argv
+from paceline.machines.ssh.connection import MAX_SOCKET_PATH, explain, private_folder, ssh_argv
 
 
 def test_the_remote_command_is_the_same_for_every_host():
@@ -125,15 +125,15 @@ def test_sockets_lie_where_ssh_reads_the_path_as_it_is(name: str, monkeypatch: p
     ],
 )
 def test_a_message_of_ssh_is_told_as_what_it_means(messages: str, what: str, remedy: str):
-    cause, advice = meaning(messages)
+    cause, advice = explain(messages)
     assert what in cause
     assert remedy in (advice or "")
 
 
 def test_a_greeting_of_the_host_is_no_cause():
     greeting = "Permission denied to strangers. Idle sessions are timed out after an hour."
-    cause = meaning(f"{greeting}\nssh: connect to host a port 22: Connection refused\nlost\n")
-    assert cause[0] == "no ssh server listens there"
+    cause = explain(f"{greeting}\nssh: connect to host a port 22: Connection refused\nlost\n")
+    assert cause[0] == "no ssh server is listening"
 
 
 def test_ssh_says_why_whatever_the_configuration_asks_of_it(tmp_path: Path):
@@ -141,9 +141,9 @@ def test_ssh_says_why_whatever_the_configuration_asks_of_it(tmp_path: Path):
     config.write_text("Host *\nLogLevel QUIET\n")
     argv = ssh_argv("nobody.invalid", SshSettings(config=str(config)))
     done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert meaning(done.stderr)[0] == "its name does not resolve"
+    assert explain(done.stderr)[0] == "its name does not resolve"
 
 
 def test_an_unknown_message_is_told_as_it_is():
-    assert meaning("hello\nweird thing\n") == ("ssh failed: weird thing", None)
-    assert meaning("") == ("ssh ended without a word", None)
+    assert explain("hello\nweird thing\n") == ("ssh failed: weird thing", None)
+    assert explain("") == ("ssh ended without a message", None)

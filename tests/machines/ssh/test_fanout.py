@@ -30,7 +30,7 @@ def test_output_goes_to_the_log_and_the_program_is_heard(tmp_path: Path):
     fanout = Fanout([session])
     drive(fanout, lambda: session.ended)
     assert session.code == 4
-    assert [(h.word, h.rest) for h in session.heard] == [("@pgid", "7")]
+    assert [(h.word, h.text) for h in session.inbox] == [("@pgid", "7")]
     assert list(session.messages) == ["a warning"]
     assert session.last_output == "@rc 5\nno newline"
     logged = (tmp_path / "log").read_text()
@@ -44,7 +44,7 @@ def test_lines_of_ssh_that_begin_alike_are_messages():
     session = bash("echo '@@@@@@@@' >&2; echo '@    WARNING: IDENTIFICATION HAS CHANGED!' >&2")
     fanout = Fanout([session])
     drive(fanout, lambda: session.ended)
-    assert not session.heard
+    assert not session.inbox
     assert len(session.messages) == 2
     fanout.close()
 
@@ -63,12 +63,12 @@ def test_what_is_sent_arrives_whole_however_long_it_is():
 def test_only_so_many_are_on_their_way_at_once():
     sessions = [bash("echo '@ready' >&2; read -r _") for _ in range(7)]
     fanout = Fanout(sessions, at_once=3)
-    drive(fanout, lambda: sum(bool(s.heard) for s in sessions) == 3)
+    drive(fanout, lambda: sum(bool(s.inbox) for s in sessions) == 3)
     fanout.step(0.2)
     assert sum(s.started_s is not None for s in sessions) == 3
     for session in sessions:
         session.settled = True
-    drive(fanout, lambda: all(s.heard for s in sessions))
+    drive(fanout, lambda: all(s.inbox for s in sessions))
     fanout.close()
     assert all(s.process and s.process.poll() is not None for s in sessions)
 

@@ -34,7 +34,7 @@ class Host:
         self.process.stdin.write(text)
         self.process.stdin.flush()
 
-    def heard(self, word: str) -> str:
+    def read_message(self, word: str) -> str:
         """The rest of the next line that begins with a word."""
         assert self.process.stderr
         for line in self.process.stderr:
@@ -94,15 +94,15 @@ def node_script(folder: Path, text: str) -> str:
 def test_the_job_sees_its_words_and_its_secrets_as_they_are(host: Host, tmp_path: Path):
     folder = node_script(tmp_path / "a b;'$(id)", 'printf "%s|" "$@" "$MY_TOKEN"; exit 3\n')
     host.send(remote.start(folder, "mark", 30, "0", "a;b $(id)", "x\ny"))
-    assert int(host.heard("@pgid")) > 1
-    assert host.heard("@rc") == "3"
+    assert int(host.read_message("@pgid")) > 1
+    assert host.read_message("@rc") == "3"
     assert finish(host)[0] == "0|a;b $(id)|x\ny|s3 $c'r\n;et|"
 
 
 def test_no_process_list_shows_what_is_sent(host: Host, tmp_path: Path):
     folder = node_script(tmp_path, "sleep 100\n")
     host.send(remote.start(folder, "secretmark", 30, "0"))
-    host.heard("@pgid")
+    host.read_message("@pgid")
     family = [host.process.pid, *(p.pid for p in psutil.Process(host.process.pid).children(True))]
     lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in family]
     assert not [line for line in lines if "s3 $c" in line or "secretmark" in line or folder in line]
@@ -110,26 +110,26 @@ def test_no_process_list_shows_what_is_sent(host: Host, tmp_path: Path):
 
 def test_a_death_by_a_signal_is_a_code_of_the_job(host: Host, tmp_path: Path):
     host.send(remote.start(node_script(tmp_path, "kill -9 $$\n"), "mark", 30))
-    assert host.heard("@rc") == "137"
+    assert host.read_message("@rc") == "137"
 
 
 def test_signs_of_life_come_back(host: Host, tmp_path: Path):
     host.send(remote.start(node_script(tmp_path, "sleep 100\n"), "mark", 30))
     host.send("1\n2\n")
-    assert [host.heard("@alive"), host.heard("@alive")] == ["1", "2"]
+    assert [host.read_message("@alive"), host.read_message("@alive")] == ["1", "2"]
 
 
-@pytest.mark.parametrize("how", ["its connection ends", "no sign of life comes"])
+@pytest.mark.parametrize("how", ["its connection ends", "no heartbeat comes"])
 def test_the_job_ends_by_itself_when(host: Host, tmp_path: Path, how: str):
     script = f'exec {sys.executable} -c "{SLEEPER}" started\n'
     silence_s = 60 if how.startswith("its") else 2
     host.send(remote.start(node_script(tmp_path, script), "m1", silence_s))
-    group = int(host.heard("@pgid"))
+    group = int(host.read_message("@pgid"))
     if silence_s == 60:
         wait_until((tmp_path / "started").exists, "the expected end")
         finish(host)
     else:
-        assert host.heard("@rc") == "143"
+        assert host.read_message("@rc") == "143"
     wait_until(
         lambda: not [p for p in psutil.process_iter() if _group(p.pid) == group], "the expected end"
     )
@@ -152,10 +152,10 @@ def test_ranks_that_left_the_group_and_ignore_sigterm_are_ended_and_others_are_n
     quick = remote.PROGRAM.replace(f"SECONDS + {remote.GRACE_S}", "SECONDS + 1")
     monkeypatch.setattr(remote, "PROGRAM", quick)
     host.send(remote.start(node_script(tmp_path, stubborn), "mine", 60))
-    group = int(host.heard("@pgid"))
+    group = int(host.read_message("@pgid"))
     wait_until((tmp_path / "far").exists, "the expected end")
     assert through_a_second_connection(remote.end("mine", group)) == "@ended\n"
-    assert host.heard("@rc") == "137"
+    assert host.read_message("@rc") == "137"
     assert not [p for p in psutil.process_iter(["cmdline"]) if "far" in (p.info["cmdline"] or [])]
 
 
@@ -166,13 +166,13 @@ def test_a_group_whose_number_belongs_to_somebody_else_is_left_alone(
 
 
 def test_an_interpreter_that_is_missing_is_told(host: Host):
-    host.send(remote.ask("/nowhere/python", "facts"))
-    assert "No such file" in host.heard("@unable")
+    host.send(remote.request_facts("/nowhere/python", "facts"))
+    assert "No such file" in host.read_message("@unable")
 
 
 def test_a_folder_that_is_missing_is_a_code(host: Host, tmp_path: Path):
     host.send(remote.start(str(tmp_path / "nowhere"), "mark", 30))
-    assert host.heard("@rc") == "72"
+    assert host.read_message("@rc") == "72"
 
 
 def _group(pid: int) -> int:

@@ -14,7 +14,7 @@ from paceline.core.errors import SystemFaultError
 from paceline.machines.node import host_facts
 from paceline.machines.ssh import gloo_interface, rendezvous_address
 from paceline.machines.ssh.checks import HostCheck
-from tests.machines.ssh.stand_in import make_job
+from tests.machines.ssh.fake_ssh import make_job
 
 
 def hosts(*peers: str | None, **first: object) -> list[HostCheck]:

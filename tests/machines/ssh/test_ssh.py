@@ -1,4 +1,4 @@
-"""The SSH launcher with a local stand-in for ssh: what is rendered, started, and ended."""
+"""The SSH launcher with a local fake of ssh: what is rendered, started, and ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.runs import flow
 from paceline.runs.plan import Plan
 from tests.example import make_spec
 from tests.machines.ranks import exit_code
-from tests.machines.ssh.stand_in import install, make_job
+from tests.machines.ssh.fake_ssh import install, make_job
 from tests.waiting import wait_until
 
 
@@ -105,7 +105,7 @@ def test_a_job_runs_on_every_host_and_its_secrets_reach_it_alone(tmp_path: Path,
 def test_as_many_hosts_as_nodes_are_needed(tmp_path: Path):
     job = make_job(["a", "b"])
     for wrong, told in (
-        (replace(job, nodes=3), "hosts: there are 2 hosts for 3 nodes; name one for every node"),
+        (replace(job, nodes=3), "hosts: there are 2 hosts for 3 nodes; list one host per node"),
         (replace(job, cluster=None), "hosts: there are 0 hosts for 2 nodes; .* with --hosts"),
     ):
         with pytest.raises(UserError, match=told):
@@ -166,7 +166,7 @@ def test_a_host_that_returns_no_sign_of_life_is_lost(
     assert finish(run) == ssh_run.LOST_CODE
     verdict = run.verdict()
     assert verdict is not None
-    assert (verdict.hosts, "no sign of life" in verdict.reason) == (("a",), True)
+    assert (verdict.hosts, "no heartbeat for" in verdict.reason) == (("a",), True)
     for pid in filter(psutil.pid_exists, frozen):
         os.kill(pid, signal.SIGCONT)
     wait_for_none_left(tmp_path / "run")

@@ -15,7 +15,7 @@ from paceline.core.run import RunSpec
 from paceline.files import references
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import this_controller
-from paceline.machines.placement import Request, Where
+from paceline.machines.placement import HostPlacement, Request
 from paceline.machines.probe import inventory
 from paceline.mlperf.rules import BENCHMARKS, TINY_VARIANTS, TRIAL_VARIANT
 from paceline.mlperf.run import request as mlperf_run
@@ -384,7 +384,7 @@ def test_a_trial_that_loses_a_node_is_not_begun_anew_in_its_place(tmp_path: Path
 
 
 def elsewhere(request: SeriesRequest, launcher: str) -> SeriesRequest:
-    where = Where((Host(name="node-1"),), launcher=launcher)
+    where = HostPlacement((Host(name="node-1"),), launcher=launcher)
     return replace(request, run=replace(request.run, where=where))
 
 

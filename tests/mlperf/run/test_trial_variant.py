@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.files.recipe import load_recipe
-from paceline.machines.placement import Request, Where
+from paceline.machines.placement import HostPlacement, Request
 from paceline.machines.probe.inventory import inventory
 from paceline.mlperf.rules import BENCHMARKS, TRIAL_VARIANT
 from paceline.mlperf.run.request import trial_variant
@@ -31,7 +31,7 @@ def one_look_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def request(recipe: str, cluster: str, nodes: int | None = None, *overrides: str) -> Request:
-    where = Where(nodes=nodes)
+    where = HostPlacement(nodes=nodes)
     return Request(recipe, cluster=cluster, where=where, overrides=overrides)
 
 

@@ -40,7 +40,12 @@ PARTS: dict[str, Any] = {
         {"name": f"nvme{n}n1", "kind": "NVMe SSD", "bytes": 3.84e12, "model": None} for n in (0, 1)
     ],
     "adapters": [
-        {"name": f"mlx5_{n}", "kind": "InfiniBand", "gbit_per_s": 400.0, "maker": "Mellanox/NVIDIA"}
+        {
+            "name": f"mlx5_{n}",
+            "kind": "InfiniBand",
+            "gbit_per_s": 400.0,
+            "vendor": "Mellanox/NVIDIA",
+        }
         for n in range(8)
     ],
     "amd_accelerators": 0,

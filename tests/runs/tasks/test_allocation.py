@@ -8,10 +8,10 @@ import pytest
 
 from paceline.core.hardware import Cluster, SlurmSettings
 from paceline.machines import slurm
-from paceline.machines.slurm.record import Diary, read_slurm_record
+from paceline.machines.slurm.record import SlurmJournal, read_slurm_record
 from paceline.runs.tasks import slot
 from paceline.runs.tasks.slot import allocation_fault
-from tests.machines.slurm.slurm_stand_ins import put
+from tests.machines.slurm.fake_slurm import put
 
 
 def in_allocation(job: str | None) -> Cluster:
@@ -28,7 +28,7 @@ def in_allocation(job: str | None) -> Cluster:
     ("squeue", "fault"),
     [
         ("echo 'n[1-2]'", None),
-        ("true", "job 7: has no hosts"),
+        ("true", "job 7: is not running"),
         (
             "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
             "is unknown to Slurm",
@@ -52,7 +52,7 @@ def test_one_question_that_gets_no_answer_is_asked_again(
     monkeypatch.setattr(slot, "ASK_AGAIN_S", 0.01)
     once = tmp_path / "asked"
     calls = put(tmp_path, monkeypatch, squeue=f"[ -e {once} ] && exit 0; touch {once}; exit 1")
-    assert "has no hosts" in (allocation_fault(in_allocation("7")) or "")
+    assert "is not running" in (allocation_fault(in_allocation("7")) or "")
     assert len(calls.read_text().splitlines()) == 2
 
 
@@ -63,9 +63,9 @@ def test_jobs_that_were_left_in_the_queue_are_cancelled_once(
     folders = [tmp_path / "left", tmp_path / "none"]
     for folder in folders:
         folder.mkdir()
-    Diary(folders[0]).begin("12_3")
-    assert [slurm.abandon(folder) for folder in folders] == ["12_3", None]
-    assert [slurm.abandon(folder) for folder in folders] == [None, None]
+    SlurmJournal(folders[0]).begin("12_3")
+    assert [slurm.cancel_orphan(folder) for folder in folders] == ["12_3", None]
+    assert [slurm.cancel_orphan(folder) for folder in folders] == [None, None]
     assert calls.read_text() == "scancel 12_3\n"
     kept = read_slurm_record(folders[0])
     assert kept and kept.attempts[-1].reason == "its controller had died"

@@ -13,14 +13,14 @@ from paceline.core.errors import UserError
 from paceline.core.hosts import Host, expand
 from paceline.files.recipe import load_recipe
 from paceline.machines import placement
-from paceline.machines.placement import Request, Where, with_slurm_nodes
+from paceline.machines.placement import HostPlacement, Request, with_slurm_nodes
 from paceline.machines.probe import inventory
 from paceline.runs.plan import make_plan
 from paceline.runs.tasks import division as division_module
 from paceline.runs.tasks.division import Division, divide, slots_for
 from paceline.runs.tasks.slot import MOST_SLOTS
 from tests.example import make_spec
-from tests.machines.slurm.slurm_stand_ins import put
+from tests.machines.slurm.fake_slurm import put
 
 GPU = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80e9}
 
@@ -33,20 +33,22 @@ def outside_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shared(
-    where: Where | None = None,
+    where: HostPlacement | None = None,
     nodes: int | None = None,
     at_once: int | None = None,
     machine: dict[str, Any] | None = None,
 ) -> Division:
-    request = Request("tiny-gpt", device="auto" if machine else "cpu", where=where or Where())
+    request = Request(
+        "tiny-gpt", device="auto" if machine else "cpu", where=where or HostPlacement()
+    )
     everything = inventory.inventory()
     return divide(
         request, load_recipe("tiny-gpt"), {**everything, **(machine or {})}, nodes, at_once
     )
 
 
-def on(text: str) -> Where:
-    return Where(hosts=tuple(Host(name=name) for name in expand(text)))
+def on(text: str) -> HostPlacement:
+    return HostPlacement(hosts=tuple(Host(name=name) for name in expand(text)))
 
 
 def hosts_of(division: Division) -> list[tuple[str, ...]]:
@@ -95,7 +97,7 @@ def test_an_allocation_is_shared_by_its_nodes(monkeypatch: pytest.MonkeyPatch):
         job_ids.append(job)
         return tuple(Host(name=f"n{k}") for k in range(1, 5))
 
-    monkeypatch.setattr(placement, "from_allocation", nodes_of)
+    monkeypatch.setattr(placement, "allocation_hosts", nodes_of)
     division = shared(nodes=2)
     assert hosts_of(division) == [("n1", "n2"), ("n3", "n4")] and job_ids == ["7"]
     assert division.request.where.launcher == "slurm" and division.request.where.allocation == "7"
@@ -145,7 +147,7 @@ def test_further_runs_go_to_other_hosts_or_as_many_slots_as_asked_for():
         update={"launcher": "ssh", "nodes": 2, "hosts": ("a1", "a2")}
     )
     spec = make_spec(cluster=cluster)
-    assert [slot.hosts for slot in slots_for(spec, Where(), None)] == [("a1", "a2")]
+    assert [slot.hosts for slot in slots_for(spec, HostPlacement(), None)] == [("a1", "a2")]
     four = slots_for(spec, on("b[1-4]"), 2)
     assert [slot.hosts for slot in four] == [("b1", "b2"), ("b3", "b4")]
     with pytest.raises(UserError, match="needs 2 nodes; there is 1 host"):
@@ -154,8 +156,8 @@ def test_further_runs_go_to_other_hosts_or_as_many_slots_as_asked_for():
 
 def test_further_runs_on_one_machine_keep_their_share_of_it():
     spec = make_spec()
-    assert [slot.cores for slot in slots_for(spec, Where(), None)] == [()]
+    assert [slot.cores for slot in slots_for(spec, HostPlacement(), None)] == [()]
     threads = spec.cluster.model_copy(update={"threads_per_device": 999})
     if len(os.sched_getaffinity(0)) > 1:
         with pytest.raises(UserError, match="the runs so far had 999"):
-            slots_for(make_spec(cluster=threads), Where(), 2)
+            slots_for(make_spec(cluster=threads), HostPlacement(), 2)

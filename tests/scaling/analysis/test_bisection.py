@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import analyse, next_groups
-from paceline.scaling.analysis.bisection import Bisection, Group, Slow, bisect, slow_groups
+from paceline.scaling.analysis.bisection import Bisection, Group, SlowGroup, bisect, slow_groups
 from paceline.scaling.analysis.result import sentences
 from tests.scaling.analysis.lambda_values import alone, group
 
@@ -20,7 +20,7 @@ def search(is_slow: Callable[[set[str]], bool], hosts: Group = HOSTS) -> tuple[B
     """Follow the search to its end on a cluster of which `is_slow` knows the truth."""
     measured: dict[Group, bool] = {}
     for step in range(20):
-        bisection = bisect(Slow(hosts, 0.05), measured.get, OUTSIDE)
+        bisection = bisect(SlowGroup(hosts, 0.05), measured.get, OUTSIDE)
         if not bisection.ask:
             return bisection, step
         measured |= {group: is_slow(set(group)) for group in bisection.ask}
@@ -47,7 +47,7 @@ def test_a_slow_way_out_of_one_half_is_named_by_that_half():
 
 def test_without_proven_hosts_outside_the_halves_stay_the_answer():
     measured = {HOSTS[:8]: False, HOSTS[8:]: False}
-    assert bisect(Slow(HOSTS, 0.05), measured.get, []).sides == (HOSTS[:8], HOSTS[8:])
+    assert bisect(SlowGroup(HOSTS, 0.05), measured.get, []).sides == (HOSTS[:8], HOSTS[8:])
 
 
 def cluster(*extra: GroupThroughput) -> list[GroupThroughput]:
@@ -94,4 +94,4 @@ def test_a_half_that_failed_is_not_taken_for_a_fast_one():
     analysis = analyse(cluster(whole, *failed))
     assert analysis.searches[0].sides == () and next_groups(analysis) is None
     words = "\n".join(sentences(analysis))
-    assert "where is not known, as" in words and "as fast as it should be" not in words
+    assert "the cause is unknown because" in words and "as fast as expected" not in words

@@ -65,7 +65,7 @@ def test_the_correction_takes_the_slowest_of_many_nearer_to_the_median(reference
 
 def test_the_base_is_the_median_node_and_a_value_apart_is_not_mixed_in(reference_data: Path):
     analysis = analyse(published(reference_data, "opt-13b").measured)
-    assert analysis.base == pytest.approx(72.7018) and len(analysis.apart) == 1
+    assert analysis.base == pytest.approx(72.7018) and len(analysis.excluded) == 1
     assert analysis.sizes[0].efficiency.value == 1.0
     assert analysis.sizes[0].samples_per_s == pytest.approx(72.7018)
 
@@ -99,6 +99,6 @@ def test_without_single_nodes_the_smallest_size_is_the_base():
 def test_one_group_of_a_size_has_no_spread_and_one_alone_no_interval():
     analysis = analyse([*alone([100.0, 98.0]), group("n1 n2", 190.0)])
     pair = analysis.largest
-    assert pair.scatter is None and pair.efficiency.low is None
+    assert pair.variation is None and pair.efficiency.low is None
     assert pair.naive_straggler == pytest.approx(98 / 99)
     assert pair.samples_per_s == pytest.approx(exp(log(190.0)))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core.node_groups import GroupThroughput, by_size, main_series
-from paceline.scaling.analysis.node_speeds import common_scatter, node_speeds
+from paceline.scaling.analysis.node_speeds import common_variation, node_speeds
 from tests.scaling.analysis.lambda_values import alone, group
 
 
@@ -26,7 +26,7 @@ def test_the_common_scatter_is_the_standard_deviation_of_one_measurement():
     rng = np.random.default_rng(1)
     for repeats in (2, 3, 5):
         values = {f"n{n}": list(100 * np.exp(rng.normal(0, 0.004, repeats))) for n in range(4000)}
-        assert common_scatter(values) == pytest.approx(0.004, rel=0.06)
+        assert common_variation(values) == pytest.approx(0.004, rel=0.06)
 
 
 def test_one_noisy_node_does_not_hide_slow_ones_behind_its_scatter():
@@ -35,16 +35,16 @@ def test_one_noisy_node_does_not_hide_slow_ones_behind_its_scatter():
     for number, values in enumerate(rounds):
         values[7] *= (1.0, 0.9, 1.0, 0.92)[number]
     speeds = node_speeds([group for values in rounds for group in alone(values.tolist())])
-    assert speeds is not None and speeds.common_scatter is not None
+    assert speeds is not None and speeds.common_variation is not None
     assert speeds.noisy_hosts == {"n8"}
-    assert speeds.common_scatter < 0.004
+    assert speeds.common_variation < 0.004
     assert speeds.errors[7] > 5 * np.median(speeds.errors)
 
 
 def test_without_repeats_no_error_is_claimed():
     speeds = node_speeds(alone([100.0, 101.0, 99.0]))
     assert speeds is not None
-    assert speeds.common_scatter is None and not speeds.errors.any() and not speeds.noisy_hosts
+    assert speeds.common_variation is None and not speeds.errors.any() and not speeds.noisy_hosts
 
 
 def test_the_hostfile_with_the_most_hosts_counts_and_the_other_is_told():

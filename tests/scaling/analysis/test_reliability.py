@@ -14,7 +14,7 @@ from paceline.scaling.analysis.reliability import (
     NotSeparable,
     PersistentComponent,
     group_slope,
-    lasting_differences,
+    persistent_component,
 )
 from tests.scaling.analysis.lambda_values import alone
 
@@ -24,7 +24,7 @@ RELIABILITY = TAU**2 / (TAU**2 + SIGMA**2)
 
 
 def verdict(cluster: SimulatedCluster, rounds: int = 1) -> PersistentComponent | NotSeparable:
-    return simulate(cluster, SIZES, num_rounds=rounds).lasting
+    return simulate(cluster, SIZES, num_rounds=rounds).component
 
 
 def verdicts_of_seeds(rounds: int, n: int = 12) -> list[PersistentComponent]:
@@ -42,7 +42,7 @@ def test_the_slope_on_the_slowest_member_tells_the_reliability_without_repeats()
     mean = float(np.mean([lasting.reliability for lasting in estimates]))
     assert RELIABILITY - 0.15 < mean < RELIABILITY + 0.05
     assert np.mean([lasting.low <= RELIABILITY <= lasting.high for lasting in estimates]) >= 0.85
-    assert all("slope" in lasting.how for lasting in estimates)
+    assert all("slope" in lasting.source for lasting in estimates)
 
 
 def test_repeats_tell_it_more_closely():
@@ -53,7 +53,7 @@ def test_repeats_tell_it_more_closely():
     assert np.mean([lasting.reliability for lasting in estimates]) == pytest.approx(
         expected, abs=0.05
     )
-    assert all("single-node values of 64 nodes" in lasting.how for lasting in estimates)
+    assert all("single-node values of 64 nodes" in lasting.source for lasting in estimates)
 
 
 def test_nodes_that_differ_by_luck_alone_have_no_straggler():
@@ -73,7 +73,7 @@ def test_groups_that_do_not_follow_their_slowest_member_are_named():
     ]
     speeds = node_speeds(singles)
     assert speeds is not None
-    verdict_ = lasting_differences(speeds, by_size([*singles, *pairs]))
+    verdict_ = persistent_component(speeds, by_size([*singles, *pairs]))
     assert (
         isinstance(verdict_, NotSeparable) and "do not follow their slowest member" in verdict_.why
     )
@@ -88,17 +88,17 @@ def test_groups_that_do_not_follow_their_slowest_member_are_named():
         ]
     )
     assert repeated is not None
-    again = lasting_differences(repeated, by_size([*singles, *pairs]))
+    again = persistent_component(repeated, by_size([*singles, *pairs]))
     assert isinstance(again, NotSeparable) and "do not follow" in again.why
 
 
 def test_a_single_slow_node_is_evidence_but_does_not_vouch_for_the_others():
     cluster = SimulatedCluster(64, (Fault("slow", 9, 0.1),), node_spread=0.001, run_noise=0.003)
     analysis = simulate(cluster, SIZES)
-    assert isinstance(analysis.lasting, PersistentComponent) and analysis.speeds is not None
+    assert isinstance(analysis.component, PersistentComponent) and analysis.speeds is not None
     everybody = group_slope(analysis.speeds, by_size(analysis.measured))
     assert everybody is not None and everybody.value > 0.9
-    assert analysis.lasting.reliability < 0.6
+    assert analysis.component.reliability < 0.6
 
 
 @pytest.mark.parametrize(
@@ -111,5 +111,5 @@ def test_a_single_slow_node_is_evidence_but_does_not_vouch_for_the_others():
 def test_too_little_is_said_to_be_too_little(measured: list[GroupThroughput], why: str):
     speeds = node_speeds(measured)
     assert speeds is not None
-    verdict_ = lasting_differences(speeds, by_size(measured))
+    verdict_ = persistent_component(speeds, by_size(measured))
     assert isinstance(verdict_, NotSeparable) and why in verdict_.why

@@ -24,15 +24,15 @@ def sentences_on(cluster: SimulatedCluster, how: Split = "contiguous", rounds: i
 @pytest.mark.parametrize("how", ["contiguous", "pairs", "random", "topology"])
 def test_a_slow_node_is_named_confirmed_and_priced(how: Split):
     analysis = simulate(SimulatedCluster(64, (Fault("slow", 17, 0.05),)), SIZES, how)
-    assert [node.host for node in analysis.flagged] == ["node-0017"]
-    assert analysis.confirmed[0].confirmed
+    assert [node.host for node in analysis.flagged_nodes] == ["node-0017"]
+    assert analysis.confirmations[0].confirmed
     assert analysis.gains[0].hosts == ("node-0017",)
     assert analysis.gains[0].value == pytest.approx(0.046, abs=0.006)
 
 
 def test_a_healthy_cluster_blames_nobody_and_asks_for_nothing_more():
     analysis = simulate(SimulatedCluster(64), SIZES)
-    assert analysis.flagged == () and analysis.searches == ()
+    assert analysis.flagged_nodes == () and analysis.searches == ()
     assert all(group.purpose == "plan" for group in analysis.measured)
 
 
@@ -40,14 +40,14 @@ def test_a_healthy_cluster_blames_nobody_and_asks_for_nothing_more():
 def test_a_slow_uplink_is_found_by_bisection(how: Split):
     analysis = simulate(SimulatedCluster(64, (Fault("link", 2, 0.04),)), SIZES, how)
     behind = tuple(f"node-{at:04d}" for at in range(17, 33))
-    assert analysis.flagged == ()
+    assert analysis.flagged_nodes == ()
     assert [search.sides for search in analysis.searches] == [(behind,)]
 
 
 def test_a_noisy_node_is_called_noisy():
     words = sentences_on(SimulatedCluster(64, (Fault("noisy", 9, 0.1),), seed=3), rounds=4)
-    assert "node-0009 is noisy: its repeats scatter by" in words
-    assert "what noisy nodes cost changes from run to run: node-0009" in words
+    assert "node-0009 is noisy: its repeats vary by" in words
+    assert "the loss of noisy nodes varies from run to run: node-0009" in words
 
 
 def test_what_was_slow_alone_by_luck_is_cleared_by_the_second_pass():
@@ -55,14 +55,14 @@ def test_what_was_slow_alone_by_luck_is_cleared_by_the_second_pass():
     for seed in range(60):
         cluster = SimulatedCluster(64, node_spread=0.0005, run_noise=0.004, seed=seed)
         analysis = simulate(cluster, [1, 2])
-        assert not analysis.flagged
-        cleared += [node.host for node in analysis.cleared]
+        assert not analysis.flagged_nodes
+        cleared += [node.host for node in analysis.refuted_nodes]
     assert cleared
 
 
 def test_a_cluster_of_4096_nodes_is_simulated():
     analysis = simulate(SimulatedCluster(4096, (Fault("slow", 4000, 0.04),)), [1, 8, 512, 4096])
-    assert [node.host for node in analysis.flagged] == ["node-4000"]
+    assert [node.host for node in analysis.flagged_nodes] == ["node-4000"]
 
 
 def test_of_4096_nodes_none_is_only_suspected():
@@ -70,8 +70,8 @@ def test_of_4096_nodes_none_is_only_suspected():
     for seed in range(4):
         cluster = SimulatedCluster(4096, (Fault("slow", 4000, 0.04),), seed=seed)
         analysis = simulate(cluster, [1, 8, 512, 4096])
-        assert analysis.flagged[0].host == "node-4000" and not analysis.blame.suspected
-        flagged += [node.host for node in analysis.flagged[1:]]
+        assert analysis.flagged_nodes[0].host == "node-4000" and not analysis.verdicts.suspect_nodes
+        flagged += [node.host for node in analysis.flagged_nodes[1:]]
     # One in 30,000 healthy nodes lies below z -4 for good: half of such a node in 16,384.
     assert len(flagged) <= 2
 

@@ -15,7 +15,7 @@ from paceline.scaling.analysis.reliability import PersistentComponent
 from paceline.scaling.analysis.slow_nodes import (
     HealthySpeed,
     SlowNodeReport,
-    findable,
+    detectable_loss,
     gains,
     judge_nodes,
 )
@@ -38,12 +38,12 @@ def healthy(n: int, seed: int = 0, spread: float = 0.004) -> list[float]:
 
 
 def hosts_of(blame: SlowNodeReport) -> list[str]:
-    return [node.host for node in blame.flagged]
+    return [node.host for node in blame.flagged_nodes]
 
 
 @pytest.mark.parametrize("model", ["opt-13b", "opt-350m"])
 def test_no_healthy_published_node_is_flagged(reference_data: Path, model: str):
-    assert analyse(published(reference_data, model).measured).blame.flagged == ()
+    assert analyse(published(reference_data, model).measured).verdicts.flagged_nodes == ()
 
 
 @pytest.mark.parametrize(("loss", "least_found"), [(0.02, 0.85), (0.03, 1.0), (0.05, 1.0)])
@@ -84,9 +84,9 @@ def test_both_significance_and_size_are_asked_for():
 @pytest.mark.parametrize("median", [1.0, 3.0, 7.0, 100.0, 123.4])
 def test_a_node_at_the_margin_is_neither_flagged_nor_suspected(median: float):
     single = judge_nodes(speeds_of([median * 0.99]), reference=HealthySpeed(median))
-    assert not single.flagged and not single.suspected
+    assert not single.flagged_nodes and not single.suspect_nodes
     quiet = [median * (1 + 1e-5 * at) for at in range(-10, 11)]
-    assert not judge_nodes(speeds_of([*quiet, median * 1.5, median * 0.99])).flagged
+    assert not judge_nodes(speeds_of([*quiet, median * 1.5, median * 0.99])).flagged_nodes
     assert hosts_of(judge_nodes(speeds_of([*quiet, median * 1.5, median * 0.9899]))) == ["n23"]
 
 
@@ -101,7 +101,7 @@ def test_a_coarse_print_is_no_evidence():
 def test_fewer_than_eight_nodes_are_not_judged_by_each_other():
     few = [100.0, 100.1, 99.9, 100.2, 99.8, 100.0, 60.0]
     blame = judge_nodes(speeds_of(few))
-    assert blame.flagged == () and blame.smallest_fault is None
+    assert blame.flagged_nodes == () and blame.smallest_fault is None
     assert all(node.z is None and node.by == "nothing" for node in blame.nodes)
     assert hosts_of(judge_nodes(speeds_of([*few, 100.0]))) == ["n7"]
 
@@ -110,12 +110,12 @@ def test_a_reference_judges_few_nodes():
     blame = judge_nodes(speeds_of([99.8, 94.0]), reference=HealthySpeed(100.0, 0.003))
     assert hosts_of(blame) == ["n2"]
     assert blame.nodes[0].z == pytest.approx(-20) and blame.nodes[0].loss == pytest.approx(0.06)
-    assert blame.smallest_fault == pytest.approx(findable(0.003))
+    assert blame.smallest_fault == pytest.approx(detectable_loss(0.003))
 
 
 def test_without_any_spread_the_margin_only_suspects():
     blame = judge_nodes(speeds_of([99.5, 98.5]), reference=HealthySpeed(100.0))
-    assert hosts_of(blame) == [] and [node.host for node in blame.suspected] == ["n2"]
+    assert hosts_of(blame) == [] and [node.host for node in blame.suspect_nodes] == ["n2"]
     assert blame.nodes[0].z is None and blame.smallest_fault is None
 
 
@@ -173,7 +173,7 @@ def test_few_repeats_against_a_reference_find_what_they_say(nodes: int, repeats:
 def _judged_by(
     rounds: np.ndarray[tuple[int, ...], np.dtype[np.float64]], reference: HealthySpeed
 ) -> SlowNodeReport:
-    """Nodes measured once in each round, held against a reference."""
+    """Nodes measured once in each round, compared with a reference."""
     measured = [group for values in rounds for group in alone(values.tolist())]
     return judge_nodes(speeds_of(measured), reference=reference)
 

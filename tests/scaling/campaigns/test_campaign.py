@@ -1,4 +1,4 @@
-"""A scaling campaign on made-up hosts: what runs where, what is kept, what is gone on with."""
+"""A scaling test on simulated hosts: where groups run, which values are kept, and resuming."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.core.errors import UserError
 from paceline.core.hosts import Host, expand
 from paceline.core.job import Job
 from paceline.files.run_folder import groups, read_record, run_folders
-from paceline.machines.placement import Request, Where
+from paceline.machines.placement import HostPlacement, Request
 from paceline.machines.probe import inventory
 from paceline.runs.flow import Watcher
 from paceline.runs.plan import Plan
@@ -31,7 +31,7 @@ from paceline.scaling.campaigns.plan import (
     resumed_campaign,
     with_folder,
 )
-from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound, alone
+from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound, exclusive_lock
 from paceline.scaling.campaigns.result import campaign_analysis
 from paceline.scaling.campaigns.rounds import (
     CampaignRunner,
@@ -58,13 +58,13 @@ def fleet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fleet:
 
 def campaign_request(hosts: str, sizes: str, **fields: object) -> CampaignRequest:
     named = tuple(Host(name=name) for name in expand(hosts))
-    request = Request("tiny-gpt", device="cpu", where=Where(hosts=named))
+    request = Request("tiny-gpt", device="cpu", where=HostPlacement(hosts=named))
     return CampaignRequest(request, sizes, **fields)  # type: ignore[arg-type]
 
 
 @dataclass
 class Notes:
-    """Keeps what an observer is told."""
+    """Observer that records its calls."""
 
     rounds: list[tuple[int, list[Group], Remaining]] = field(default_factory=list)
     results: list[TrialResult] = field(default_factory=list)
@@ -129,7 +129,7 @@ def test_sub_clusters_of_a_round_run_at_the_same_time_as_many_as_allowed(
     start = fleet.submit
 
     def in_pairs(job: Job, folder: Path) -> FleetRun:
-        """A run that ends when its partner has begun, or has not in a minute."""
+        """A run that ends when its partner has started, or has not in a minute."""
         handle = start(job, folder)
         at = [other is handle for other in fleet.handles].index(True)
         with_partner = at // 2 * 2 + 2
@@ -200,7 +200,12 @@ def test_a_host_that_is_down_is_a_result_with_a_cause_and_taken_out(tmp_path: Pa
     assert not any("node-3" in hosts for hosts in fleet.runs[5:])
     pairs = [set(hosts) for hosts in fleet.runs if len(hosts) == 2]
     assert {host for pair in pairs for host in pair} == {"node-1", "node-2", "node-4", "node-5"}
-    assert going.unplaced[campaign.plan[-1].number] == ("node-1", "node-2", "node-4", "node-5")
+    assert going.unplaced_hosts[campaign.plan[-1].number] == (
+        "node-1",
+        "node-2",
+        "node-4",
+        "node-5",
+    )
 
 
 def test_the_partners_of_a_host_that_dies_work_together_instead(tmp_path: Path, fleet: Fleet):
@@ -209,7 +214,7 @@ def test_the_partners_of_a_host_that_dies_work_together_instead(tmp_path: Path, 
     good = {t.hosts for t in going.trials.values() if t.ok}
     assert ("node-3", "node-4") in good
     assert any("node-1" in hosts or "node-5" in hosts for hosts in good)
-    assert going.lost["node-2"] == "the connection to node-2 was lost"
+    assert going.excluded_hosts["node-2"] == "the connection to node-2 was lost"
 
 
 def test_nothing_goes_on_when_nothing_works(tmp_path: Path, fleet: Fleet):
@@ -226,8 +231,8 @@ def test_when_every_host_is_at_fault_at_once_none_is_taken_out(tmp_path: Path, f
     shutil.rmtree(folder)
     fleet.down = {"node-1", "node-2"}
     going = run(tmp_path, campaign)
-    assert going.halted and "every host is at fault, or this machine" in going.halted
-    assert going.lost == {}
+    assert going.halted and "every host failed, so this machine may be at fault" in going.halted
+    assert going.excluded_hosts == {}
 
 
 def test_a_campaign_stops_when_its_allocation_ends_and_goes_on_in_another(
@@ -240,20 +245,24 @@ def test_a_campaign_stops_when_its_allocation_ends_and_goes_on_in_another(
     fleet.broken = "the allocation ended"
 
     def ended(job: str) -> tuple[Host, ...]:
-        raise UserError(f"job {job}", "has no hosts")
+        raise UserError(f"job {job}", "is not running, so it has no hosts")
 
-    monkeypatch.setattr("paceline.runs.tasks.slot.from_allocation", ended)
+    monkeypatch.setattr("paceline.runs.tasks.slot.allocation_hosts", ended)
     going = run(tmp_path, campaign)
-    assert going.halted == "job 7: has no hosts" and going.lost == {} and len(fleet.runs) == 2
+    assert (
+        going.halted == "job 7: is not running, so it has no hosts"
+        and going.excluded_hosts == {}
+        and len(fleet.runs) == 2
+    )
     fleet.broken = None
 
     monkeypatch.setattr(
-        "paceline.scaling.campaigns.plan.from_allocation", lambda _: (Host(name="node-1"),)
+        "paceline.scaling.campaigns.plan.allocation_hosts", lambda _: (Host(name="node-1"),)
     )
     with pytest.raises(UserError, match="needs node-2, which job 8 lacks"):
         resumed_campaign(tmp_path, campaign.name, "8")
     hosts = tuple(Host(name=name) for name in campaign.hosts)
-    monkeypatch.setattr("paceline.scaling.campaigns.plan.from_allocation", lambda _: hosts)
+    monkeypatch.setattr("paceline.scaling.campaigns.plan.allocation_hosts", lambda _: hosts)
     going = run(tmp_path, resumed_campaign(tmp_path, campaign.name, "8"))
     assert all(t.ok for t in going.trials.values()) and len(going.trials) == 6
     spec = going.campaign.spec(("node-1",), 1)
@@ -348,10 +357,10 @@ def test_what_is_left_is_told_with_a_time(tmp_path: Path, fleet: Fleet):
 
 def test_a_campaign_is_run_by_one_process_at_a_time(tmp_path: Path):
     with (
-        alone(tmp_path / "mine"),
-        pytest.raises(UserError, match="is being run by process"),
-        alone(tmp_path / "mine"),
+        exclusive_lock(tmp_path / "mine"),
+        pytest.raises(UserError, match="is running in process"),
+        exclusive_lock(tmp_path / "mine"),
     ):
         pass
-    with alone(tmp_path / "mine"):
+    with exclusive_lock(tmp_path / "mine"):
         pass

@@ -29,7 +29,7 @@ FOUR = ("scale", "tiny-gpt", "--device", "cpu", "--hosts", "node-[1-4]", "--size
 
 
 def start(runs: Path, run_s: float, *arguments: str, down: str = "") -> subprocess.Popen[str]:
-    """The command line in a process of its own, whose pairs of hosts run for so long each."""
+    """Run the command line in a process of its own; each run takes `run_s`."""
     environment = {**os.environ, **own_folders(runs)}
     environment.pop("SLURM_JOB_ID", None)
     return subprocess.Popen(
@@ -46,7 +46,7 @@ def records(runs: Path) -> list[dict[str, Any]]:
 
 
 def until_running(runs: Path, count: int, size: int) -> None:
-    """Returns when so many sub-clusters of this size run."""
+    """Wait until `count` sub-clusters of this size run."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         running = [r for r in records(runs) if r["status"] == "running"]
@@ -74,7 +74,7 @@ def test_the_table_names_the_kind_of_scaling_and_the_base(finished: tuple[Path, 
     assert head.split()[:4] == ["nodes", "gpus", "sub-clusters", "samples/s"]
     assert first.split()[:3] == ["1", "1", "3"]
     assert "weak scaling, base: median of 3 nodes" in output
-    assert "No value of node-4: node-4: does not answer." in output
+    assert "No value for node-4: node-4: does not answer." in output
 
 
 def test_progress_says_what_runs_where_and_what_is_left(finished: tuple[Path, str, str]):
@@ -139,7 +139,7 @@ def test_a_campaign_on_which_nothing_runs_is_a_fault_with_its_cause(tmp_path: Pa
     process = start(tmp_path, 0.0, *FOUR, down="node-1 node-2 node-3 node-4")
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 2 and output == ""
-    assert "every host is at fault, or this machine: node-1: does not answer" in errors
+    assert "every host failed, so this machine may be at fault: node-1: does not answer" in errors
     assert "Traceback" not in errors
 
 
@@ -148,16 +148,16 @@ def test_a_campaign_on_which_nothing_runs_is_a_fault_with_its_cause(tmp_path: Pa
     [
         ((), "needs an input"),
         (("tiny-gpt", "--from", "x.csv"), "got more than one input"),
-        (("--resume", "last"), "is no campaign in"),
+        (("--resume", "last"), "does not exist in"),
         (("--resume", "last", "--sizes", "2"), "takes its settings from the scaling test"),
         (("tiny-gpt", "--hosts", "a,b", "--sizes", "1,3"), "there are 2 hosts"),
         (("tiny-gpt", "--hosts", "a,b", "--gpus-per-node", "0"), "is not a list of numbers"),
         (("tiny-gpt", "--hosts", "a,b", "--split", "topology"), "the switch of a is not known"),
         (("tiny-gpt", "--hosts", "a,b", "--scaling", "strong"), "--set global_batch=N"),
         (("tiny-gpt", "--hosts", "a;reboot"), "is not a host name"),
-        (("tiny-gpt", "--hosts", "a,b", "--name", "x\ny"), "cannot name a campaign"),
+        (("tiny-gpt", "--hosts", "a,b", "--name", "x\ny"), "is not a valid name of a scaling test"),
         (("tiny-gpt", "--hosts", "a,b", "--device", "tpu"), "not one of 'auto', 'cpu', 'cuda'"),
-        (("tiny-gpt", "--launcher", "ssh"), "has no hosts to go to"),
+        (("tiny-gpt", "--launcher", "ssh"), "needs hosts; specify them"),
         (("tiny-gpt", "--hosts", "a,b", "--where", "a=1"), "requires --from CSV"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
@@ -200,7 +200,7 @@ def test_a_reference_stands_in_the_page_of_a_campaign(
     page = tmp_path / "page.html"
     resume = ("scale", "--resume", folder.name, "--reference", "123.5", "--html", str(page))
     start(runs, 0.0, *resume, down="node-4").communicate(timeout=120)
-    assert "Green: the reference, 123.5 samples/s a node." in page.read_text()
+    assert "Green: the reference, 123.5 samples/s per node." in page.read_text()
 
 
 def test_a_dry_run_draws_no_page(tmp_path: Path):

@@ -17,7 +17,7 @@ from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import Trial, this_controller
 from paceline.machines.placement import Request
 from paceline.machines.probe import inventory
-from paceline.machines.slurm.record import Diary
+from paceline.machines.slurm.record import SlurmJournal
 from paceline.scaling.campaigns.plan import (
     CampaignRequest,
     batch_on,
@@ -31,7 +31,7 @@ from paceline.scaling.campaigns.plan import (
 )
 from paceline.scaling.campaigns.record import Campaign, read_campaign
 from paceline.scaling.campaigns.sub_cluster import known_trials
-from tests.machines.slurm.slurm_stand_ins import put
+from tests.machines.slurm.fake_slurm import put
 from tests.runs.series_example import make_finished
 from tests.scaling.campaigns.test_campaign import campaign_request, made
 from tests.scaling.fleet import Fleet
@@ -61,16 +61,16 @@ def test_sizes_are_read(text: str | None, hosts: int, sizes: tuple[int, ...]):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "names no size"),
-        ("0", "'0' is no number of nodes"),
-        ("-1", "'-1' is no number of nodes"),
-        ("two", "'two' is no number of nodes"),
-        ("1.5", "'1.5' is no number of nodes"),
-        ("²", "'²' is no number of nodes"),
-        ("99999999", "is no number of nodes"),
+        ("", "lists no size"),
+        ("0", "'0' is not a number of nodes"),
+        ("-1", "'-1' is not a number of nodes"),
+        ("two", "'two' is not a number of nodes"),
+        ("1.5", "'1.5' is not a number of nodes"),
+        ("²", "'²' is not a number of nodes"),
+        ("99999999", "is not a number of nodes"),
         ("9", "there are 8 hosts"),
-        ("...,N", "needs two rising numbers"),
-        ("4,2,...,N", "needs two rising numbers"),
+        ("...,N", "needs two increasing numbers"),
+        ("4,2,...,N", "needs two increasing numbers"),
     ],
 )
 def test_what_is_no_list_of_sizes_is_refused(text: str, why: str):
@@ -131,7 +131,7 @@ def test_the_batch_grows_under_weak_scaling_and_stays_under_strong(
     [
         ("tiny-gpt", "global_batch=16", "weak", "does not grow with the devices"),
         ("tiny-gpt", "batch_per_device=4", "strong", "needs one batch for all sizes"),
-        ("tiny-gpt", "global_batch=3 per node", "weak", "4.5 sequences are no batch"),
+        ("tiny-gpt", "global_batch=3 per node", "weak", "a batch of 4.5 sequences"),
     ],
 )
 def test_a_recipe_that_does_not_say_enough_is_refused(
@@ -193,7 +193,7 @@ def test_a_campaign_has_a_folder_of_its_own_and_is_found_again(tmp_path: Path):
     assert equivalent_campaigns(tmp_path, second) == [first.name]
     assert read_campaign(tmp_path, first.name) == first
     assert read_campaign(tmp_path, "last").name == second.name
-    with pytest.raises(UserError, match="is no campaign in"):
+    with pytest.raises(UserError, match="does not exist in"):
         read_campaign(tmp_path, "other")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "campaign.json").write_text("{")
@@ -207,14 +207,14 @@ def test_a_name_is_gone_on_with_and_never_taken_for_something_else(tmp_path: Pat
     with pytest.raises(UserError, match="measures something else"):
         new_campaign(tmp_path, replace(request, sizes="2"), [])
     for bad in ("last", "a/b", "../x", "a b", ""):
-        with pytest.raises(UserError, match="cannot name a campaign"):
+        with pytest.raises(UserError, match="is not a valid name of a scaling test"):
             new_campaign(tmp_path, replace(request, name=bad), [])
     (tmp_path / "checks" / "2026-01-01-check").mkdir(parents=True)
-    with pytest.raises(UserError, match="--name checks: is a folder of something else"):
+    with pytest.raises(UserError, match="--name checks: is a folder with other contents"):
         new_campaign(tmp_path, replace(request, name="checks"), [])
-    (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "lock").touch()
-    assert new_campaign(tmp_path, replace(request, name="begun"), []).name == "begun"
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked" / "lock").touch()
+    assert new_campaign(tmp_path, replace(request, name="locked"), []).name == "locked"
 
 
 def test_rounds_that_were_added_are_not_lost_when_it_goes_on(tmp_path: Path):
@@ -264,7 +264,7 @@ def test_switches_are_read_in_both_forms(tmp_path: Path, text: str):
 def test_a_line_that_names_no_switch_is_refused_with_its_number(tmp_path: Path):
     file = tmp_path / "topology"
     file.write_text("node1 left\nnode2\n")
-    with pytest.raises(UserError, match=r"topology:2: is no host and its switch"):
+    with pytest.raises(UserError, match=r"topology:2: is not a host and its switch"):
         read_topology(file)
     campaign = campaign_request("node[1-2]", "1", split="topology", topology=tmp_path / "none")
     with pytest.raises(UserError, match="cannot be read"):
@@ -275,7 +275,7 @@ def test_devices_that_no_point_has_are_an_error_and_such_runs_are_none_of_the_ca
     tmp_path: Path,
 ):
     campaign = made(tmp_path, campaign_request("node-[1-2]", "1"))
-    with pytest.raises(UserError, match="measures nothing on 7 devices a node; allowed: 1"):
+    with pytest.raises(UserError, match="has no runs on 7 devices per node; allowed: 1"):
         campaign.spec(("node-1",), 7)
     cluster = campaign.points[0].spec.cluster.model_copy(update={"devices_per_node": 7})
     spec = campaign.points[0].spec
@@ -314,7 +314,7 @@ def test_jobs_that_a_dead_controller_left_are_cancelled_when_it_goes_on(
     left = make_finished(
         tmp_path, 1, 0.2, spec=spec, trial=trial, status="running", controller=gone
     )
-    Diary(left).begin("4711")
+    SlurmJournal(left).begin("4711")
     calls = put(tmp_path, monkeypatch, scancel="true")
     how = CampaignOptions(TableFormat.json, tmp_path, resume=campaign.name, extra_rounds=0)
     assert run_campaign(CampaignRequest(Request("")), how) == 0

@@ -61,8 +61,8 @@ def campaign() -> Campaign:
 
 def result(campaign: Campaign, trials: list[TrialResult], **fields: object) -> CampaignResult:
     values = {
-        "lost": {"c": "does not answer"},
-        "unplaced": {3: ("b",)},
+        "excluded_hosts": {"c": "does not answer"},
+        "unplaced_hosts": {3: ("b",)},
         "missing": 0,
         "interrupted": False,
         "resume": None,
@@ -83,7 +83,7 @@ def test_the_contracts_fields_stand_beside_those_of_the_campaign(campaign: Campa
         "sentences",
         "campaign",
         "runs",
-        "lost",
+        "excluded_hosts",
         "missing",
         "resume",
     } <= document.keys()
@@ -100,10 +100,10 @@ def test_a_part_of_a_node_is_held_against_its_share_of_the_node(campaign: Campai
 
 def test_causes_lost_hosts_and_left_over_ones_are_sentences(campaign: Campaign):
     text = " ".join(result(campaign, TRIALS).sentences)
-    assert "No value of c: c: does not answer." in text
-    assert "Taken out of what followed: c." in text
-    assert "Without partners in 1 round because of that: b." in text
-    assert "Groups of 2 do not use up all hosts: c had no place in one round" in text
+    assert "No value for c: c: does not answer." in text
+    assert "Excluded from later rounds: c." in text
+    assert "Left without partners in 1 round as a result: b." in text
+    assert "left over in one round and measured in another: c." in text
 
 
 def test_the_short_table_is_lambdas():
@@ -141,7 +141,7 @@ def test_the_long_table_has_everything():
 def test_the_exit_code_tells_whether_the_question_was_answered(campaign: Campaign):
     assert exit_code(result(campaign, TRIALS), fail=False) == 0
     assert exit_code(result(campaign, TRIALS), fail=True) == 3
-    assert exit_code(result(campaign, TRIALS, lost={}), fail=True) == 0
+    assert exit_code(result(campaign, TRIALS, excluded_hosts={}), fail=True) == 0
     assert exit_code(result(campaign, TRIALS, missing=1), fail=False) == 4
     assert exit_code(result(campaign, TRIALS, interrupted=True), fail=False) == 4
     no_pairs = [*TRIALS[:4], trial("a b", None, round=2, reason="broken")]
@@ -169,7 +169,6 @@ def test_what_is_left_is_told_in_fitting_units(left: Remaining, text: str):
 def test_hosts_that_a_planned_round_left_over_are_named():
     five = planned(campaign_request("a,b,c,d,e", "1,2"))
     assert list(left_over_notes(five.plan)) == [
-        "Groups of 2 do not use up all hosts: e had no place in one round and were measured in "
-        "another."
+        "Groups of 2 do not cover all hosts; left over in one round and measured in another: e."
     ]
     assert list(left_over_notes(planned(campaign_request("a,b", "1,2")).plan)) == []

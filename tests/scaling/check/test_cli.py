@@ -78,7 +78,7 @@ def test_a_machine_far_below_its_own_past_is_to_be_drained(runs: Path, tmp_path:
 def test_a_check_of_another_kind_is_no_measure(runs: Path, tmp_path: Path):
     other = report_of(runs).model_copy(update={"identity": {"device": "H100"}})
     (tmp_path / "check.json").write_text(other.model_dump_json())
-    with pytest.raises(UserError, match="was another kind of check: device H100"):
+    with pytest.raises(UserError, match="is a different kind of check: device H100"):
         run("--runs-dir", str(tmp_path / "runs"), "--against", str(tmp_path))
 
 
@@ -92,7 +92,7 @@ def test_hosts_of_which_none_answers_are_not_drained(tmp_path: Path):
     document = json.loads(result.stdout)
     assert result.exit_code == 4 and document["drain"] == [] and document["measures"] == {}
     assert {host["verdict"] for host in document["hosts"]} == {"not reached"}
-    assert document["hosts"][0]["evidence"] == ["no ssh server listens there"]
+    assert document["hosts"][0]["evidence"] == ["no ssh server is listening"]
     assert "this machine, its network or name resolution" in document["drain_withheld"]
     assert drain.read_text() == "n9\n" and "drain.txt is not written" in result.stderr
 
@@ -110,7 +110,7 @@ def test_a_check_of_this_machine_that_ran_out_of_time_drains_nothing(tmp_path: P
     ("arguments", "message"),
     [
         (("--hosts", "a;b"), "is not a host name"),
-        (("--launcher", "ssh"), "has no hosts"),
+        (("--launcher", "ssh"), "needs hosts"),
         (("--against", "/nowhere/check.json"), "/nowhere"),
     ],
 )

@@ -16,7 +16,7 @@ def checked(readings: Sequence[Reading], past: Past | None = None) -> CheckRepor
 
 
 def cluster(number: int, slow: Mapping[int, float] | None = None) -> list[Reading]:
-    """Hosts whose repeats and means scatter by about 1 %, the named ones slower by a share."""
+    """Hosts whose repeats and means vary by about 1%, the named ones slower by a share."""
     return [
         Reading(
             f"n{host}",
@@ -40,7 +40,7 @@ def test_healthy_hosts_are_fit_and_the_report_says_what_it_could_have_found():
     smallest = report.measures["gemm"].smallest_fault
     assert smallest is not None and 0.01 < smallest < 0.1
     assert "16 hosts checked in 3.0 s: 16 fit." in report.sentences[0]
-    assert "is found in 9 of 10 cases" in report.sentences[1]
+    assert "is detected in 9 of 10 cases" in report.sentences[1]
 
 
 def test_a_fault_twice_the_smallest_is_found_and_nobody_else_is_blamed():
@@ -49,7 +49,7 @@ def test_a_fault_twice_the_smallest_is_found_and_nobody_else_is_blamed():
     report = checked(cluster(16, {5: 2 * smallest}))
     assert report.drain == ("n5",)
     (evidence,) = report.hosts[4].evidence
-    assert evidence.startswith("matrix products at ") and "below the other nodes" in evidence
+    assert evidence.startswith("GEMMs at ") and "below the other nodes" in evidence
     assert "1 slow (n5)" in report.sentences[0]
 
 

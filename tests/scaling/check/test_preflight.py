@@ -8,12 +8,12 @@ import pytest
 
 from paceline.core.errors import EXIT_INCOMPLETE, IncompleteError
 from paceline.machines import Handle, JobEnd
-from paceline.scaling.check.preflight import ended
+from paceline.scaling.check.preflight import wait_for_end
 
 
 @dataclass
 class Queued(Handle):
-    """A job that waits for so many looks."""
+    """A job that waits for a number of polls."""
 
     looks: int
     stopped: bool = False
@@ -50,10 +50,10 @@ def test_a_job_that_waits_too_long_is_cancelled_with_the_queues_reason():
     with pytest.raises(
         IncompleteError, match=r"within 0.3 s: job 7 waits .* Resources; --wait"
     ) as error:
-        ended(job, 0.3, "check")
+        wait_for_end(job, 0.3, "check")
     assert job.stopped and error.value.exit_code == EXIT_INCOMPLETE
 
 
 def test_a_job_that_begins_in_time_goes_on():
     job = Queued(looks=2)
-    assert ended(job, 60.0, "check") is None and not job.stopped
+    assert wait_for_end(job, 60.0, "check") is None and not job.stopped

@@ -41,7 +41,7 @@ def test_every_collective_is_measured_and_right(tmp_path: Path):
 def test_what_cannot_be_measured_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"'gossip' is not a collective; .*all_reduce"):
         run(tmp_path, "--ops=gossip")
-    with pytest.raises(UserError, match="one device has none"):
+    with pytest.raises(UserError, match="one device has no network"):
         run(tmp_path, "--devices=1")
     with pytest.raises(SystemFaultError, match="nothing was measured"):
         run(tmp_path, "--ops=none")

@@ -16,8 +16,8 @@ from paceline.scaling.network.readings import (
     bus_bound,
     bus_factor,
     collective_rows,
+    nominal_fabric,
     pair_rows,
-    stated_fabric,
 )
 from paceline.scaling.network.report import NetworkReport, network_report
 
@@ -93,7 +93,9 @@ def test_a_link_that_is_slow_in_one_direction_is_named_and_no_host_is():
 def test_healthy_hosts_and_few_ones_are_not_blamed():
     for network in (report(pairs({})), report(pairs({("n0", "all"): 0.5}, hosts=3))):
         assert not any(host.slow for host in network.hosts) and network.slow_links == ()
-    assert "judged by each other from 8 on" in " ".join(report(pairs({}, hosts=3)).sentences)
+    assert "compared with each other if there are at least 8" in " ".join(
+        report(pairs({}, hosts=3)).sentences
+    )
 
 
 def test_wrong_results_come_first_on_the_page_and_hostile_names_are_escaped():
@@ -116,7 +118,7 @@ def test_a_latency_that_nobody_measured_is_none_and_not_zero():
 
 
 def test_what_the_stated_links_carry_stands_beside_what_is_reached():
-    fabric = stated_fabric("NVLink4", "InfiniBand-NDR", 8)
+    fabric = nominal_fabric("NVLink4", "InfiniBand-NDR", 8)
     (row,) = collective_rows([line(0, [1e-3] * 7), line(1, [1e-3] * 7)])
     row = row.model_copy(update={"bus_bytes_per_s": 320e9, "ranks": 72})
     rows, identity = pairs({}), {**IDENTITY, "nodes": 1}
@@ -126,7 +128,7 @@ def test_what_the_stated_links_carry_stands_beside_what_is_reached():
     assert (all_reduce.expected_bytes_per_s, all_reduce.share) == (400e9, 0.8)
     assert directions.expected_bytes_per_s == 400e9
     assert directions.share == pytest.approx(50 / 400, rel=0.01)
-    assert "80.0% of what InfiniBand-NDR carries" in " ".join(network.sentences)
+    assert "80.0% of the nominal rate of InfiniBand-NDR" in " ".join(network.sentences)
     (inside,) = network_report((row,), (), identity, "2026", 3.0, (), fabric).fabric
     assert inside.link == "NVLink4" and inside.share == pytest.approx(320 / 450)
 
@@ -146,16 +148,16 @@ def test_what_the_stated_links_carry_stands_beside_what_is_reached():
 def test_an_operation_is_bound_by_what_of_it_crosses_a_host(
     operation: str, network: str, expected: float
 ):
-    bound = bus_bound(operation, 16, stated_fabric("NVLink4", network, 8))
+    bound = bus_bound(operation, 16, nominal_fabric("NVLink4", network, 8))
     assert bound is not None and bound[1] == pytest.approx(expected)
 
 
 def test_links_that_nobody_states_are_expected_of_nothing():
     (row,) = collective_rows([line(0, [1e-3] * 7), line(1, [1e-3] * 7)])
-    network = network_report((row,), (), IDENTITY, "2026", 3.0, (), stated_fabric(None, None, 8))
+    network = network_report((row,), (), IDENTITY, "2026", 3.0, (), nominal_fabric(None, None, 8))
     (share,) = network.fabric
     assert share.expected_bytes_per_s is None and share.share is None
-    assert "is unknown: no link between hosts is stated" in network.sentences[-1]
-    assert stated_fabric(None, "8x400 Gb/s", 8).inter == ("8x400 Gb/s", 50e9)
-    with pytest.raises(UserError, match="is no link between hosts"):
-        stated_fabric(None, "NVLink4", 8)
+    assert "is unknown: no link between hosts is specified" in network.sentences[-1]
+    assert nominal_fabric(None, "8x400 Gb/s", 8).inter == ("8x400 Gb/s", 50e9)
+    with pytest.raises(UserError, match="is not a link between hosts"):
+        nominal_fabric(None, "NVLink4", 8)

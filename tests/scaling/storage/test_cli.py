@@ -49,7 +49,7 @@ def test_a_folder_is_measured_and_held_against_a_training(tmp_path: Path):
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="is no folder; name one that is there"):
+    with pytest.raises(UserError, match="is not a folder; choose an existing folder"):
         run(tmp_path, str(tmp_path / "absent"))
     with pytest.raises(UserError, match=r"free, not .*--size"):
         run(tmp_path, str(tmp_path), "--size=9000000GiB")

@@ -63,7 +63,7 @@ def test_what_may_come_from_the_page_cache_is_marked():
         assert measured.rows[0].may_be_cached is marked
         assert any("page cache (marked *)" in text for text in measured.sentences) is marked
     memory = report({**place(0), "file_system": "tmpfs"}, line(0, 100 * MB)).sentences
-    assert "n0:/data lies in memory (tmpfs): its figures are no disk's." in memory
+    assert "n0:/data is in memory (tmpfs), so no disk was measured." in memory
     (written,) = report(line(0, 100 * MB, "write", cached_share=None)).rows
     assert not written.may_be_cached
 
@@ -77,7 +77,7 @@ def test_the_slow_disk_among_many_hosts_is_named():
     assert measured.slow[0].loss == pytest.approx(0.4, abs=0.01)
     assert "n4 is slow: /data" in measured.sentences[0]
     few = report(line(0, 100 * MB), line(1, 10 * MB))
-    assert few.slow == () and "from 8 on" in " ".join(few.sentences)
+    assert few.slow == () and "at least 8" in " ".join(few.sentences)
 
 
 def test_a_disk_gives_what_a_training_needs_or_makes_it_wait():

@@ -23,7 +23,7 @@ restart=${SLURM_RESTART_COUNT:-0}
 id=$SLURM_JOB_ID
 if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
 if [ "$restart" -gt 1 ]; then
-  echo "started anew $restart times, and cluster.slurm.retries is 1" >&2
+  echo "restarted $restart times; cluster.slurm.retries is 1" >&2
   exit 1
 fi
 earlier=attempts/$id.$((restart - 1))

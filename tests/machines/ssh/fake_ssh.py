@@ -1,4 +1,4 @@
-"""A stand-in for ssh: a program of that name which runs what it is sent on this machine."""
+"""A fake ssh: a program of that name that runs the text sent to it on this machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ sys.exit(int(sys.argv[2]) if os.environ["RANK"] == "1" else 0)
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put the stand-in on the search path; the file to which it writes its arguments."""
+    """Put the fake on the search path and return the file to which it writes its arguments."""
     (folder / "late").mkdir(parents=True)
     for name, text in (("ssh", SSH), ("late/date", DATE)):
         (folder / name).write_text(text)
