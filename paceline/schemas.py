@@ -42,6 +42,7 @@ from paceline.mlperf.run.trials import SeriesReport, TrialSeries
 from paceline.profiles.profile import Profile
 from paceline.reference import PAGES, with_generated
 from paceline.runs.bundles.verification import BundleCheck
+from paceline.runs.command_pairs import CommandComparison
 from paceline.runs.difference import RunDiff
 from paceline.runs.goodput.ledger import GoodputLedger
 from paceline.runs.watch.state import WatchState
@@ -73,6 +74,7 @@ FORMATS: dict[str, type[BaseModel]] = {
     "parsed-log": ParsedLog,
     "comparison": Comparison,
     "sequential-comparison": SequentialComparison,
+    "command-comparison": CommandComparison,
     "explanation": Explanation,
     "watch": WatchState,
     "goodput": GoodputLedger,

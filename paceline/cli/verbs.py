@@ -189,6 +189,8 @@ Analyse
     Show how the wall time of a training was spent over its restarts, and the days left.
   compare = compare:compare
     Test whether B is slower than A, faster, the same, or whether that is undecided.
+  ab = ab:ab
+    Run two commands in turns until it is decided which one is better.
   diff = diff:diff
     List the differences between two runs, the most important first.
   history = history:history

@@ -73,7 +73,7 @@ def compare_with_reference(
     return comparison.model_copy(update={"notes": (*comparison.notes, note)})
 
 
-def parse_margin(text: str) -> float:
+def parse_margin(text: str, option: str = "--margin") -> float:
     """Return `1%` or `0.01` as a fraction; raise UserError for anything else."""
     number, percent, suffix = text.strip().partition("%")
     try:
@@ -82,7 +82,7 @@ def parse_margin(text: str) -> float:
         value = -1.0
     if suffix.strip() or not 0 <= value < 0.5:
         raise UserError(
-            f"--margin {text}", "is not a margin", allowed="0 to 50%, written 1% or 0.01"
+            f"{option} {text}", "is not a margin", allowed="0 to 50%, written 1% or 0.01"
         )
     return value
 
