@@ -114,7 +114,7 @@ def train(args, model, optimizer, schedule) -> str:
             schedule.step(batch if args.train_samples else 1)
         log.add(iteration, batch, parts, is_updated)
         if iteration % args.log_interval == 0:
-            log.report(iteration, batch, rate, optimizer.get_loss_scale().item(), norm)
+            log.print_record(iteration, batch, rate, optimizer.get_loss_scale().item(), norm)
         if args.exit_interval and iteration % args.exit_interval == 0:
             return f"exiting program at iteration {iteration}"
     return "after training is done"
