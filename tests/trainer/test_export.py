@@ -168,8 +168,8 @@ def with_adapters(raw: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"embedding_norm": True}, "no gpt2 for its embedding_norm True"),
-        ({"positions": "rope"}, "no llama for its norm layernorm"),
+        ({"embedding_norm": True}, "not gpt2: embedding_norm True"),
+        ({"positions": "rope"}, "not llama: norm layernorm"),
         ({"norm_eps": 1e-6, "position_offset": 2}, "its norms' eps is 1e-05"),
     ],
 )
