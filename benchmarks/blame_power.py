@@ -112,7 +112,7 @@ def trial(setting: ClusterKind, fault: float | None, seed: int) -> Trial:
     """One cluster with a slow node; None: as slow as the healthy one's report calls findable."""
     cluster = setting.cluster(seed)
     if fault is None:
-        fault = setting.analysis(cluster).blame.smallest_fault or 0.0
+        fault = setting.analysis(cluster).verdicts.smallest_fault or 0.0
     victim = int(np.random.default_rng(seed).integers(setting.nodes))
     if fault:
         cluster = replace(cluster, faults=(Fault("slow", victim + 1, fault),))

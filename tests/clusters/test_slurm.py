@@ -253,7 +253,7 @@ def test_a_training_for_mlperf_that_slurm_starts_anew_keeps_the_log_of_each_star
         str(kept.parent.parent.name) in w for w in result["warnings"]
     )
     first, last = (read_log(path).trials for path in (kept, folder / "mlperf" / "result.txt"))
-    assert [(trial.begun, trial.stopped) for trial in (*first, *last)] == [
+    assert [(trial.has_started, trial.has_stopped) for trial in (*first, *last)] == [
         (True, False),
         (True, True),
     ]

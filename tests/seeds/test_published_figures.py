@@ -46,7 +46,7 @@ EFFICIENCIES = {
 
 def rounds_to(value: float, text: str) -> bool:
     printed = read_printed(text)
-    return printed is not None and printed.rounded().meets(exactly(value))
+    return printed is not None and printed.rounding_interval().meets(exactly(value))
 
 
 def shape_input(row: Row) -> FlopsInput:
