@@ -190,7 +190,7 @@ def test_the_exit_code_says_whether_there_is_an_answer(result: SweepResult, code
 def test_where_nothing_ran_no_convention_of_flops_is_named(capsys: pytest.CaptureFixture[str]):
     refused = outcome("refused").model_copy(update={"flops_convention": None})
     emit(sweep_document(refused), TableFormat.text)
-    assert "TFLOP/s of a device" not in capsys.readouterr().out
+    assert "TFLOP/s per device" not in capsys.readouterr().out
     emit(sweep_document(outcome("oom")), TableFormat.text)
     assert "including recomputation (six-n+recompute)" in capsys.readouterr().out
 
