@@ -84,7 +84,7 @@ def _runs(root: Path, part: str, settings: UserSettings) -> Iterable[ComparedRun
     if files := sorted(glob.glob(part)) if glob.has_magic(part) else []:  # noqa: PTH207
         return [member for file in files for member in _runs(root, file, settings)]
     try:
-        return [_stored_run(folder) for folder in find_runs(root, part)]
+        folders = find_runs(root, part)
     except UserError as error:
         if error.allowed or (root.exists() and not root.is_dir()):
             raise
@@ -95,6 +95,7 @@ def _runs(root: Path, part: str, settings: UserSettings) -> Iterable[ComparedRun
             f"is not in {root}, and it is not a file or folder either",
             remedy=close or "give a training log, a folder of logs, or a run of `paceline list`",
         ) from error
+    return map(_stored_run, folders)
 
 
 def _stored_run(folder: Path) -> ComparedRun:

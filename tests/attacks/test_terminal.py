@@ -21,11 +21,18 @@ WRITTEN = r'"\e]0;owned\a\e[31m\x9b31m\u202ered"'
 """The same as YAML escapes."""
 
 
-@pytest.mark.parametrize("line", [f"{WRITTEN}: 1", f"name: {WRITTEN}", f"engine: {WRITTEN}"])
-def test_a_recipe_cannot_write_to_the_terminal(tmp_path: Path, line: str):
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"{WRITTEN}: 1", "foreign.yaml"),
+        (f"name: {WRITTEN}", "foreign.yaml"),
+        (f"engine: {WRITTEN}", "is unknown; allowed: command,"),
+    ],
+)
+def test_a_recipe_cannot_write_to_the_terminal(tmp_path: Path, line: str, words: str):
     recipe = recipe_with(tmp_path / "foreign.yaml", "name:", line)
     done = paceline("run", recipe, "--dry-run", runs=tmp_path)
-    refused(done, words="foreign.yaml")
+    refused(done, words=words)
     assert_clean(done)
 
 

@@ -57,7 +57,10 @@ def test_what_cannot_be_is_refused(words: list[str], what: str, run: Path, tmp_p
 def test_there_must_be_adapters_to_merge(run: Path, tmp_path: Path) -> None:
     answer = outcome(ExportSettings(str(run), str(tmp_path / "out"), merged=True))
 
-    assert answer["event"] == "refused" and "the checkpoint has no adapters to merge" in answer["reason"]
+    assert (
+        answer["event"] == "refused"
+        and "the checkpoint has no adapters to merge" in answer["reason"]
+    )
 
 
 def test_a_disk_without_room_is_told_and_nothing_is_left(run: Path, tmp_path: Path) -> None:
