@@ -21,9 +21,9 @@ BASE_S = 2.337
 class Excess:
     """Noise added to an undisturbed step, as fractions of it."""
 
-    component: Times
+    persistent: Times
     """Belongs to the step time: its mean over the run is the truth."""
-    passing: Times
+    transient: Times
     """Does not: jitter around the level, spikes and warm-up."""
 
 
@@ -52,9 +52,9 @@ class StepNoise:
         """Return a run of `steps` steps; its first one is five times as long."""
         excess = self.excess(rng, steps)
         level_s = BASE_S * rng.uniform(0.9, 1.1)
-        times = level_s * (1 + excess.component + excess.passing)
+        times = level_s * (1 + excess.persistent + excess.transient)
         times[0] *= 5
-        truth_s = level_s * (1 + float(np.mean(excess.component)))
+        truth_s = level_s * (1 + float(np.mean(excess.persistent)))
         if self.decimals is None:
             texts = [f"{time:.3g}" for time in times]
             lines = tuple(_NEMO_1.format(n=n, time=text) for n, text in enumerate(texts))
