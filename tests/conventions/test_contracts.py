@@ -94,9 +94,9 @@ def test_no_file_has_a_name_that_says_nothing() -> None:
 
 
 def test_few_modules_are_outside_a_package() -> None:
-    beside = [name for name, _ in modules() if "/" not in name]
+    top_modules = [name for name, _ in modules() if "/" not in name]
 
-    assert len(beside) <= MAX_TOP_MODULES
+    assert len(top_modules) <= MAX_TOP_MODULES
 
 
 def test_public_class_names_are_unique() -> None:

@@ -134,8 +134,8 @@ def test_what_was_changed_there_is_found_and_mended_by_those_files_alone(
         ("more", "extra"),
     ]
     assert asset_state(content.parent) == "damaged"
-    (mended,) = sync_nodes([shell()], order(staged, local))
-    assert (mended.copied_assets, mended.bytes_copied) == ((staged[0].name,), 700_010)
+    (node,) = sync_nodes([shell()], order(staged, local))
+    assert (node.copied_assets, node.bytes_copied) == ((staged[0].name,), 700_010)
     same(staged, local)
 
 
