@@ -188,7 +188,7 @@ def shape_of_config(config: Config, where: str) -> ConfigShape:
     Raises UserError if it is not of a decoder, or if it lacks a size.
     """
     config, notes = _language_model(config)
-    family = str(config.get("model_type") or "of no name")
+    family = str(config.get("model_type") or "(none)")
     _refuse_other_kinds(config, family, where)
     structure = STRUCTURES.get(family)
     if structure is None:

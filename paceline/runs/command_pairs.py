@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -20,6 +21,7 @@ from paceline.compare.sequential.spending import analysis_points
 from paceline.compare.significance import MARGIN
 from paceline.compare.verdicts import percent_change, verdict_label, verdict_tone
 from paceline.core.errors import UserError
+from paceline.core.secrets import redact
 from paceline.core.units import percent, pluralize, significant
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.files.documents import write_value
@@ -153,13 +155,11 @@ def compare_commands(
 ) -> CommandComparison:
     """Run both commands in turns until the test decides, and store outputs and result under `root`.
 
-    An interrupt ends the running command and then propagates. Raises UserError for a program that
-    cannot be started.
+    An interrupt ends the running command and then propagates. Secrets are removed from what is
+    stored. Raises UserError for a program that cannot be started, before anything runs if it does
+    not exist.
     """
-    argv = [["bash", "-c", c] if request.shell else shlex.split(c) for c in request.commands]
-    for words, letter in zip(argv, LETTERS, strict=True):
-        if not words:
-            raise UserError(f"command {letter}", "is empty")
+    argv = [_words(request, side) for side in (0, 1)]
     folder = new_folder(root / FOLDER, f"{datetime.now(UTC):%Y-%m-%d}").resolve()
     runs: list[CommandResult] = []
     points = analysis_points(request.max_pairs)
@@ -187,6 +187,30 @@ def compare_commands(
     return result
 
 
+def _words(request: PairsRequest, side: int) -> list[str]:
+    """Return the words of a command; raise UserError if its program does not exist."""
+    command, where = request.commands[side], f"command {LETTERS[side]}"
+    if request.shell and command.strip():
+        return ["bash", "-c", command]
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UserError(where, f"cannot be split into words: {error}") from error
+    if not words:
+        raise UserError(where, "is empty")
+    if shutil.which(words[0]) is None:
+        raise _not_started(where, words[0], "No such program")
+    return words
+
+
+def _not_started(where: str, program: str, reason: str | None) -> UserError:
+    return UserError(
+        where,
+        f"cannot be started: {program}: {reason}",
+        remedy="--shell runs the commands by `bash -c`",
+    )
+
+
 def _execute(
     request: PairsRequest, side: int, argv: list[str], pair: int, folder: Path
 ) -> CommandResult:
@@ -202,11 +226,8 @@ def _execute(
                 start_new_session=True,
             )
         except OSError as error:
-            raise UserError(
-                f"command {LETTERS[side]}",
-                f"cannot be started: {argv[0]}: {error.strerror}",
-                remedy="--shell runs the commands by `bash -c`",
-            ) from error
+            where = f"command {LETTERS[side]}"
+            raise _not_started(where, argv[0], error.strerror) from error
         try:
             code = process.wait()
         except BaseException:  # an interrupt must also end the command's children
@@ -214,6 +235,8 @@ def _execute(
             raise
     elapsed_s = time.monotonic() - begun_s
     text = path.read_text("utf-8", errors="replace")
+    if (safe := redact(text, os.environ)) != text:
+        path.write_text(safe, "utf-8")
     return CommandResult(
         side="AB"[side],  # pyright: ignore[reportArgumentType]
         pair=pair,
@@ -286,7 +309,7 @@ def _result(
     return CommandComparison(
         verdict=verdict,
         sentence=sentence,
-        commands=request.commands,
+        commands=(redact(request.commands[0], os.environ), redact(request.commands[1], os.environ)),
         metric=request.metric.source,
         higher_is_better=request.higher_is_better,
         ratio=analysis and analysis.ratio,

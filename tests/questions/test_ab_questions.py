@@ -98,13 +98,31 @@ def test_too_few_pairs_are_undecided(program: Path):
         (("true", "true", "--metric", "loss"), "has no group for the number"),
         (("true", "true", "--metric", "("), "is not a regular expression"),
         (("", "true"), "command A: is empty"),
+        (("", "true", "--shell"), "command A: is empty"),
+        (("echo 'x", "true"), "command A: cannot be split into words: No closing quotation"),
         (("no-such-program", "true"), "command A: cannot be started"),
+        (("touch started", "no-such-program"), "command B: cannot be started"),
         (("true", "true", "--tolerance", "x"), "--tolerance x: is not a margin"),
     ],
 )
 def test_wrong_input_is_one_clear_error(tmp_path: Path, arguments: tuple[str, ...], words: str):
     done = paceline("ab", *arguments, runs=tmp_path)
     assert (done.returncode, done.stdout) == (1, "") and words in done.stderr
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "ab").exists()
+
+
+def test_no_secret_is_stored(tmp_path: Path):
+    secret = "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH"  # not a real token
+    shown = "echo printed_by_the_environment $MY_TOKEN"
+    done = paceline(
+        *("ab", f"{shown} {secret}; echo value=1", "echo value=1", "--shell", "--json"),
+        *("--metric", "value=([0-9.]+)", "--max-pairs", 3),
+        runs=tmp_path,
+        env={"MY_TOKEN": "correct-horse-battery-staple"},
+    )
+    kept = done.stdout + "".join(p.read_text() for p in tmp_path.rglob("*") if p.is_file())
+    assert "printed_by_the_environment" in kept
+    assert secret not in kept and "correct-horse-battery-staple" not in kept
 
 
 def test_commands_run_without_a_shell_unless_asked(tmp_path: Path):
