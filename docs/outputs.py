@@ -56,9 +56,9 @@ def steps(text: str) -> Iterator[Step]:
         command, start, end = "", 0, match.start("block")
         kind = "varies" if match["varies"] else "recorded"
         for line in match["block"].splitlines(keepends=True):
-            continued = command.endswith("\\\n")
-            if line.startswith("$ ") or continued:
-                if command and not continued:
+            continues = command.endswith("\\\n")
+            if line.startswith("$ ") or continues:
+                if command and not continues:
                     yield Step(command, text[start:end], start, end, kind)
                     command = ""
                 command += line.removeprefix("$ ")

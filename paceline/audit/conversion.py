@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from math import isfinite
-from typing import Literal
 
 from paceline.core import rates
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import (
     CONVENTIONS,
+    FRAMEWORK_CONVENTIONS,
     RECOMPUTE_SUFFIX,
     FlopsInput,
     flops_per_token,
@@ -18,40 +16,23 @@ from paceline.core.flops import (
     without_recompute,
 )
 from paceline.core.hardware import Dtype
+from paceline.core.quantity import FIGURE_FORMS, SpeedFigure, parse_count, parse_figure
 from paceline.files import catalog
 
-Kind = Literal["mfu", "flops_per_s_per_device", "step_time_s"]
-_QUANTITY = re.compile(
-    r"([\d,]+(?:\.\d*)?(?:e[+-]?\d+)?)\s*(%|ms|s|[kmgtpe]?flops?(?:/s|ps)?(?:/(?:gpu|device))?)?",
-    re.IGNORECASE,
-)
-_SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
-FORMS = "54.1%, 1249TFLOP/s or 12.5s"
 
-
-@dataclass(frozen=True)
-class Quantity:
-    """One figure in base units: MFU as a fraction, FLOP/s per device, or seconds per step."""
-
-    kind: Kind
-    value: float
-
-
-def parse_quantity(text: str, where: str) -> Quantity:
+def parse_quantity(text: str, where: str) -> SpeedFigure:
     """Parse a figure with its unit.
 
     Raises UserError for a number without a unit, because it could be any of the kinds.
     """
-    number, unit = _split(text, where, FORMS)
-    if unit == "%":
-        if number > 100:
-            raise UserError(where, "is more than 100% of the peak", allowed="an MFU up to 100%")
-        return Quantity("mfu", number / 100)
-    if unit in ("s", "ms"):
-        return Quantity("step_time_s", number / (1000 if unit == "ms" else 1))
-    if not unit:
-        raise UserError(where, "has no unit", allowed=FORMS)
-    return Quantity("flops_per_s_per_device", number * _scale(unit))
+    try:
+        figure = parse_figure(text)
+    except ValueError as error:
+        what = str(error).removeprefix(repr(text)).strip()
+        raise UserError(where, what, allowed=FIGURE_FORMS) from error
+    if figure.kind == "mfu" and figure.value > 1:
+        raise UserError(where, "is more than 100% of the peak", allowed="an MFU up to 100%")
+    return figure
 
 
 def read_flops_per_s(text: str, where: str) -> float:
@@ -60,29 +41,24 @@ def read_flops_per_s(text: str, where: str) -> float:
     Raises UserError for any other text.
     """
     allowed = "989e12 or 989TFLOP/s"
-    number, unit = _split(text, where, allowed)
-    if unit in ("%", "s", "ms"):
-        raise UserError(where, "is not in FLOP/s", allowed=allowed)
-    value = number * _scale(unit)
+    try:
+        value = parse_count(text)
+    except ValueError:
+        try:
+            figure = parse_figure(text)
+        except ValueError as error:
+            raise UserError(where, "is not in FLOP/s", allowed=allowed) from error
+        if figure.kind != "flops_per_s_per_device":
+            raise UserError(where, "is not in FLOP/s", allowed=allowed) from None
+        value = figure.value
     if value < 1e9:
         raise UserError(where, "is too small for a peak in FLOP/s", allowed=allowed)
     return value
 
 
-def _split(text: str, where: str, allowed: str) -> tuple[float, str]:
-    """Return the positive number and its unit in lower case."""
-    match = _QUANTITY.fullmatch(text.strip())
-    digits = match[1].replace(",", "") if match else ""
-    value = float(digits) if digits and digits != "." else 0.0
-    if match is None or not value > 0 or not isfinite(value):
-        raise UserError(where, "is not a positive figure with a unit", allowed=allowed)
-    return value, (match[2] or "").lower()
-
-
-def _scale(unit: str) -> float:
-    return _SCALES[unit.partition("flop")[0]]
-
-
+CONVENTION_NAMES = (
+    f"a framework ({', '.join(FRAMEWORK_CONVENTIONS)}) or a convention ({', '.join(CONVENTIONS)})"
+)
 WITHOUT_ADAPTERS = ("palm", "six-n", "narayanan", "megatron-deepspeed")
 
 
@@ -120,7 +96,7 @@ class Peaks:
 
 
 def convert(
-    figure: Quantity, from_convention: str, to_convention: str, x: FlopsInput, peaks: Peaks
+    figure: SpeedFigure, from_convention: str, to_convention: str, x: FlopsInput, peaks: Peaks
 ) -> Conversion:
     """Convert a figure from one FLOPs convention to another.
 
@@ -152,22 +128,38 @@ def convert(
     return Conversion(
         _stated_figure(from_convention, flops_from, peaks.published, rate, share_before),
         _stated_figure(
-            to_convention, flops_to, peaks.target, converted_rate, _checked_mfu(share_after)
+            to_convention,
+            flops_to,
+            peaks.target,
+            converted_rate,
+            _checked_mfu(share_after, converted_rate, peaks.target),
         ),
         ratio,
         (),
     )
 
 
-def from_step_time(
-    step_time_s: float, target: str, x: FlopsInput, peaks: Peaks, batch: int, devices: int
+def from_tokens_per_s(
+    tokens_per_s_per_device: float, target: str, x: FlopsInput, peaks: Peaks
 ) -> Conversion:
-    """Return FLOP/s per device and MFU of a step with `batch` sequences on `devices` devices."""
+    """Return FLOP/s per device and MFU of a training speed in tokens/s per device."""
     flops = _flops(target, x, "--to")
-    rate = rates.flops_per_s_per_device(flops * x.seq_len, batch, step_time_s, devices)
-    share = _checked_mfu(rates.mfu(rate, peaks.target))
+    rate = flops * tokens_per_s_per_device
+    share = rates.mfu(rate, peaks.target)
+    if share is not None and share > 1:
+        raise UserError(
+            f"{tokens_per_s_per_device:,.0f} tokens/s/GPU",
+            f"takes {_tera(rate)} per GPU ({target}), {share:.1f} times the peak of "
+            f"{_tera(peaks.target or 0)}: impossible",
+            remedy="check the model and the sequence length; is it the rate of all GPUs, or of a "
+            "lower precision (--dtype fp8)?",
+        )
     side = _stated_figure(target, flops, peaks.target, rate, share)
     return Conversion(side, side, 1.0, ())
+
+
+def _tera(flops_per_s: float) -> str:
+    return f"{flops_per_s / 1e12:,.5g} TFLOP/s"
 
 
 def resolve_peaks(
@@ -209,8 +201,8 @@ def _flops(name: str, x: FlopsInput, option: str) -> float:
         raise UserError(
             f"{option} {name}",
             "is not a FLOPs convention",
-            allowed=f"{', '.join(CONVENTIONS)}; append {RECOMPUTE_SUFFIX} for hardware FLOPs",
-            remedy=did_you_mean(convention, CONVENTIONS) or None,
+            allowed=f"{CONVENTION_NAMES}; append {RECOMPUTE_SUFFIX} for hardware FLOPs",
+            remedy=did_you_mean(convention, [*CONVENTIONS, *FRAMEWORK_CONVENTIONS]) or None,
         )
     if x.lora and convention in WITHOUT_ADAPTERS:
         others = ", ".join(name for name in CONVENTIONS if name not in WITHOUT_ADAPTERS)
@@ -254,12 +246,23 @@ def _formula_and_source(convention: str) -> tuple[str, str]:
     return lines[0].removeprefix("FLOPs per token: "), " ".join(lines[1:])
 
 
-def _checked_mfu(share: float | None) -> float | None:
+def _checked_mfu(
+    share: float | None, rate: float | None = None, peak: float | None = None
+) -> float | None:
     """Return an MFU; raise UserError above 1, where the figure, the model or a peak is wrong."""
-    if share is not None and share > 1:
+    if share is None or share <= 1:
+        return share
+    if rate is None or peak is None:
         raise UserError(
             f"MFU {100 * share:.1f}%",
             "is impossible: it exceeds the peak",
             remedy="check the model, the sequence length and both peaks",
         )
-    return share
+    causes = ["is it of a lower precision (--dtype fp8)"] if share <= 2 else []
+    causes += ["of a whole node instead of one GPU" if causes else "is it of a whole node"]
+    raise UserError(
+        f"{_tera(rate)} per GPU",
+        f"is {100 * share:.1f}% of the peak of {_tera(peak)}: an MFU above 100% is impossible",
+        remedy=f"{', or '.join(causes)}, or with the sparse peak (--from-peak)? Check --model and "
+        "--device as well",
+    )

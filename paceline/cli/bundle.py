@@ -74,7 +74,12 @@ def verify(
     rows = [
         *({"what": fault.fault, "name": fault.path} for fault in check.faults),
         *(
-            {"what": "figure", "name": f.name, "stored": f.stored, "recomputed": f.recomputed}
+            {
+                "what": "figure",
+                "name": f.name,
+                "stored": f.stored_value,
+                "recomputed": f.recomputed_value,
+            }
             for f in check.figures
         ),
     ]
@@ -93,11 +98,13 @@ def _sentence(check: BundleCheck) -> str:
     files = f"{check.run}: {pluralize(check.n_files, 'file')}, {size}, sha256 {check.sha256}"
     if check.faults:
         others = pluralize(len(check.faults), "file")
-        return f"{files}; {others} not as the bundle says, so no figure counts"
+        return f"{files}; {others} damaged, so the figures were not checked"
     if not check.n_figures:
-        return f"{files}; all whole; the run left no figures"
+        return f"{files}; all intact; the run has no figures"
     if not check.figures:
-        return f"{files}; all whole, and {pluralize(check.n_figures, 'figure')} confirmed from them"
+        return (
+            f"{files}; all intact, and {pluralize(check.n_figures, 'figure')} confirmed from them"
+        )
     versions = (
         ""
         if check.measured_by == check.checked_by

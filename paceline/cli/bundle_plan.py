@@ -11,7 +11,7 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.files.run_folder import runs_root
 from paceline.runs.bundles.repetition import Repetition, obstacles_text, repetition
-from paceline.runs.bundles.verification import opened_bundle
+from paceline.runs.bundles.verification import open_bundle
 from paceline.runs.plan import Plan
 
 
@@ -20,9 +20,9 @@ def bundle_plan(path: Path, how: ExecutionOptions, dry_run: bool) -> Plan | None
 
     Raises UserError if something that the run needs is missing here.
     """
-    with opened_bundle(path) as open_bundle:
-        repetition_plan = repetition(open_bundle, path, runs_root(how.runs_dir))
-        run_name = open_bundle.bundle.run
+    with open_bundle(path) as contents:
+        repetition_plan = repetition(contents, path, runs_root(how.runs_dir))
+        run_name = contents.bundle.run
     if not dry_run:
         _print_notes(repetition_plan)
         if repetition_plan.obstacles:
@@ -34,7 +34,7 @@ def bundle_plan(path: Path, how: ExecutionOptions, dry_run: bool) -> Plan | None
         emit_json(
             {
                 "run": run_name,
-                "inputs": [part.model_dump() for part in repetition_plan.needed],
+                "inputs": [part.model_dump() for part in repetition_plan.inputs],
                 "obstacles": list(repetition_plan.obstacles),
                 "environment": [change.model_dump() for change in repetition_plan.environment],
                 **plan_content(repetition_plan.plan),

@@ -98,12 +98,12 @@ def run_campaign(request: CampaignRequest, how: CampaignOptions) -> int:
         runner = _runner(campaign, root, how, stop)
         runner.run()
         result = _write_result(runner, how)
-    if runner.halted and result is None:
+    if runner.stop_reason and result is None:
         raise SystemFaultError(
-            f"campaign {campaign.name}", runner.halted, remedy=_resume_command(campaign, how)
+            f"campaign {campaign.name}", runner.stop_reason, remedy=_resume_command(campaign, how)
         )
-    if runner.halted:
-        echo(f"error: stopped: {runner.halted}", err=True)
+    if runner.stop_reason:
+        echo(f"error: stopped: {runner.stop_reason}", err=True)
         echo(f"to resume: {_resume_command(campaign, how)}", err=True)
     return EXIT_INCOMPLETE if result is None else exit_code(result, how.fail_on_findings)
 

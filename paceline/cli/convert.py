@@ -8,34 +8,40 @@ from typing import Annotated, Any, get_args
 import typer
 
 from paceline.audit.conversion import (
+    CONVENTION_NAMES,
     Conversion,
     Peaks,
-    Quantity,
     StatedFigure,
-    from_step_time,
+    from_tokens_per_s,
     parse_quantity,
     read_flops_per_s,
     resolve_peaks,
 )
 from paceline.audit.conversion import convert as convert_figure
+from paceline.cli import quantities
 from paceline.cli.log_options import DeviceName, DtypeName, GlobalBatch, NumDevices
 from paceline.cli.options import Json
 from paceline.cli.output import TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
-from paceline.core.flops import FlopsInput, flops_input
+from paceline.core.flops import FlopsInput, convention_of, flops_input
 from paceline.core.layout import Layout, Recompute
+from paceline.core.quantity import SpeedFigure
+from paceline.core.rates import tokens_per_s
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
 from paceline.report.document import Column
+
+OF_SPEED = ("step_time_s", "tokens_per_s_per_device")
+"""Kinds of figures that are independent of a FLOPs convention."""
 
 
 def convert(
     figure: Annotated[
         str,
         typer.Argument(
-            help="Published figure: MFU (54.1%), FLOP/s per device (1249TFLOP/s) or step time "
-            "(12.5s).",
+            help="Published figure: MFU (54.1%), FLOP/s per GPU (1249TFLOP/s), tokens/s per GPU "
+            "(`10,500 tokens/s/GPU`) or step time (12.5s).",
             metavar="FIGURE",
         ),
     ],
@@ -47,13 +53,24 @@ def convert(
         ),
     ],
     published: Annotated[
-        str | None, typer.Option("--from", help="FLOPs convention of the published figure.")
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="NAME",
+            help="Framework that printed the figure (megatron, nemo, torchtitan, ...), or its "
+            "FLOPs convention.",
+        ),
     ] = None,
-    target: Annotated[str, typer.Option("--to", help="FLOPs convention to convert to.")] = "causal",
+    target: Annotated[
+        str, typer.Option("--to", help="FLOPs convention, or framework, to convert to.")
+    ] = "causal",
     seq_len: Annotated[
         int | None,
         typer.Option(
-            "--seq-len", min=1, help="Sequence length in tokens; default: as in the recipe."
+            "--seq-len",
+            parser=quantities.sequence_length,
+            metavar="TOKENS",
+            help="Sequence length in tokens, e.g. 8k; default: as in the recipe.",
         ),
     ] = None,
     device: DeviceName = None,
@@ -75,7 +92,11 @@ def convert(
     ] = None,
     nominal_parameters: Annotated[
         float | None,
-        typer.Option(min=1, help="Rounded parameter count used with six-n, e.g. 1.3e9."),
+        typer.Option(
+            parser=quantities.parameters,
+            metavar="N",
+            help="Rounded parameter count used with six-n, e.g. 1.3B.",
+        ),
     ] = None,
     global_batch: GlobalBatch = None,
     gpus: NumDevices = None,
@@ -86,9 +107,13 @@ def convert(
 
     Conventions: full-attention, causal, palm, six-n, narayanan, megatron-deepspeed. None of them
     counts recomputation. Append +recompute to count it too (HFU), as set by --recompute. A step
-    time needs --global-batch and --gpus.
+    time needs --global-batch and --gpus. Tokens/s and step times need no --from.
 
     Examples:
+
+      paceline convert 400TFLOP/s --from megatron --model llama31-70b --device H100
+
+      paceline convert "10,500 tokens/s/GPU" --model meta-llama/Llama-3.1-8B --device H100
 
       paceline convert 54.1% --from full-attention --model llama31-70b
 
@@ -105,6 +130,8 @@ def convert(
     quantity = parse_quantity(figure, figure)
     x = _flops_input(model, seq_len, recompute, nominal_parameters)
     peaks = _peaks(device, dtype, from_peak, peak)
+    target, target_note = convention_of(target)
+    published, note = (None, "") if published is None else convention_of(published)
     conversion = _convert(quantity, published, target, x, peaks, (global_batch, gpus))
     form = TableFormat.json if as_json else form
     if form is TableFormat.text:
@@ -113,8 +140,8 @@ def convert(
         emit_json(_document(quantity, conversion))
     else:
         emit_table(_rows(quantity, conversion), _columns(), form)
-    for note in conversion.notes:
-        echo(f"note: {note}", err=True)
+    for sentence in filter(None, (note, target_note, *conversion.notes)):
+        echo(f"note: {sentence}", err=True)
 
 
 def _flops_input(
@@ -146,7 +173,7 @@ def _peaks(device: str | None, dtype: str | None, from_peak: str | None, peak: s
 
 
 def _convert(
-    quantity: Quantity,
+    quantity: SpeedFigure,
     published: str | None,
     target: str,
     x: FlopsInput,
@@ -155,31 +182,38 @@ def _convert(
 ) -> Conversion:
 
     batch, gpus = job
-    if quantity.kind == "step_time_s":
-        if batch is None or gpus is None:
-            raise UserError(
-                "a step time",
-                "can be converted only if the size of the job is known",
-                remedy="add --global-batch and --gpus",
-            )
+    if quantity.kind in OF_SPEED:
         if published is not None:
             raise UserError(
-                f"--from {published}", "does not apply to a step time", remedy="leave it out"
+                f"--from {published}",
+                "does not apply to a step time or tokens/s",
+                remedy="leave it out",
             )
-        return from_step_time(quantity.value, target, x, peaks, batch, gpus)
+        rate = quantity.value
+        if quantity.kind == "step_time_s":
+            if batch is None or gpus is None:
+                raise UserError(
+                    "a step time",
+                    "can be converted only if the size of the job is known",
+                    remedy="add --global-batch and --gpus",
+                )
+            rate = tokens_per_s(x.seq_len, batch, quantity.value) / gpus
+        return from_tokens_per_s(rate, target, x, peaks)
     if published is None:
         raise UserError(
-            "--from", "is required, because figures in different conventions are not comparable"
+            "--from",
+            "is required, because figures in different conventions are not comparable",
+            allowed=CONVENTION_NAMES,
         )
     return convert_figure(quantity, published, target, x, peaks)
 
 
-def _print_text(figure: str, quantity: Quantity, conversion: Conversion) -> None:
+def _print_text(figure: str, quantity: SpeedFigure, conversion: Conversion) -> None:
     published, converted = conversion.published, conversion.converted
-    sides = [published, converted]
-    if quantity.kind == "step_time_s":
-        sides = [converted]
-        echo(f"{figure} per step -> {_amounts(converted)} ({converted.convention})")
+    sides = [converted] if published == converted else [published, converted]
+    if quantity.kind in OF_SPEED:
+        per = " per step" if quantity.kind == "step_time_s" else ""
+        echo(f"{figure}{per} -> {_amounts(converted)} ({converted.convention})")
     else:
         result = _amounts(converted, first=quantity.kind)
         echo(f"{figure} ({published.convention}) -> {result} ({converted.convention})")
@@ -205,14 +239,14 @@ def _tera(flops_per_s: float) -> str:
     return f"{flops_per_s / 1e12:,.5g} TFLOP/s"
 
 
-def _rows(quantity: Quantity, conversion: Conversion) -> list[dict[str, Any]]:
+def _rows(quantity: SpeedFigure, conversion: Conversion) -> list[dict[str, Any]]:
     sides = {"published": conversion.published, "converted": conversion.converted}
-    if quantity.kind == "step_time_s":
+    if quantity.kind in OF_SPEED:
         sides = {"converted": conversion.converted}
     return [{"side": name, **asdict(side)} for name, side in sides.items()]
 
 
-def _document(quantity: Quantity, conversion: Conversion) -> dict[str, Any]:
+def _document(quantity: SpeedFigure, conversion: Conversion) -> dict[str, Any]:
     sides = {row.pop("side"): row for row in _rows(quantity, conversion)}
     return {
         "kind": quantity.kind,

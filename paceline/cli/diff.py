@@ -16,7 +16,7 @@ from paceline.core.run_report import RunReport
 from paceline.files.archive import is_archive
 from paceline.files.run_folder import find_run, runs_root
 from paceline.report.document import Column
-from paceline.runs.bundles.verification import opened_bundle
+from paceline.runs.bundles.verification import open_bundle
 from paceline.runs.difference import RunDiff, run_diff
 from paceline.runs.outcome import evaluate
 
@@ -72,7 +72,7 @@ def diff(
 def _report(stack: ExitStack, name: str, root: Path) -> RunReport:
     path = Path(name)
     if is_archive(path):
-        return evaluate(stack.enter_context(opened_bundle(path)).folder)
+        return evaluate(stack.enter_context(open_bundle(path)).folder)
     return evaluate(find_run(root, name))
 
 

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, TypedDict
+from typing import Annotated, Any
 
 import typer
 
 from paceline.cli import model_options as model
+from paceline.cli import quantities
+from paceline.cli.cost_options import CostOptions, Costs
+from paceline.cli.estimate_plan import plan_for_budget, plan_for_days, plan_training
+from paceline.cli.layout_options import (
+    LayoutOptions,
+    devices_of_layout,
+    other_axes_of_one,
+    parse_layout,
+)
 from paceline.cli.options import Overrides, Panel, RunsDir, Variant, refuse_unused
 from paceline.cli.output import TableOptions, emit
+from paceline.cli.scenario_option import scenario
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.site import Site
-from paceline.core.units import LARGEST_INT, pluralize
+from paceline.core.units import pluralize
 from paceline.estimate.calibrate.lookup import FileEvidence
-from paceline.estimate.costs import CHECKPOINT_S, RESTART_S, Failures, Prices
 from paceline.estimate.elasticity import elasticities
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.measured_step import (
@@ -28,7 +37,7 @@ from paceline.estimate.measured_step import (
     with_measurement,
 )
 from paceline.estimate.memory_trace import MemoryTrace, trace
-from paceline.estimate.report import EstimateOutput, estimate_document
+from paceline.estimate.report import EstimateOutput, estimate_document, sizes_document
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.scenarios import compare_scenarios, step_time_ratio
 from paceline.estimate.single_estimate import Estimate
@@ -51,125 +60,51 @@ _SET_BY_CLUSTER = {
 """Parameters that a cluster file sets, or that do not apply to one."""
 
 
-class Costs(TypedDict):
-    """Cost inputs of an estimate request."""
-
-    tokens: float | None
-    prices: Prices
-    failures: Failures | None
-
-
-@dataclass(frozen=True)
-class CostOptions:
-    """Length, prices and failures of a training."""
-
-    panel: ClassVar[str] = "Cost"
-    tokens: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            help="Tokens of the whole training, e.g. 15e12, for its duration and cost; default: "
-            "as in the recipe, else 1e12.",
-        ),
-    ] = None
-    price: Annotated[
-        float | None, typer.Option(min=0, help="Price per device-hour, in any currency.")
-    ] = None
-    spot_price: Annotated[
-        float | None,
-        typer.Option(min=0, help="Price per device-hour of interruptible (spot) capacity."),
-    ] = None
-    pue: Annotated[float, typer.Option(min=1, help="Power usage effectiveness of the site.")] = 1.0
-    carbon: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="G_PER_KWH", help="Carbon intensity of the electricity."),
-    ] = None
-    mtbf: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            metavar="HOURS",
-            help="Mean time between failures of one device.",
-            rich_help_panel="Failures",
-        ),
-    ] = None
-    restart_time: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="SECONDS",
-            help="Time from a failure to the next training step (default 600).",
-            rich_help_panel="Failures",
-        ),
-    ] = None
-    checkpoint_time: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="SECONDS",
-            help="Time that training stops for a checkpoint (default 30).",
-            rich_help_panel="Failures",
-        ),
-    ] = None
-    checkpoint_interval: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            metavar="SECONDS",
-            help="Training time between two checkpoints; default: Young's optimal interval.",
-            rich_help_panel="Failures",
-        ),
-    ] = None
-
-    @property
-    def costs(self) -> Costs:
-        """Tokens, prices and failures as fields of an estimate request."""
-        prices = Prices(
-            per_device_hour=self.price,
-            spot_per_device_hour=self.spot_price,
-            pue=self.pue,
-            carbon_g_per_kwh=self.carbon,
-        )
-        return Costs(tokens=self.tokens, prices=prices, failures=self._failures())
-
-    def _failures(self) -> Failures | None:
-        """Return the failure settings; raise UserError for one without --mtbf."""
-        if self.mtbf is None:
-            settings = {
-                "--checkpoint-interval": self.checkpoint_interval,
-                "--checkpoint-time": self.checkpoint_time,
-                "--restart-time": self.restart_time,
-            }
-            for option in (name for name, value in settings.items() if value is not None):
-                raise UserError(option, "has an effect only with failures", remedy="add --mtbf")
-            return None
-        return Failures(
-            device_mtbf_h=self.mtbf,
-            restart_s=RESTART_S if self.restart_time is None else self.restart_time,
-            checkpoint_s=CHECKPOINT_S if self.checkpoint_time is None else self.checkpoint_time,
-            interval_s=self.checkpoint_interval,
-        )
-
-
 def estimate(
     context: typer.Context,
     recipe: model.Recipe,
     device: Annotated[
         str | None,
         typer.Option(
-            help="Device name, as listed by `paceline devices`, e.g. H100.",
+            "--device",
+            "--gpu",
+            help="GPU, as listed by `paceline devices`, e.g. H100.",
             rich_help_panel=Panel.hosts,
         ),
     ] = None,
     gpus: Annotated[
-        int | None,
-        typer.Option(min=1, help="Total number of devices.", rich_help_panel=Panel.hosts),
+        Any,
+        typer.Option(
+            parser=quantities.whole_numbers,
+            metavar="N",
+            help="Total number of GPUs. A list such as 64,128,256 prints a table.",
+            rich_help_panel=Panel.hosts,
+        ),
+    ] = None,
+    days: Annotated[
+        float | None,
+        typer.Option(
+            parser=quantities.days,
+            metavar="TIME",
+            help="Find the fewest GPUs that finish the training in this time, e.g. 30 days.",
+            rich_help_panel=Panel.search,
+        ),
+    ] = None,
+    budget: Annotated[
+        Any,
+        typer.Option(
+            parser=quantities.money,
+            metavar="MONEY",
+            help="Find how many tokens this amount pays for, e.g. $1M. Requires --price.",
+            rich_help_panel=Panel.search,
+        ),
     ] = None,
     layout: Annotated[
         str | None,
         typer.Option(
             metavar="AXES",
-            help="Layout settings that override the recipe's: tp=4,pp=4,zero_stage=1.",
+            help="Layout settings that override the recipe's: tp=4,pp=4,zero=1, or as printed: "
+            "dp 8 tp 4 zero 1.",
             rich_help_panel=Panel.recipe,
         ),
     ] = None,
@@ -257,6 +192,7 @@ def estimate(
         ),
     ] = None,
     *,
+    shared: LayoutOptions,
     costs: CostOptions,
     output: TableOptions,
 ) -> None:
@@ -266,7 +202,15 @@ def estimate(
 
       paceline estimate llama31-70b --device H100 --gpus 1024
 
-      paceline estimate llama31-70b --device H100 --gpus 1024 --layout tp=8,pp=4,vp=5 --price 2.5
+      paceline estimate meta-llama/Llama-3.1-8B --gpu H100 --gpus 64 --seq-len 8k --price '$2.5'
+
+      paceline estimate llama31-70b --gpu H100 --tokens 15T --days 30
+
+      paceline estimate llama31-8b --gpu H100 --gpus 64 --price 2.5 --budget '$1M'
+
+      paceline estimate llama31-70b --gpu H100 --gpus 256,512,1024
+
+      paceline estimate llama31-70b --device H100 --gpus 1024 --layout tp=8,pp=4,vp=5
 
       paceline estimate llama31-8b --device H100 --gpus 64
       --compare device=B200,gpus=32 --html scenarios.html
@@ -288,12 +232,15 @@ def estimate(
         refuse_unused(context, "--cluster, whose file says it", all_parameters - _SET_BY_CLUSTER)
     site = catalog.site(cluster) if cluster else None
     cost_inputs = costs.costs
-    changes = (*_layout_fields(layout), *(overrides or ()))
+    layout_changes, dp = parse_layout(layout)
+    changes = (*layout_changes, *shared.overrides, *(overrides or ()))
     file_evidence = model.given_evidence(calibration)
     if measured_run_name is not None:
         other_options = {
             "--measured-step-time": measured_step_time,
             "--compare": compare,
+            "--days": days,
+            "--budget": budget,
             "--trace-memory": trace_memory,
         }
         cuda_graph_parts = None if cuda_graphs == "none" else cuda_graphs
@@ -305,7 +252,7 @@ def estimate(
         options = {
             "recipe": recipe,
             "device": device,
-            "devices": gpus,
+            "devices": gpus[0] if gpus else None,
             "per_node": per_node,
             "variant": variant,
             "overrides": changes,
@@ -319,10 +266,23 @@ def estimate(
         )
     else:
         # What is wrong comes before what is missing.
-        model.check_dispatcher(dispatcher, load_recipe(recipe, variant, changes))
+        base_recipe = load_recipe(recipe, variant, changes)
+        model.check_dispatcher(dispatcher, base_recipe)
+        _refuse_combination(
+            "--days", {"--gpus": gpus, "--dp": dp, "--budget": budget} if days else {}
+        )
+        sizes = gpus or (site.world_size if site else None,)
+        if dp := dp or shared.dp:  # The printed form of a layout leaves out axes of size 1.
+            changes = (*other_axes_of_one(base_recipe.layout, changes), *changes)
+            complete = load_recipe(recipe, variant, changes).layout
+            sizes = tuple(devices_of_layout(complete, dp, n) for n in gpus or (None,))
+        if days is not None and site is None:
+            sizes = (per_node or model.DEVICES_PER_NODE,)
+        name, first_size = _required_devices(device, sizes[0], site)
         question = model.question(
             recipe,
-            *_required_devices(device, gpus, site),
+            name,
+            first_size,
             "any" if software is None else software,
             variant=variant,
             overrides=changes,
@@ -340,8 +300,26 @@ def estimate(
             site=site,
             **cost_inputs,
         )
+        if len(sizes) > 1:
+            others = {"--compare": compare, "--trace-memory": trace_memory, "--budget": budget}
+            others |= {"--sensitivity": sensitivity, "--mlperf": mlperf}
+            _refuse_combination("--gpus with a list", others)
+            trainings = [plan_training(replace(question, devices=n), file_evidence) for n in sizes]
+            emit(
+                sizes_document([each.estimate() for each in trainings]),
+                output.output_format,
+                page=html,
+            )
+            return
+        if days is not None:
+            training = plan_for_days(question, file_evidence, days)
+        else:
+            training = plan_training(question, file_evidence)
+            if budget is not None:
+                training = plan_for_budget(training, budget)
         extras = (measured_step_time, trace_memory, sensitivity, mlperf, cluster)
-        answer = _estimates(question, compare or [], file_evidence, *extras)
+        answer = _estimates(training.request, compare or [], file_evidence, *extras)
+        answer = replace(answer, **training.answers(answer.estimates[0]))
     emit(estimate_document(answer), output.output_format, page=html)
 
 
@@ -354,22 +332,6 @@ def _refuse_combination(option: str, others: dict[str, object]) -> None:
             f"cannot be combined with {clash}",
             remedy="leave one of them out",
         )
-
-
-def _layout_fields(layout: str | None) -> list[str]:
-    """Return the layout settings as recipe fields; raise UserError for an invalid one."""
-    axes = [f"layout.{axis.strip()}" for axis in (layout or "").split(",") if axis.strip()]
-    names = [axis.partition("=")[0] for axis in axes]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(
-            f"--layout {layout}",
-            f"sets {twice[0].removeprefix('layout.')} twice",
-            allowed="each axis once",
-            remedy="leave one out",
-        )
-    if any("=" not in axis for axis in axes):
-        raise UserError(f"--layout {layout}", "is not AXIS=N,...", allowed="tp=4,pp=4,zero_stage=1")
-    return axes
 
 
 def _required_devices(device: str | None, gpus: int | None, site: Site | None) -> tuple[str, int]:
@@ -500,60 +462,3 @@ def _trace_memory(question: EstimateRequest) -> MemoryTrace:
     """Trace the memory of one scenario; print a line first, because it takes a while."""
     echo(f"tracing the memory of a step on {question.devices:,} x {question.device}", err=True)
     return trace(question)
-
-
-class _ScenarioKey(NamedTuple):
-    """Setting of a scenario: its field of the request and its allowed values."""
-
-    field: str
-    type: type[str | int | float]
-    allowed: str
-    minimum: int = 0
-
-
-_WHOLE_NUMBERS = f"whole numbers from 1 to {LARGEST_INT:,}"
-SCENARIO_KEYS = {
-    "device": _ScenarioKey("device", str, "a name listed by `paceline devices`"),
-    "gpus": _ScenarioKey("devices", int, _WHOLE_NUMBERS, 1),
-    "price": _ScenarioKey("prices", float, f"numbers from 0 to {LARGEST_INT:,}"),
-    "per_node": _ScenarioKey("devices_per_node", int, _WHOLE_NUMBERS, 1),
-    "intra": _ScenarioKey("intra_link", str, "a link, or a bandwidth: 450 GB/s"),
-    "inter": _ScenarioKey("inter_link", str, "a network, or a bandwidth: 8x400 Gb/s"),
-}
-
-
-def scenario(first: EstimateRequest, text: str) -> EstimateRequest:
-    """Return the request with a scenario's changes; raise UserError for invalid ones."""
-    changes = dict(_parsed_setting(text, part) for part in text.split(","))
-    for place, other in catalog.OTHER_PLACE.items():
-        name = changes.get(place)
-        if words := catalog.link_place_problem(name, place):
-            raise UserError(
-                f"--compare {text}",
-                f"{place} {name} is {words}",
-                allowed=f"{catalog.LINK_ALLOWED}, or a bandwidth",
-                remedy=f"use {other}={name}",
-            )
-    if "price" in changes:
-        price = {"per_device_hour": changes["price"]}
-        changes["price"] = first.prices.model_copy(update=price)
-    return replace(first, **{SCENARIO_KEYS[key].field: value for key, value in changes.items()})
-
-
-def _parsed_setting(text: str, part: str) -> tuple[str, Any]:
-    """Return key and value of one `key=value` of a scenario."""
-    key, _, word = (piece.strip() for piece in part.partition("="))
-    where = f"--compare {text}"
-    if key not in SCENARIO_KEYS:
-        keys = ", ".join(SCENARIO_KEYS)
-        raise UserError(where, f"{part!r} is not a KEY=VALUE pair of a scenario", allowed=keys)
-    setting = SCENARIO_KEYS[key]
-    try:
-        value = setting.type(word)
-        if not word:
-            raise ValueError
-        if not isinstance(value, str) and not setting.minimum <= value <= LARGEST_INT:
-            raise ValueError
-    except ValueError as error:
-        raise UserError(where, f"{key} is {word!r}", allowed=setting.allowed) from error
-    return key, value

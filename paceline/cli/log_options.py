@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli import quantities
 from paceline.cli.options import Panel
 
 
@@ -35,15 +36,37 @@ ModelName = Annotated[
     ),
 ]
 DeviceName = Annotated[
-    str | None, _fact("--device", help="Device of the catalog, e.g. H100 or B200.")
+    str | None, _fact("--device", "--gpu", help="GPU of the catalog, e.g. H100 or B200.")
 ]
 NumDevices = Annotated[
-    int | None, _fact("--gpus", "--devices", min=1, help="Number of devices of the run.")
+    int | None,
+    _fact(
+        "--gpus",
+        "--devices",
+        parser=quantities.whole_number,
+        metavar="N",
+        help="Total number of GPUs of the run.",
+    ),
 ]
 GlobalBatch = Annotated[
-    int | None, _fact("--global-batch", min=1, help="Global batch size, in sequences.")
+    int | None,
+    _fact(
+        "--global-batch",
+        "--gbs",
+        parser=quantities.whole_number,
+        metavar="N",
+        help="Global batch size, in sequences.",
+    ),
 ]
-SeqLen = Annotated[int | None, _fact("--seq-len", min=1, help="Sequence length, in tokens.")]
+SeqLen = Annotated[
+    int | None,
+    _fact(
+        "--seq-len",
+        parser=quantities.sequence_length,
+        metavar="TOKENS",
+        help="Sequence length in tokens, e.g. 8k.",
+    ),
+]
 DtypeName = Annotated[
     str | None, _fact("--dtype", help="Data type: fp32, fp16, bf16, fp8, mxfp8, mxfp4 or nvfp4.")
 ]
@@ -51,13 +74,19 @@ ConventionName = Annotated[
     str | None,
     _fact(
         "--convention",
-        help="FLOPs convention; default: the convention of the model, else causal.",
+        help="FLOPs convention, or framework that uses it; default: the convention of the model, "
+        "else causal.",
         show_default=False,
     ),
 ]
 TotalTokens = Annotated[
     float | None,
-    _fact("--tokens", min=1, help="Tokens of the whole training, e.g. 1e12, for its duration."),
+    _fact(
+        "--tokens",
+        parser=quantities.tokens,
+        metavar="N",
+        help="Tokens of the whole training, e.g. 15T, for its duration.",
+    ),
 ]
 WindowRule = Annotated[
     str | None,

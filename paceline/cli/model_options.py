@@ -54,8 +54,10 @@ DeviceName = Annotated[
 PerNode = Annotated[
     int | None,
     typer.Option(
+        "--per-node",
+        "--gpus-per-node",
         min=1,
-        help="Devices per node; default 8, or the value of the cluster file.",
+        help="GPUs per node; default 8, or the value of the cluster file.",
         rich_help_panel=Panel.hosts,
     ),
 ]

@@ -28,6 +28,7 @@ from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hint
 
 import typer
 
+from paceline.cli import quantities
 from paceline.core.errors import UserError
 
 
@@ -143,6 +144,16 @@ Device = Annotated[
     DeviceKind,
     typer.Option(
         help="Type of device; auto takes the GPUs if there are any.", rich_help_panel=Panel.hosts
+    ),
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus",
+        parser=quantities.whole_number,
+        metavar="N",
+        help="Total number of GPUs (on CPUs: processes).",
+        rich_help_panel=Panel.hosts,
     ),
 ]
 ClusterName = Annotated[

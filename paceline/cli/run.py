@@ -11,12 +11,15 @@ import typer
 from paceline.cli import host_options as place
 from paceline.cli import options
 from paceline.cli.bundle_plan import bundle_plan
+from paceline.cli.layout_options import LayoutOptions, devices_per_host, other_axes_of_one
 from paceline.cli.options import Panel
 from paceline.cli.output import emit
 from paceline.cli.printing import ExecutionOptions, print_notices, print_plan
 from paceline.cli.progress import progress_display
 from paceline.cli.repeat import RepeatOptions, repeat_runs
 from paceline.core.errors import UserError
+from paceline.core.layout import Layout
+from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request
 from paceline.report.run_document import run_document
@@ -70,12 +73,15 @@ def run(
     devices: Annotated[
         int | None,
         typer.Option(
+            "--devices",
+            "--gpus-per-node",
             min=1,
             help="Devices per host; default: all GPUs, or two processes on a CPU, or more if the"
             " layout needs them.",
             rich_help_panel=Panel.hosts,
         ),
     ] = None,
+    gpus: options.Gpus = None,
     device: options.Device = options.DeviceKind.auto,
     cluster: options.ClusterName = None,
     bundle: Annotated[
@@ -92,6 +98,7 @@ def run(
     timeout: options.Timeout = None,
     force: options.Force = False,
     *,
+    shared: LayoutOptions,
     location: place.BoundHostOptions,
     repeats: RepeatOptions,
     how: ExecutionOptions,
@@ -104,7 +111,7 @@ def run(
 
       paceline run tiny-llama --set layout.zero_stage=3 --set steps=100
 
-      paceline run tiny-llama --devices 4 --set layout.tp=2 --set layout.pp=2
+      paceline run tiny-llama --gpus 4 --tp 2 --pp 2 --seq-len 1k --steps 50
 
       paceline run llama31-8b --dry-run              print the commands without running them
 
@@ -130,16 +137,27 @@ def run(
         options.refuse_unused(context, "--from", USED_BY_FROM)
         repetition = bundle_plan(bundle, how, dry_run)
         raise typer.Exit(_execute(repetition, how) if repetition else 0)
+    changes = options.with_engine((*shared.overrides, *(overrides or ())), engine)
+    where = location.where()
+    if shared.dp and recipe:
+        changes = (
+            *other_axes_of_one(load_recipe(recipe, variant, changes).layout, changes),
+            *changes,
+        )
+    if gpus or shared.dp:
+        layout = load_recipe(recipe, variant, changes).layout if recipe else Layout()
+        hosts = where.nodes or len(where.hosts) or 1
+        devices = devices_per_host(gpus, shared.dp, layout, devices, hosts)
     request = Request(
         recipe=recipe or "",
         variant=variant,
-        overrides=options.with_engine(overrides, engine),
+        overrides=changes,
         devices=devices,
         device=device.value,
         cluster=cluster,
         timeout_s=timeout,
         force=force,
-        where=location.where(),
+        where=where,
         runs_dir=how.runs_dir,
         command=tuple(command or ()),
         per=launch_per.value if launch_per else None,

@@ -11,6 +11,7 @@ import typer
 from paceline.cli import campaign_options, options
 from paceline.cli import host_options as place
 from paceline.cli.campaign import CampaignOptions, run_campaign
+from paceline.cli.layout_options import LayoutOptions
 from paceline.cli.options import Panel
 from paceline.cli.output import (
     TableForm,
@@ -140,6 +141,7 @@ def scale(
     form: TableForm = TableFormat.text,
     as_json: options.Json = False,
     *,
+    shared: LayoutOptions,
     location: place.BoundHostOptions,
 ) -> None:
     """Split scaling efficiency into stragglers and communication, and identify slow nodes.
@@ -177,7 +179,7 @@ def scale(
     request = Request(
         recipe=recipe or "",
         variant=variant,
-        overrides=options.with_engine(overrides, engine),
+        overrides=options.with_engine((*shared.overrides, *(overrides or ())), engine),
         device=device.value,
         cluster=cluster,
         timeout_s=timeout,

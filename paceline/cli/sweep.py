@@ -10,7 +10,8 @@ import typer
 
 from paceline.cli import host_options as place
 from paceline.cli import model_options as model
-from paceline.cli import options
+from paceline.cli import options, quantities
+from paceline.cli.layout_options import devices_per_host
 from paceline.cli.layout_progress import sweep_display
 from paceline.cli.options import Panel
 from paceline.cli.output import ReportFormat, TableFormat, TableOptions, emit, render
@@ -24,7 +25,7 @@ from paceline.core.errors import (
     EXIT_SYSTEM_FAULT,
     UserError,
 )
-from paceline.core.layout import AXIS_FIELDS
+from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.units import pluralize
 from paceline.estimate.estimates import MAX_P_OOM_TO_RUN
 from paceline.files.documents import write_text, write_value
@@ -68,6 +69,9 @@ def sweep(
         str | None, _list("Activation checkpointing: none, selective, full, budget.")
     ] = None,
     gbs: Annotated[str | None, _list("Global batch sizes, in sequences.")] = None,
+    seq_len: Annotated[str | None, _list("Sequence lengths, in tokens.")] = None,
+    dtype: Annotated[str | None, _list("Data types of the GEMMs, e.g. bf16,fp8.")] = None,
+    steps: Annotated[str | None, _list("Numbers of training steps.")] = None,
     variant: options.Variant = None,
     overrides: Annotated[
         list[str] | None,
@@ -82,12 +86,15 @@ def sweep(
     devices: Annotated[
         int | None,
         typer.Option(
+            "--devices",
+            "--gpus-per-node",
             min=1,
             help="Devices per host; default: all GPUs, or on a CPU as many processes as the "
             "largest layout needs.",
             rich_help_panel=Panel.hosts,
         ),
     ] = None,
+    gpus: options.Gpus = None,
     device: options.Device = options.DeviceKind.auto,
     cluster: options.ClusterName = None,
     nodes_per_trial: place.NodesPerTrial = None,
@@ -161,10 +168,17 @@ def sweep(
         "recompute": recompute,
         "gbs": gbs,
     }
+    if seq_len is not None:  # 8k,16k
+        lengths = [quantities.sequence_length(text) for text in seq_len.split(",")]
+        seq_len = ",".join(map(str, lengths))
+    more = {"seq_len": seq_len, "dtype": dtype, "steps": steps}
+    changes = [f"training.{name}={text}" for name, text in more.items() if text is not None]
     if no_prune and prune_above != MAX_P_OOM_TO_RUN:
         raise UserError("--prune-above", "has no effect with --no-prune", remedy="leave one out")
-    swept, fixed = dimensions(lists, options.with_engine(overrides, engine))
+    swept, fixed = dimensions(lists, options.with_engine((*changes, *(overrides or ())), engine))
     placement = location.where()
+    hosts = placement.nodes or len(placement.hosts) or 1
+    devices = devices_per_host(gpus, None, Layout(), devices, hosts)
     request = Request(
         recipe=recipe,
         variant=variant,

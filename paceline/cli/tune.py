@@ -10,7 +10,8 @@ import typer
 
 from paceline.cli import host_options as place
 from paceline.cli import model_options as model
-from paceline.cli import options
+from paceline.cli import options, quantities
+from paceline.cli.layout_options import TrainingOptions
 from paceline.cli.layout_progress import tune_display
 from paceline.cli.options import Panel
 from paceline.cli.output import TableFormat, TableOptions, emit
@@ -42,7 +43,7 @@ T = TypeVar("T")
 
 _COMMON_PARAMETERS = {
     *("recipe", "gpus", "device", "estimate_only", "dry_run", "variant", "overrides", "engine"),
-    *("max_tp", "max_cp", "calibration", "form", "as_json"),
+    *("max_tp", "max_cp", "calibration", "form", "as_json", "gbs", "seq_len", "dtype"),
 }
 _ESTIMATE_PARAMETERS = {"top", "max_ep", "per_node", "intra", "inter", "software"}
 """Parameters that only --estimate-only uses: trials run on this machine, with the native trainer,
@@ -57,7 +58,10 @@ def tune(
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Total number of devices (on CPUs: processes).", rich_help_panel=Panel.hosts
+            parser=quantities.whole_number,
+            metavar="N",
+            help="Total number of GPUs (on CPUs: processes).",
+            rich_help_panel=Panel.hosts,
         ),
     ] = None,
     budget: Annotated[
@@ -71,6 +75,8 @@ def tune(
     device: Annotated[
         str | None,
         typer.Option(
+            "--device",
+            "--gpu",
             help="Type of device: auto, cpu or cuda; with --estimate-only a name of `paceline "
             "devices`.",
             rich_help_panel=Panel.hosts,
@@ -140,6 +146,7 @@ def tune(
     cluster: options.ClusterName = None,
     runs_dir: options.RunsDir = None,
     *,
+    shared: TrainingOptions,
     location: place.BoundHostOptions,
     output: TableOptions,
 ) -> None:
@@ -160,7 +167,7 @@ def tune(
     With --estimate-only, layouts whose sizes do not divide are only counted, and layouts that
     probably run out of memory are left out.
     """
-    changes = options.with_engine(overrides, engine)
+    changes = options.with_engine((*shared.overrides, *(overrides or ())), engine)
     load_recipe(recipe, variant, changes)  # What is wrong comes before what is missing.
     file_evidence = model.given_evidence(calibration)
     if estimate_only:

@@ -28,6 +28,21 @@ from paceline.core.shape import (
 RECOMPUTE_SUFFIX = "+recompute"
 """Suffix of a convention that counts recomputation as work (HFU instead of MFU)."""
 CONVENTION_ALIASES = {"narayanan-hw": "narayanan+recompute"}
+FRAMEWORK_CONVENTIONS = {
+    "megatron": ("causal", "Megatron-LM from core 0.12; older ones print full-attention"),
+    "megatron-lm": ("causal", "Megatron-LM from core 0.12; older ones print full-attention"),
+    "megatron-bridge": ("causal", ""),
+    "mlperf": ("causal", ""),
+    "maxtext": ("causal", ""),
+    "nemo": ("full-attention", "NeMo up to 25.07; newer ones print causal"),
+    "torchtitan": ("full-attention", ""),
+    "llm-foundry": ("palm", ""),
+    "mosaicml": ("palm", ""),
+    "bigscience": ("six-n", "the 1.3B study; it counts recomputation: six-n+recompute"),
+    "megatron-deepspeed": ("megatron-deepspeed", "with checkpointing it prints +recompute"),
+    "deepspeed-chat": ("megatron-deepspeed", "with checkpointing it prints +recompute"),
+}
+"""Frameworks and publications: the convention of the figures that they print, and a note on it."""
 
 
 @dataclass(frozen=True)
@@ -256,6 +271,16 @@ def _layer_keys(shape: DecoderShape, seq_len: int, layer: int) -> float:
 def without_recompute(name: str) -> str:
     """Return the name of the convention without `+recompute`, with aliases resolved."""
     return CONVENTION_ALIASES.get(name, name).removesuffix(RECOMPUTE_SUFFIX)
+
+
+def convention_of(name: str) -> tuple[str, str]:
+    """Return the convention of a name that may be a framework's, and a note on the choice."""
+    framework = name.lower().removesuffix(RECOMPUTE_SUFFIX)
+    if framework in CONVENTIONS or framework not in FRAMEWORK_CONVENTIONS:
+        return name, ""
+    convention, note = FRAMEWORK_CONVENTIONS[framework]
+    suffix = RECOMPUTE_SUFFIX if name.lower().endswith(RECOMPUTE_SUFFIX) else ""
+    return convention + suffix, f"{name} is read as {convention}{f' ({note})' if note else ''}"
 
 
 def validate_convention(name: str) -> str:

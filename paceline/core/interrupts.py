@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -46,8 +47,14 @@ def ignore_interrupts() -> None:
 
 @contextmanager
 def deferred_interrupts() -> Generator[None]:
-    """Defer interrupts until the block ends, then raise KeyboardInterrupt if there was one."""
+    """Defer interrupts until the block ends, then raise KeyboardInterrupt if there was one.
+
+    Only the main thread is interrupted; the context does nothing in others.
+    """
     global _holders, _waiting
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     _holders += 1
     try:
         yield

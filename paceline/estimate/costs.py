@@ -64,6 +64,8 @@ class Prices(Value):
     """Price of a device-hour, in any currency."""
     spot_per_device_hour: NonNegativeFloat | None = None
     """Spot price of a device-hour, in the same currency."""
+    currency: str = ""
+    """Sign of the currency, to print amounts with."""
     pue: PositiveFloat = 1.0
     """Power usage effectiveness: energy of the site divided by that of the machines."""
     carbon_g_per_kwh: NonNegativeFloat | None = None
@@ -97,6 +99,8 @@ class TrainingCost(Value):
     """None if no failures are assumed."""
     cost: float | None = None
     """Price per device-hour times device-hours."""
+    cost_per_million_tokens: float | None = None
+    """Cost divided by the tokens in millions."""
     spot_cost: float | None = None
     """Spot price per device-hour times device-hours."""
     energy_kwh: float | None = None
@@ -128,14 +132,15 @@ def training_cost(
     seconds = total_tokens / tokens_per_s / (goodput or 1.0)
     hours = devices * seconds / HOUR_S
     energy = power_w * devices * seconds * prices.pue / KWH_J if power_w else None
-    carbon = prices.carbon_g_per_kwh
+    carbon, cost = prices.carbon_g_per_kwh, _times(prices.per_device_hour, hours)
     return TrainingCost(
         total_tokens=total_tokens,
         days=seconds / SECONDS_PER_DAY,
         device_hours=hours,
         goodput=goodput,
         checkpoints=plan,
-        cost=_times(prices.per_device_hour, hours),
+        cost=cost,
+        cost_per_million_tokens=None if cost is None else 1e6 * cost / total_tokens,
         spot_cost=_times(prices.spot_per_device_hour, hours),
         energy_kwh=energy,
         carbon_kg=energy * carbon / 1000 if energy is not None and carbon is not None else None,

@@ -32,6 +32,7 @@ from paceline.estimate.memory_trace import MemoryTrace
 from paceline.estimate.scenarios import Ratio, ScenarioComparison
 from paceline.estimate.single_estimate import Estimate
 from paceline.report.document import (
+    UNKNOWN,
     Column,
     Document,
     Figure,
@@ -76,6 +77,10 @@ class EstimateOutput:
     comparisons: Sequence[ScenarioComparison] = ()
     memory_traces: Sequence[MemoryTrace] = ()
     elasticities: Sequence[Sequence[Elasticity]] = ()
+    advice: Sequence[str] = ()
+    """Sentences on layouts, devices or tokens that answer the request."""
+    alternative: Estimate | None = None
+    """The nearest training that fits, if the requested one does not."""
     times: Sequence[tuple[str, Value]] = ()
     """Time to train of a benchmark, as a sentence and as a value."""
 
@@ -91,15 +96,15 @@ def estimate_document(output: EstimateOutput) -> Document:
         setup=setup(first),
         answer=_answer(output),
         figures=(
-            _step_figure(first),
-            _throughput_figure(first),
-            _training_figure(first, has_time_to_train=bool(output.times)),
             _memory_figure(first),
+            _throughput_figure(first),
+            _step_figure(first),
+            _mfu_figure(first),
+            _training_figure(first, has_time_to_train=bool(output.times)),
+            *_cost_figure(first),
         ),
         sections=tuple(_sections(output, names)),
-        notes=tuple(
-            dict.fromkeys(note for each in output.estimates for note in _provenance_notes(each))
-        ),
+        notes=_notes(output.estimates),
         charts=lambda theme: _charts(output.estimates, names, theme),
         data=_documents(output),
         csv=_csv(output),
@@ -137,11 +142,22 @@ def setup(estimate: Estimate) -> tuple[str, ...]:
     )
 
 
+FIT_WORDS = {"fits": "fits", "borderline": "may not fit", "out of memory": "does not fit"}
+
+
 def fit_label(estimate: Estimate) -> str:
-    """Return a short label: whether the run fits into memory."""
+    """Return whether the run fits, with the memory that it needs and the device's."""
     if estimate.p_oom is None:
         return "memory fit unknown"
-    return {"borderline": "memory borderline"}.get(verdict(estimate.p_oom), verdict(estimate.p_oom))
+    odds = f", P(out of memory) {percent(estimate.p_oom, 0)}"
+    words = FIT_WORDS[verdict(estimate.p_oom)]
+    return f"{words}: {_memory_of_limit(estimate)} per GPU{'' if words == 'fits' else odds}"
+
+
+def _memory_of_limit(estimate: Estimate) -> str:
+    """Return the memory in use and the device's: `46.7 of 79.6 GiB`."""
+    used, limit = estimate.memory_bytes.device_used, estimate.memory_limit_bytes
+    return gib(used) if limit is None else f"{gib(used).removesuffix(' GiB')} of {gib(limit)}"
 
 
 def speed_unit(estimate: Estimate) -> str:
@@ -174,6 +190,7 @@ def _ratio(ratio: Ratio) -> str:
 def _answer(output: EstimateOutput) -> tuple[str, ...]:
     first, *others = output.estimates
     return (
+        *output.advice,
         *((measured_sentence(first),) if first.measured else ()),
         *(
             comparison_sentence(first, other, comparison)
@@ -197,20 +214,26 @@ def _step_figure(estimate: Estimate) -> Figure:
 
 
 def _throughput_figure(estimate: Estimate) -> Figure:
-    main, other = rates(estimate)
+    each, unit = estimate.devices, f"{speed_unit(estimate)}/GPU"
     # The slowest step gives the lowest rate.
-    low, high = (_speed(estimate, seconds) for seconds in (estimate.high_s, estimate.low_s))
-    share = "no data-sheet peak" if estimate.mfu is None else f"MFU {percent(estimate.mfu, 1)}"
-    return Figure(
-        "Throughput",
-        main,
-        f"{low} to {high} (80%)",
-        (
-            other,
-            f"{si(estimate.flops_per_s_per_device, 'FLOP/s')} per device",
-            f"{share} ({estimate.convention})",
-        ),
+    low, value, high = (
+        _speed(estimate, seconds * each)
+        for seconds in (estimate.high_s, estimate.step_time_s, estimate.low_s)
     )
+    return Figure("Throughput", f"{value} {unit}", f"{low} to {high} (80%)", rates(estimate))
+
+
+def _mfu_figure(estimate: Estimate) -> Figure:
+    rate = f"{si(estimate.flops_per_s_per_device, 'FLOP/s')} per GPU"
+    if estimate.mfu is None:
+        return Figure("MFU", UNKNOWN, "", ("no data-sheet peak", f"{rate} ({estimate.convention})"))
+    by_convention = {"causal": estimate.mfu_causal, "full-attention": estimate.mfu_full_attention}
+    others = [
+        f"{percent(share, 1)} ({name})"
+        for name, share in by_convention.items()
+        if share is not None and name != estimate.convention
+    ]
+    return Figure("MFU", percent(estimate.mfu, 1), f"({estimate.convention})", (*others, rate))
 
 
 def _speed(estimate: Estimate, step_time_s: float) -> str:
@@ -231,14 +254,7 @@ def _training_figure(estimate: Estimate, has_time_to_train: bool) -> Figure:
         )
         return unknown_figure(label, to_target if estimate.to_target else UNKNOWN_LENGTH_REASON)
     low, high = (cost.days * s / estimate.step_time_s for s in (estimate.low_s, estimate.high_s))
-    details = [f"{count(cost.total_tokens)} tokens, {cost.device_hours:,.0f} device-hours"]
-    if cost.cost is None:
-        details.append("cost unknown: set --price")
-    else:
-        low_cost, high_cost = (cost.cost * end / cost.days for end in (low, high))
-        details.append(f"cost {cost.cost:,.0f}, {low_cost:,.0f} to {high_cost:,.0f} (80%)")
-    if cost.spot_cost is not None:
-        details.append(f"spot {cost.spot_cost:,.0f}")
+    details = [f"{count(cost.total_tokens)} tokens, {cost.device_hours:,.0f} GPU-hours"]
     details.append(_energy(estimate))
     if cost.carbon_kg is not None:
         details.append(f"{cost.carbon_kg:,.0f} kg CO2")
@@ -246,6 +262,25 @@ def _training_figure(estimate: Estimate, has_time_to_train: bool) -> Figure:
         details.append(_checkpoint_words(cost.checkpoints))
     ends = f"{day_count(low)} to {day_count(high)} days (80%)"
     return Figure(label, days(cost.days), ends, tuple(details))
+
+
+def _cost_figure(estimate: Estimate) -> Iterator[Figure]:
+    """Yield the money for the whole run and for a million tokens; nothing without a length."""
+    training = estimate.training_cost
+    if training is None:
+        return
+    if training.cost is None or training.cost_per_million_tokens is None:
+        yield unknown_figure("Cost", "set --price, per GPU-hour")
+        return
+    sign = estimate.currency
+    low, high = (
+        training.cost * s / estimate.step_time_s for s in (estimate.low_s, estimate.high_s)
+    )
+    details = [f"{sign}{compact(training.cost_per_million_tokens)} per million tokens"]
+    if training.spot_cost is not None:
+        details.append(f"spot {sign}{training.spot_cost:,.0f}")
+    interval = f"{sign}{low:,.0f} to {sign}{high:,.0f} (80%)"
+    yield Figure("Cost", f"{sign}{training.cost:,.0f}", interval, tuple(details))
 
 
 def _energy(estimate: Estimate) -> str:
@@ -270,15 +305,16 @@ def _checkpoint_words(plan: CheckpointPlan) -> str:
 
 def _memory_figure(estimate: Estimate) -> Figure:
     memory = estimate.memory_bytes
-    odds = "memory fit unknown: the device's memory size is unknown"
+    odds = "memory size of the device unknown"
     if estimate.p_oom is not None:
         odds = f"P(out of memory) {percent(estimate.p_oom, 0)}"
     largest = sorted(memory.parts.items(), key=lambda part: -part[1])[:2]
     return Figure(
-        "Memory, most loaded device",
-        gib(memory.device_used),
+        "Memory",
+        _memory_of_limit(estimate),
         odds,
         (
+            "most loaded GPU",
             f"allocated {gib(memory.allocated)}, reserved {gib(memory.reserved)}",
             *(f"{name.replace('_', ' ')} {gib(value)}" for name, value in largest),
         ),
@@ -402,12 +438,17 @@ def _trace_lines(trace: MemoryTrace) -> list[str]:
     return lines
 
 
-def _provenance_notes(estimate: Estimate) -> list[str]:
-    """Return the sources of the inputs, and the assumptions."""
-    kinds = estimate.provenance.model_dump(exclude={"title"})
-    words = ", ".join(f"{name.replace('_', ' ')}: {kind}" for name, kind in kinds.items())
-    notes = [f"{place(estimate)}: {note}" for note in estimate.notes]
-    return [f"Based on {estimate.provenance.title}.", f"Sources: {words}.", *notes]
+def _notes(estimates: Sequence[Estimate]) -> tuple[str, ...]:
+    """Return the assumptions and the sources of the inputs, each once."""
+    several = len(estimates) > 1
+    notes = [
+        f"{place(each)}: {note}" if several else note for each in estimates for note in each.notes
+    ]
+    for each in estimates:
+        kinds = each.provenance.model_dump(exclude={"title"})
+        words = ", ".join(f"{name.replace('_', ' ')}: {kind}" for name, kind in kinds.items())
+        notes += [f"Based on {each.provenance.title}.", f"Sources: {words}."]
+    return tuple(dict.fromkeys(notes))
 
 
 def _charts(
@@ -438,6 +479,8 @@ def _documents(output: EstimateOutput) -> Any:
         document["time_to_train"] = time.model_dump(mode="json")
     for document, elasticities in zip(documents, output.elasticities, strict=False):
         document["elasticities"] = [each.model_dump(mode="json") for each in elasticities]
+    if output.alternative is not None:
+        documents[0]["alternative"] = output.alternative.model_dump(mode="json")
     return {"scenarios": documents} if output.comparisons else documents[0]
 
 
@@ -476,3 +519,52 @@ def _flat(estimate: Estimate) -> dict[str, Any]:
     content |= {f"{name}_source": kind for name, kind in estimate.provenance.model_dump().items()}
     content |= {f"{name}_s": value for name, value in estimate.parts.items()}
     return {**content, **costs, **{f"checkpoint_{name}": value for name, value in plan.items()}}
+
+
+SIZE_COLUMNS = (
+    Column("devices", "GPUs", "{:,}".format, "right"),
+    Column("layout", "layout"),
+    Column("memory", "memory", gib, "right"),
+    Column("fit", "fit"),
+    Column("rate", "tokens/s/GPU", "{:,.0f}".format, "right"),
+    Column("total", "tokens/s", "{:,.0f}".format, "right"),
+    Column("step", "step", lambda value: f"{step_seconds(value)} s", "right"),
+    Column("mfu", "MFU", lambda share: percent(share, 1), "right"),
+    Column("days", "days", day_count, "right"),
+    Column("hours", "GPU-hours", "{:,.0f}".format, "right"),
+    Column("cost", "cost", "{:,.0f}".format, "right"),
+)
+
+
+def sizes_document(estimates: Sequence[Estimate]) -> Document:
+    """Return a table of the same training on several numbers of devices."""
+    first = estimates[0]
+    rows = [_size_row(each) for each in estimates]
+    table = Table(columns=SIZE_COLUMNS, rows=rows)
+    data = [each.model_dump(mode="json") for each in estimates]
+    return Document(
+        kind="estimate",
+        title=f"{first.recipe} on {first.device}",
+        setup=(first.dtype, f"seq {first.seq_len:,}", f"MFU ({first.convention})"),
+        sections=(table,),
+        notes=_notes(estimates[:1]),
+        data={"sizes": data},
+        csv=Table(columns=SIZE_COLUMNS, rows=rows),
+    )
+
+
+def _size_row(each: Estimate) -> Row:
+    cost = each.training_cost
+    return {
+        "devices": each.devices,
+        "layout": layout_label(each.layout, each.micro_batch, each.recompute),
+        "memory": each.memory_bytes.device_used,
+        "fit": None if each.p_oom is None else FIT_WORDS[verdict(each.p_oom)],
+        "rate": each.tokens_per_s / each.devices,
+        "total": each.tokens_per_s,
+        "step": each.step_time_s,
+        "mfu": each.mfu,
+        "days": cost.days if cost else None,
+        "hours": cost.device_hours if cost else None,
+        "cost": cost.cost if cost else None,
+    }

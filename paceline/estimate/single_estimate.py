@@ -140,11 +140,19 @@ class Estimate(Value):
     """Model FLOPs utilization; None without a data-sheet peak."""
     convention: str
     """FLOPs convention of the recipe."""
+    mfu_causal: float | None = None
+    """MFU in the convention `causal`; None for a model without it, or without a peak."""
+    mfu_full_attention: float | None = None
+    """MFU in the convention `full-attention`."""
     gemm_efficiency: float
     """Share of the dense peak that large GEMMs reach on this device."""
     memory_bytes: MemoryBytes
     p_oom: float | None
     """Probability of running out of memory; None if the device's memory size is unknown."""
+    memory_limit_bytes: float | None = None
+    """Memory of the device, or a smaller limit of the recipe; None if it is unknown."""
+    currency: str = Field("", exclude=True)
+    """Sign of the currency of the costs."""
     training_cost: TrainingCost | None
     waterfall: tuple[WaterfallLevel, ...]
     """MFU waterfall from the dense peak to the estimated and, if known, the measured rate."""
@@ -171,12 +179,17 @@ def estimate_on(
     coefficients = coefficient_values(evidence.fit().centre)
     rate = tokens_per_s(training.seq_len, training.global_batch, seconds)
     flops_input = FlopsInput(spec.model, training.seq_len, lora=spec.lora)
-    per_sample = training.seq_len * model_flops_per_token(spec.flops_convention, flops_input)
-    flops_rate = flops_per_s_per_device(per_sample, training.global_batch, seconds, spec.world_size)
+
+    def rate_in(convention: str) -> float:
+        per_sample = training.seq_len * model_flops_per_token(convention, flops_input)
+        return flops_per_s_per_device(per_sample, training.global_batch, seconds, spec.world_size)
+
+    flops_rate = rate_in(spec.flops_convention)
     tokens = request.tokens or training.training_tokens
     levels = waterfall(estimates.x, coefficients, time, flops_rate * seconds)
     # A CPU's measured peak is not a data-sheet peak, so there is no MFU.
     peak = None if machine.generation == "cpu" else machine.device.peak_flops_per_s(training.dtype)
+    has_all_conventions = not spec.model.conventions
     return Estimate(
         recipe=spec.recipe,
         device=machine.device.name,
@@ -200,6 +213,8 @@ def estimate_on(
         flops_per_s_per_device=flops_rate,
         mfu=mfu(flops_rate, peak),
         convention=spec.flops_convention,
+        mfu_causal=mfu(rate_in("causal"), peak) if has_all_conventions else None,
+        mfu_full_attention=mfu(rate_in("full-attention"), peak) if has_all_conventions else None,
         gemm_efficiency=coefficients.get(f"gemm_{machine.generation}", float("nan")),
         memory_bytes=MemoryBytes(
             allocated=float(memory.allocated[0]),
@@ -208,6 +223,10 @@ def estimate_on(
             parts=memory.at(0),
         ),
         p_oom=float(estimates.p_oom[0]) if isfinite(estimates.limit_bytes[0]) else None,
+        memory_limit_bytes=float(estimates.limit_bytes[0])
+        if isfinite(estimates.limit_bytes[0])
+        else None,
+        currency=request.prices.currency,
         training_cost=training_cost(
             tokens,
             rate,

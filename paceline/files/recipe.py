@@ -269,16 +269,31 @@ def load_recipe(name: str, variant: str | None = None, overrides: Iterable[str] 
     The result is cached, so that a command reads and checks each file once.
     Raises UserError with the file and line, or with the option's text for an override.
     """
+    return _recipe_and_assumptions(name, variant, overrides)[0]
+
+
+def assumed_fields(
+    name: str, variant: str | None = None, overrides: Iterable[str] = ()
+) -> frozenset[str]:
+    """Return the fields that neither the file of a recipe nor its overrides state."""
+    return _recipe_and_assumptions(name, variant, overrides)[1]
+
+
+def _recipe_and_assumptions(
+    name: str, variant: str | None, overrides: Iterable[str]
+) -> tuple[Recipe, frozenset[str]]:
     path = recipe_path(name)
     changed_ns = path.stat().st_mtime_ns if path.is_file() else 0
     return _load(path, changed_ns, variant, tuple(overrides))
 
 
 @lru_cache(maxsize=128)
-def _load(path: Path, changed_ns: int, variant: str | None, overrides: tuple[str, ...]) -> Recipe:
+def _load(
+    path: Path, changed_ns: int, variant: str | None, overrides: tuple[str, ...]
+) -> tuple[Recipe, frozenset[str]]:
     recipe, document, assumptions = _read(path, changed_ns)
     if variant is None and not overrides:
-        return _with_assumptions(recipe, assumptions)
+        return _with_assumptions(recipe, assumptions), assumptions
     content = document
     if variant is not None:
         for key, value in _variant(recipe, variant, path).items():
@@ -290,7 +305,7 @@ def _load(path: Path, changed_ns: int, variant: str | None, overrides: tuple[str
         content = _with(content, key, value)
         assumptions = frozenset(name for name in assumptions if not _is_set_by(name, key))
     where = " ".join(f"--set {text}" for text in overrides) or str(path)
-    return _with_assumptions(validate(Recipe, content, where), assumptions)
+    return _with_assumptions(validate(Recipe, content, where), assumptions), assumptions
 
 
 @lru_cache(maxsize=128)
@@ -317,7 +332,8 @@ def _read(path: Path, _changed_ns: int) -> tuple[Recipe, Document, frozenset[str
 def _is_set_by(field: str, key: str) -> bool:
     """Return whether an override of `key` replaces an assumed field; both kinds of batch do."""
     rivals = {"training.global_batch", "training.batch_per_device"}
-    return field == key or field.startswith(f"{key}.") or {field, key} == rivals
+    same = field == key or field.startswith(f"{key}.") or key.startswith(f"{field}.")
+    return same or {field, key} == rivals
 
 
 def _with_assumptions(recipe: Recipe, assumptions: frozenset[str]) -> Recipe:

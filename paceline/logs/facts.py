@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from paceline.core.errors import UserError, did_you_mean
-from paceline.core.flops import CONVENTIONS, without_recompute
+from paceline.core.flops import CONVENTIONS, FRAMEWORK_CONVENTIONS, convention_of, without_recompute
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.run import RunSettings
@@ -289,12 +289,13 @@ def _convention(name: str) -> str:
 
     Hardware FLOP/s add the recompute of the layout in any case. Raises UserError if it is unknown.
     """
-    convention = without_recompute(name)
+    convention = without_recompute(convention_of(name)[0])
     if convention not in CONVENTIONS:
+        names = [*CONVENTIONS, *FRAMEWORK_CONVENTIONS]
         raise UserError(
             f"--convention {name}",
             "is unknown",
-            allowed=", ".join(CONVENTIONS),
-            remedy=did_you_mean(name, list(CONVENTIONS)) or None,
+            allowed=", ".join(names),
+            remedy=did_you_mean(name, names) or None,
         )
     return convention

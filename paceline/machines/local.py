@@ -21,6 +21,7 @@ import psutil
 
 from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import Cluster
+from paceline.core.interrupts import deferred_interrupts
 from paceline.core.job import COLLECTIVE_LIMIT, Job
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER
@@ -168,8 +169,11 @@ def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRu
     sends SIGTERM to the launcher, and the ranks end with it. Raises SystemFaultError if the job
     cannot be started.
     """
+    deadline = None if job.timeout_s is None else time.monotonic() + job.timeout_s
+    runs: list[LocalRun] = []
     try:
-        with (folder / LOGS_FOLDER / LAUNCHER_LOG).open("ab") as log:
+        # An interrupt inside Popen would leave a process that nobody knows and nobody stops.
+        with (folder / LOGS_FOLDER / LAUNCHER_LOG).open("ab") as log, deferred_interrupts():
             process = subprocess.Popen(
                 ["bash", SCRIPT_FILE],
                 cwd=folder,
@@ -182,12 +186,16 @@ def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRu
                 if sys.platform == "linux"
                 else None,
             )
+            runs.append(LocalRun(process, deadline))
     except OSError as error:
         raise SystemFaultError(
             str(folder), f"the job cannot be started: {error.strerror}"
         ) from error
-    deadline = None if job.timeout_s is None else time.monotonic() + job.timeout_s
-    return LocalRun(process, deadline)
+    except KeyboardInterrupt:
+        for run in runs:
+            run.stop()
+        raise
+    return runs[0]
 
 
 def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, UnfitHost]:

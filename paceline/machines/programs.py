@@ -7,10 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from paceline.core.interrupts import deferred_interrupts
@@ -40,7 +38,7 @@ def run_program(
     """
     processes: list[subprocess.Popen[str]] = []
     try:
-        with _without_interrupts():  # an interrupt inside Popen would leave an unknown process
+        with deferred_interrupts():  # an interrupt inside Popen would leave an unknown process
             processes.append(
                 subprocess.Popen(
                     command,
@@ -82,15 +80,6 @@ def _communicate(
             ended_at = ended_at or time.monotonic()
             if time.monotonic() - ended_at > MAX_AFTER_END_S:
                 _kill(process)  # processes it left behind keep its pipes open
-
-
-def _without_interrupts() -> AbstractContextManager[None]:
-    """Return a context that defers interrupts in the main thread, the only one that gets them."""
-    return (
-        deferred_interrupts()
-        if threading.current_thread() is threading.main_thread()
-        else nullcontext()
-    )
 
 
 def die_with_parent(parent: int, number: int) -> None:

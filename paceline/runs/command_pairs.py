@@ -268,8 +268,8 @@ def _fault(request: PairsRequest, run: CommandResult) -> str | None:
     if run.exit_code:
         return f"{run.side} ended with exit code {run.exit_code} in pair {run.pair}: {run.output}"
     if run.value is None or not 0 < run.value < float("inf"):
-        shown = "no value" if run.value is None else f"the value {run.value:g}"
-        return f"{run.side} has {shown} of {request.metric.source!r}: {run.output}"
+        problem = "no value" if run.value is None else f"the value {run.value:g}"
+        return f"{run.side} has {problem} of {request.metric.source!r}: {run.output}"
     for figure, value in zip(request.must_match, run.must_match, strict=True):
         if value is None:
             return f"{run.side} has no value of {figure.source!r}: {run.output}"

@@ -41,7 +41,7 @@ from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
 from paceline.logs.parser import as_text, log_files, parse_log
 from paceline.report.run_description import window_mask
-from paceline.runs.bundles.verification import check_opened, is_bundle, opened_bundle
+from paceline.runs.bundles.verification import check_contents, is_bundle, open_bundle
 from paceline.runs.log_import import file_digest, log_record, parse_run
 from paceline.runs.logged_run import RUN_STATUS, report_of_log
 from paceline.runs.outcome import evaluate
@@ -112,19 +112,19 @@ def _runs_of_file(path: Path, settings: UserSettings) -> Iterable[ComparedRun]:
     return _bundled_run(path) if is_bundle(path) else _archived_runs(path, settings)
 
 
-def _run_of_log(path: Path, settings: UserSettings, called: str = "") -> ComparedRun:
+def _run_of_log(path: Path, settings: UserSettings, display_name: str = "") -> ComparedRun:
     """Return the run that `paceline import` would store; raise UserError for a log without one."""
-    called = called or as_text(str(path))
-    parsing = parse_run(path, settings, called=Path(called))
+    display_name = display_name or as_text(str(path))
+    parsing = parse_run(path, settings, display_path=Path(display_name))
     digest = file_digest(path)
-    record = log_record(called, parsing.document, path.name, digest, settings)
-    return member_of_run(report_of_log(called, record, parsing), digest)
+    record = log_record(display_name, parsing.document, path.name, digest, settings)
+    return member_of_run(report_of_log(display_name, record, parsing), digest)
 
 
 def _runs_in_folder(folder: Path, settings: UserSettings) -> list[ComparedRun]:
     """Return the stored runs in a folder, or a run per training log; other files are ignored."""
-    if stored := run_folders(folder):
-        return [_stored_run(path) for path in stored]
+    if run_paths := run_folders(folder):
+        return [_stored_run(path) for path in run_paths]
     return _runs_of_logs(folder, settings, as_text(str(folder)))
 
 
@@ -154,12 +154,12 @@ def _archived_runs(path: Path, settings: UserSettings) -> list[ComparedRun]:
 
 
 def _bundled_run(path: Path) -> list[ComparedRun]:
-    with opened_bundle(path) as opened:
-        if check_opened(opened, path).faults:
+    with open_bundle(path) as contents:
+        if check_contents(contents, path).faults:
             raise UserError(
                 str(path), "is damaged", remedy=f"`paceline verify {path}` lists what differs"
             )
-        run = member_of_run(evaluate(opened.folder), opened.bundle.sha256)
+        run = member_of_run(evaluate(contents.folder), contents.bundle.sha256)
     # The folder is gone now, and so is its history.
     return [replace(run, place="")]
 

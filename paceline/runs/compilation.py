@@ -17,7 +17,7 @@ from paceline.machines.placement import Request
 COMPILE = "training.compile"
 
 
-def choose_compilation(spec: RunSpec, requested: CompileOption) -> tuple[RunSpec, list[str]]:
+def choose_compilation(spec: RunSpec, option: CompileOption) -> tuple[RunSpec, list[str]]:
     """Return the run and its notices; `auto` does not compile blocks without a compiler.
 
     Raises UserError if compiled blocks were requested, or low precision needs them, and there is
@@ -25,11 +25,11 @@ def choose_compilation(spec: RunSpec, requested: CompileOption) -> tuple[RunSpec
     """
     if spec.engine != "native" or spec.training.compile == "none" or not spec.cluster.runs_here:
         return spec, []
-    by_itself = requested == "auto" and spec.training.dtype not in NARROW
+    is_automatic = option == "auto" and spec.training.dtype not in NARROW
     names = missing_compiler(spec.cluster)
     if names is None:
-        return spec, [f"blocks are compiled: {expected_saving(spec)}"] if by_itself else []
-    if by_itself:
+        return spec, [f"blocks are compiled: {expected_saving(spec)}"] if is_automatic else []
+    if is_automatic:
         return with_compile(spec, "none"), [f"blocks are not compiled: this machine has no {names}"]
     raise UserError(
         f"{COMPILE} {spec.training.compile}",
@@ -41,8 +41,8 @@ def choose_compilation(spec: RunSpec, requested: CompileOption) -> tuple[RunSpec
 def missing_compiler(cluster: Cluster) -> str | None:
     """Return the compilers that Inductor (CPU) or Triton (GPU) would need; None if it has one."""
     variables = {**os.environ, **cluster.env}
-    configured = variables.get(_variable(cluster))
-    names = [configured] if configured else ["g++"] if cluster.device == "cpu" else ["gcc", "clang"]
+    compiler = variables.get(_variable(cluster))
+    names = [compiler] if compiler else ["g++"] if cluster.device == "cpu" else ["gcc", "clang"]
     is_installed = any(shutil.which(name, path=variables.get("PATH")) for name in names)
     return None if is_installed else " or ".join(names)
 

@@ -71,7 +71,7 @@ class EndEvidence:
     """Last lines of the most informative log."""
     job_end: JobEnd | None = None
     """Launcher's own report of the end."""
-    locked: frozenset[int] = frozenset()
+    hung_ranks: frozenset[int] = frozenset()
     """Ranks whose stack a timer wrote because their watchdog could not run."""
 
     @property
@@ -121,7 +121,9 @@ def read_evidence(
         tails={rank: _tail(path) for rank, path in _rank_files(logs, "log")},
         tail=log_tail(folder),
         job_end=job_end,
-        locked=frozenset(rank for rank, path in _rank_files(logs, "timer") if file_text(path, 1)),
+        hung_ranks=frozenset(
+            rank for rank, path in _rank_files(logs, "timer") if file_text(path, 1)
+        ),
     )
 
 
@@ -266,7 +268,7 @@ def _hung_rank(evidence: EndEvidence) -> Ending | None:
     waiter, wait = ended_by_watchdog[0] if ended_by_watchdog else (None, None)
     silent = evidence.silent
     for rank in silent:
-        if rank in evidence.locked:
+        if rank in evidence.hung_ranks:
             reason = f"{_no_progress(wait)}: {NOT_RUNNING}"
             return Ending("failed", evidence.with_rank(rank, reason), rank=rank)
     if wait is None:

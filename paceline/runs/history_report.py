@@ -196,7 +196,7 @@ def _noise_figure(series: RunSeries) -> Figure:
         within, between = percent(variation.within, 2), percent(variation.between, 2)
         details.append(f"single runs: {within} within a day, {between} between days")
     if series.findable is not None and series.findable > MAX_DETECTABLE_CHANGE:
-        details.append("too few values for so much variation to find any change")
+        details.append("too few values to detect any change at this variation")
     elif series.findable is not None:
         details.append(
             f"a change of {percent(series.findable)} at the last {series.findable_points} values "

@@ -65,22 +65,24 @@ def import_log(
     log = f"{LOGS_FOLDER}/{redact(as_text(path.name), os.environ)}"
     _copy(path, folder / log)
     record = log_record(folder.name, document, log, digest, user_settings)
-    stored = {
+    identity = {
         "tag": tag,
         "created": now.isoformat(timespec="milliseconds"),
         "command": tuple(map(as_text, command)),
     }
-    write_value(folder / RUN_FILE, record.model_copy(update=stored))
+    write_value(folder / RUN_FILE, record.model_copy(update=identity))
     return finish(folder, root)
 
 
-def parse_run(path: Path, user_settings: UserSettings, *, called: Path | None = None) -> Parsing:
+def parse_run(
+    path: Path, user_settings: UserSettings, *, display_path: Path | None = None
+) -> Parsing:
     """Parse a log that must contain a run; raise UserError for any other file."""
-    parsing = parse_log(path, user_settings, display_path=called)
+    parsing = parse_log(path, user_settings, display_path=display_path)
     document = parsing.document
     if document.status not in RUN_STATUS:
         raise UserError(
-            str(called or path),
+            str(display_path or path),
             f"{document.status}: {document.reason}",
             remedy="`paceline parse` shows its content; set its log format with --engine",
         )

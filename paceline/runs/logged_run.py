@@ -234,8 +234,8 @@ def with_reported_settings(record: RunRecord, folder: Path) -> RunRecord:
         return record
     settings, parsing = record.settings, parse_run_log(folder, record)
     if parsing is not None:
-        reported = parsing.document.settings.model_dump(exclude_none=True, exclude={"origin"})
-        settings = RunSettings.model_validate({**settings.model_dump(), **reported})
+        log_settings = parsing.document.settings.model_dump(exclude_none=True, exclude={"origin"})
+        settings = RunSettings.model_validate({**settings.model_dump(), **log_settings})
     ranks = [log.start.world_size for log in read_ranks(folder).values() if log.start]
     if ranks and settings.num_devices is None:
         settings = settings.model_copy(update={"num_devices": max(ranks)})
@@ -430,7 +430,7 @@ def _differences(spec: RunSpec, parsing: Parsing) -> Iterator[str]:
     if spec.bare:
         return
     layout = spec.layout
-    requested = {
+    planned_settings = {
         "global_batch": spec.training.global_batch,
         "seq_len": spec.training.seq_len,
         "num_devices": spec.world_size,
@@ -438,8 +438,8 @@ def _differences(spec: RunSpec, parsing: Parsing) -> Iterator[str]:
     }
     log_settings = parsing.log.facts
     for name in SETTINGS:
-        if name in log_settings and log_settings[name] != requested[name]:
+        if name in log_settings and log_settings[name] != planned_settings[name]:
             yield (
                 f"the log reports {name.replace('_', ' ')} {log_settings[name]}, but the plan "
-                f"requested {requested[name]}"
+                f"requested {planned_settings[name]}"
             )

@@ -148,8 +148,8 @@ def _checked_status(
 def wrong_model_reason(record: RunRecord, ranks: Mapping[int, RankLog]) -> str | None:
     """Return an error if a rank trained a model of another size than the recipe's."""
     expected = record.spec.num_parameters if record.spec and not record.spec.bare else None
-    reported = {log.start.num_parameters for log in ranks.values() if log.start}
-    numbers = {number for number in reported if number is not None} - {expected}
+    counts = {log.start.num_parameters for log in ranks.values() if log.start}
+    numbers = {number for number in counts if number is not None} - {expected}
     if expected is None or not numbers:
         return None
     sizes = ", ".join(f"{number:,}" for number in sorted(numbers))

@@ -21,7 +21,7 @@ from paceline.machines.placement import HostPlacement, Request
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan, make_plan, replan, requested_recipe
-from paceline.runs.tasks.division import divide, slots_for
+from paceline.runs.tasks.host_partitioning import partition_hosts, slots_for
 from paceline.runs.tasks.slot import JobSlot
 
 ENOUGH_FOR_SAME = 5
@@ -38,7 +38,7 @@ class SeriesSide:
 
     group: str
     plan: Plan
-    done: tuple[Result, ...] = ()
+    results: tuple[Result, ...] = ()
     missing: tuple[int, ...] = ()
     """Numbers of the repeats that are still missing."""
     changes: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ def new_series(
         _check_name(root, name)
     first = requests[0]
     recipe = requested_recipe(first)
-    partitioning = divide(first, recipe, inventory(), nodes_per_trial, max_parallel)
+    partitioning = partition_hosts(first, recipe, inventory(), nodes_per_trial, max_parallel)
     plans = [
         make_plan(replace(request, where=partitioning.request.where), partitioning.inventory)
         for request in requests

@@ -35,7 +35,7 @@ class RepeatRunner(TaskRunner[ScheduledRepeat, TaskOutcome]):
     """Outcomes by group, including those of earlier calls."""
 
     def __post_init__(self) -> None:
-        self.outcomes = {side.group: [*side.done] for side in self.series.sides}
+        self.outcomes = {side.group: [*side.results] for side in self.series.sides}
 
     def run_of(self, task: ScheduledRepeat, slot: JobSlot) -> TaskRun:
         sides, alone = self.series.sides, len(self.slots) == 1
@@ -53,7 +53,7 @@ class RepeatRunner(TaskRunner[ScheduledRepeat, TaskOutcome]):
         self.outcomes[task.side.group].append(outcome)
         return outcome
 
-    def cancelled(self, task: ScheduledRepeat, result: Result | None) -> None:
+    def task_cancelled(self, task: ScheduledRepeat, result: Result | None) -> None:
         if result is not None:
             self.outcomes[task.side.group].append(result)
 
@@ -94,13 +94,13 @@ class SlotQueues(TaskQueue[ScheduledRepeat]):
     def put_back(self, slot: JobSlot, task: ScheduledRepeat) -> None:
         self._turns[slot].insert(0, task)
 
-    def share_out(self, whole: Sequence[JobSlot]) -> bool:
+    def share_out(self, slots: Sequence[JobSlot]) -> bool:
         remaining = [
-            repeat for slot, turns in self._turns.items() if slot not in whole for repeat in turns
+            repeat for slot, turns in self._turns.items() if slot not in slots for repeat in turns
         ]
-        self._turns = {slot: self._turns[slot] for slot in whole}
+        self._turns = {slot: self._turns[slot] for slot in slots}
         for place, number in enumerate(dict.fromkeys(repeat.number for repeat in remaining)):
-            queue = self._turns[whole[place % len(whole)]]
+            queue = self._turns[slots[place % len(slots)]]
             queue += [repeat for repeat in remaining if repeat.number == number]
         return any(self._turns.values())
 
@@ -133,7 +133,7 @@ def run_series(
     results = tuple(map(runner.group_result, series.sides))
     folder_option = f" --runs-dir {shlex.quote(str(runs_dir))}" if runs_dir else ""
     compare = _comparison(root, results, series.sides)
-    slot_options = _slot_options(series, runner.losses.whole)
+    slot_options = _slot_options(series, runner.lost_slots.usable)
     resume = f"paceline run --resume {results[0].group}{slot_options}{folder_option}"
     return SeriesResult(
         groups=results,

@@ -240,7 +240,9 @@ class PairQueues(SlotQueues):
         """Return True if a side keeps failing, or the pairs so far end the comparison."""
         if any(map(self._fails, self._runner.series.sides)):
             return True
-        if self._pair_number is None and not any(side.done for side in self._runner.series.sides):
+        if self._pair_number is None and not any(
+            side.results for side in self._runner.series.sides
+        ):
             return False
         comparison = self._look()
         if comparison.end_reason != "continue" or comparison.pairs in analysis_points(
@@ -250,7 +252,7 @@ class PairQueues(SlotQueues):
         return comparison.end_reason != "continue"
 
     def _fails(self, side: SeriesSide) -> bool:
-        recent = self._runner.outcomes[side.group][len(side.done) :][-MAX_FAILURES:]
+        recent = self._runner.outcomes[side.group][len(side.results) :][-MAX_FAILURES:]
         figures = [isinstance(run, Result) and has_figure(run) for run in recent]
         return len(figures) == MAX_FAILURES and not any(figures)
 

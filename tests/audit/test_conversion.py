@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from paceline.audit.conversion import (
     Peaks,
-    Quantity,
+    SpeedFigure,
     convert,
-    from_step_time,
+    from_tokens_per_s,
     parse_quantity,
     read_flops_per_s,
     resolve_peaks,
@@ -18,6 +18,7 @@ from paceline.audit.conversion import (
 from paceline.core.errors import UserError
 from paceline.core.flops import CONVENTIONS, RECOMPUTE_SUFFIX, FlopsInput, flops_per_token
 from paceline.core.layout import Recompute
+from paceline.core.rates import tokens_per_s
 from tests.core.shapes import (
     GPT_1B3_PADDED,
     LLAMA_8B,
@@ -37,21 +38,21 @@ names = st.sampled_from(sorted(CONVENTIONS))
 )
 def test_causal_is_less_than_full_attention_by_the_published_ratios(shape: object, ratio: float):
     x = FlopsInput(shape, 8192)  # type: ignore[arg-type]
-    done = convert(Quantity("mfu", 0.541), "full-attention", "causal", x, UNKNOWN)
+    done = convert(SpeedFigure("mfu", 0.541), "full-attention", "causal", x, UNKNOWN)
     assert done.ratio == pytest.approx(ratio, abs=5e-4)
     assert done.converted.mfu == pytest.approx(0.541 * done.ratio)
     assert done.converted.flops_per_s_per_device is None and "same, unknown peak" in done.notes[0]
 
 
 def test_a_sparse_peak_is_exchanged_for_the_dense_one():
-    done = convert(Quantity("mfu", 0.27), "causal", "causal", X, Peaks(1979e12, 989e12))
+    done = convert(SpeedFigure("mfu", 0.27), "causal", "causal", X, Peaks(1979e12, 989e12))
     assert done.converted.mfu == pytest.approx(0.27 * 1979 / 989)
     assert done.published.flops_per_s_per_device == done.converted.flops_per_s_per_device
 
 
 def test_flops_per_second_convert_without_a_peak():
     done = convert(
-        Quantity("flops_per_s_per_device", 1249e12),
+        SpeedFigure("flops_per_s_per_device", 1249e12),
         "full-attention",
         "causal",
         FlopsInput(LLAMA_8B, 8192),
@@ -66,16 +67,20 @@ def test_there_and_back_gives_the_figure_again(
     given_: str, wanted: str, share: float, recompute: str
 ):
     x = FlopsInput(LLAMA_70B, 8192, recompute)  # type: ignore[arg-type]
-    converted = convert(Quantity("mfu", share), given_, wanted, x, Peaks(1e15, 2e15)).converted.mfu
+    converted = convert(
+        SpeedFigure("mfu", share), given_, wanted, x, Peaks(1e15, 2e15)
+    ).converted.mfu
     assert converted is not None
-    back = convert(Quantity("mfu", converted), wanted, given_, x, Peaks(2e15, 1e15)).converted.mfu
+    back = convert(
+        SpeedFigure("mfu", converted), wanted, given_, x, Peaks(2e15, 1e15)
+    ).converted.mfu
     assert back == pytest.approx(share)
 
 
 def test_recomputed_work_is_counted_only_when_asked_for():
     x = FlopsInput(LLAMA_8B, 8192, "full")
-    plain = convert(Quantity("mfu", 0.4), "causal", "causal", x, UNKNOWN)
-    counted = convert(Quantity("mfu", 0.4), "causal", "causal" + RECOMPUTE_SUFFIX, x, UNKNOWN)
+    plain = convert(SpeedFigure("mfu", 0.4), "causal", "causal", x, UNKNOWN)
+    counted = convert(SpeedFigure("mfu", 0.4), "causal", "causal" + RECOMPUTE_SUFFIX, x, UNKNOWN)
     assert plain.ratio == 1 and 1.3 < counted.ratio < 4 / 3 + 1e-9
     assert (plain.converted.share, counted.converted.share) == ("MFU", "HFU")
 
@@ -96,19 +101,21 @@ def test_a_name_counts_recomputation_only_where_it_says_so(
     step_time_s: float, target: str, recompute: Recompute, tflops: float, share: str
 ):
     x = FlopsInput(GPT_1B3_PADDED, 2048, recompute, nominal_parameters=1.3e9)
-    side = from_step_time(step_time_s, target, x, UNKNOWN, batch=512, devices=8).converted
+    rate = tokens_per_s(x.seq_len, 512, step_time_s) / 8
+    side = from_tokens_per_s(rate, target, x, UNKNOWN).converted
     assert side.flops_per_s_per_device == pytest.approx(tflops * 1e12, rel=2e-3)
     assert side.share == share and (share == "HFU") is side.convention.endswith(RECOMPUTE_SUFFIX)
 
 
 def test_a_step_time_gives_the_cell_of_a_published_table():
     peaks = Peaks(989.5e12, 989.5e12)
-    done = from_step_time(14.72, "full-attention", X, peaks, batch=128, devices=64)
+    rate = tokens_per_s(X.seq_len, 128, 14.72) / 64
+    done = from_tokens_per_s(rate, "full-attention", X, peaks)
     assert done.converted.mfu == pytest.approx(0.5415, abs=1e-4)
 
 
 def test_formula_and_source_stand_with_the_result():
-    done = convert(Quantity("mfu", 0.4), "full-attention", "palm", X, UNKNOWN)
+    done = convert(SpeedFigure("mfu", 0.4), "full-attention", "palm", X, UNKNOWN)
     assert "12 L (a d) s" in done.published.formula and "NeMo" in done.published.source
     assert "arXiv:2204.02311" in done.converted.source
     assert done.converted.flops_per_token == flops_per_token("palm", X)
@@ -163,7 +170,7 @@ def test_what_cannot_be_converted_is_refused_with_the_reason(
     given_: str, wanted: str, x: FlopsInput, share: float, complaint: str
 ):
     with pytest.raises(UserError, match=complaint):
-        convert(Quantity("mfu", share), given_, wanted, x, Peaks(1e15, 1e15))
+        convert(SpeedFigure("mfu", share), given_, wanted, x, Peaks(1e15, 1e15))
 
 
 @pytest.mark.parametrize(
@@ -191,12 +198,12 @@ def test_a_figure_is_known_by_its_unit(text: str, kind: str, value: float):
         ("54.1", "no unit"),
         ("0.541", "no unit"),
         ("101%", "the peak"),
-        ("abc", "positive figure"),
-        ("", "positive figure"),
+        ("abc", "not a quantity"),
+        ("", "not a quantity"),
         ("0%", "positive figure"),
-        (".%", "positive figure"),
-        ("12GB/s", "positive figure"),
-        ("1e999s", "positive figure"),
+        (".%", "not a quantity"),
+        ("12GB/s", "unknown unit"),
+        ("1e999s", "too large"),
     ],
 )
 def test_a_figure_that_could_be_anything_is_refused(text: str, complaint: str):

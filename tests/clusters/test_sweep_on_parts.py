@@ -80,7 +80,7 @@ def test_a_sweep_runs_on_pairs_of_ssh_hosts_at_once_and_does_without_a_dead_one(
     assert [row["status"] for row in result["rows"]] == ["ok", "ok"]
     assert all(row["nodes"] == 2 for row in result["rows"])
     assert [hosts_of(run) for run in finished(tmp_path)] == [["node-001", "node-002"]] * 2
-    assert "nothing more runs on node-[003-004]" in messages
+    assert "node-[003-004] gets no more runs" in messages
     (first,) = [run for run in records(tmp_path) if run["status"] != "ok"]
     assert hosts_of(first) == ["node-003", "node-004"] and "node-004" in first["faulty_hosts"]
     assert "report.html" in {path.name for path in (tmp_path / "pairs").iterdir()}
@@ -126,7 +126,7 @@ def test_repeats_of_a_host_that_dies_run_on_the_others(ssh_hosts: Bed, tmp_path:
     result, messages = answer(going)
     (group,) = result["groups"]
     assert (group["ok"], group["failed"]) == (4, 1) and result["resume"] is None
-    assert "nothing more runs on node-002" in messages
+    assert "node-002 gets no more runs" in messages
     good = finished(tmp_path)
     assert {run["repeat"]["number"] for run in good} == {1, 2, 3, 4}
     assert {tuple(hosts_of(run)) for run in good} == {("node-001",)}

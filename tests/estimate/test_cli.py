@@ -35,7 +35,7 @@ def test_help_says_how_long_a_training_is_taken_to_be():
     text = " ".join(paceline("estimate", "--help").stdout.replace("│", " ").split())
     days = json.loads(paceline(*H100, "--json").stdout)["training_cost"]
     assert days["total_tokens"] == 1e12
-    assert "default: as in the recipe, else 1e12" in text
+    assert "default: as in the recipe, else 1T" in text
 
 
 def test_what_the_whole_training_lacks_is_said():
@@ -96,7 +96,7 @@ def test_scenarios_are_compared_with_the_first():
         ),
         (("--compare", "gpus=0"), "gpus is '0'; allowed: whole numbers from 1 to 9,007,199,254"),
         (("--compare", "per_node=0"), "per_node is '0'; allowed: whole numbers"),
-        (("--compare", "price=-1"), "price is '-1'; allowed: numbers from 0"),
+        (("--compare", "price=-1"), "price is '-1'; allowed: 2.5, $2.5 or $1M"),
         (("--compare", "price=nan"), "price is 'nan'"),
         (("--tokens", "inf"), "must be a finite number"),
         (("--measured-step-time", "inf"), "must be a finite number"),

@@ -7,7 +7,7 @@ from math import log
 
 import pytest
 
-from paceline.cli.estimate import scenario
+from paceline.cli.scenario_option import scenario
 from paceline.core.errors import UserError
 from paceline.estimate.costs import Prices
 from paceline.estimate.fit.evidence import shipped_evidence

@@ -68,4 +68,4 @@ def test_eight_processes_on_fewer_cores_are_planned_and_told(tmp_path: Path):
 def test_the_help_shows_how_a_layout_is_set():
     done = CliRunner().invoke(app, ["run", "--help"])
 
-    assert "layout.pp=2" in done.stdout and "layout-rules.md" in done.stdout
+    assert "--tp 2 --pp 2" in done.stdout and "layout-rules.md" in done.stdout

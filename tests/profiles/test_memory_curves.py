@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,18 +107,20 @@ def test_the_trainers_curve_of_a_cpu_holds_what_a_step_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    gc.collect()
     world = World(0, 0, 1, torch.device("cpu"), None)
     profiler = MemoryProfiler(ProfileConfig("memory", [0], 2, 3), world)
     kept: list[torch.Tensor] = []
     for step in range(1, 5):
         profiler.before_step(step)
         if step == 3:
-            kept.append(torch.ones(16 * 2**20))  # 64 MiB, written to
+            kept.append(torch.ones(128 * 2**20))  # 512 MiB, written to
         profiler.after_step(step)
     profiler.close()
     (curve,) = read_file(tmp_path / "profiles" / "rank-0.memory.json").memory
     assert (curve.kind, curve.peak_step, curve.reserved_bytes) == ("resident", 3, None)
-    assert curve.peak_bytes - curve.lowest_bytes > 48 * 2**20
+    # Earlier tests in this process leave memory that is returned while the steps run.
+    assert curve.peak_bytes - curve.lowest_bytes > 256 * 2**20
 
 
 def test_the_allocators_history_becomes_a_curve() -> None:

@@ -1,4 +1,4 @@
-"""Compiled blocks where a compiler is and where none is, and runs that are held together."""
+"""Compiled blocks with and without a compiler, and equal compilation of compared runs."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_the_rank_outside_a_collective_is_the_one_that_hangs():
 
 
 def test_a_rank_that_gave_no_sign_is_the_one_that_hangs():
-    """It was stopped; the launcher killed it at last, which is no cause."""
+    """It was stopped; that the launcher killed it in the end is not the cause."""
     status, reason = outcome(job(rank("failed", WAITED), rank(None), exits={0: 1, 1: -9}))
     assert status == "failed" and reason is not None
     assert reason.startswith("rank 1 showed no activity while rank 0 waited (no progress for 5 s")
@@ -156,7 +156,7 @@ def test_many_silent_ranks_are_not_all_listed():
 
 
 def test_a_rank_whose_watchdog_could_not_run_is_the_one_that_hangs():
-    evidence = job(rank("failed", WAITED), rank(None), rank(None), locked=frozenset({2}))
+    evidence = job(rank("failed", WAITED), rank(None), rank(None), hung_ranks=frozenset({2}))
     _, reason = outcome(evidence)
     assert reason is not None
     assert reason.startswith("rank 2: no progress for 5 s in step 3: its watchdog could not run")
@@ -264,7 +264,7 @@ def test_stacks_are_those_that_say_something(tmp_path: Path):
         "logs/rank-00001.timer": "Timeout (0:00:05)!\n",
         "logs/rank-00002.stack": "here",
     }
-    assert read_evidence(folder, 3, 1, False).locked == {1, 2}
+    assert read_evidence(folder, 3, 1, False).hung_ranks == {1, 2}
 
 
 def test_a_folder_without_anything_is_evidence_of_a_failure(tmp_path: Path):

@@ -83,7 +83,7 @@ def test_a_rank_that_tells_its_failure_is_known_at_the_next_look(tmp_path: Path)
     assert heartbeat.failed_s > 0.0
     assert not (tmp_path / STEPS_FOLDER / "rank-00398.failed").exists()
     EventLog(str(tmp_path / STEPS_FOLDER), 399)
-    assert not (tmp_path / STEPS_FOLDER / "rank-00399.failed").exists(), "it begins anew"
+    assert not (tmp_path / STEPS_FOLDER / "rank-00399.failed").exists(), "not removed"
 
 
 def test_a_program_without_marks_is_found_failed_by_its_lines(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Figures by the rule "last step": judged beside others by that rule, and honestly."""
+"""Figures by the rule "last step" are compared only with figures by the same rule."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMES = [13.0, 12.1, *[11.4] * 20]
 
 
 def figure(folder: Path, name: str, last_s: float, window: str | None = "last") -> str:
-    """What `paceline parse --json` prints of a log whose last step takes so long."""
+    """The JSON output of `paceline parse` for a log whose last step takes `last_s` seconds."""
     log = folder / f"{name}.log"
     log.write_text(megatron_log([*TIMES, last_s]))
     seventy = UserSettings(

@@ -117,7 +117,7 @@ def test_the_tail_tells_the_error_without_the_stack(tmp_path: Path):
 
 
 def with_checkpoints(folder: Path, every: int, first_step: int = 1) -> Path:
-    """The folder, as if each so many steps one had waited for its checkpoint."""
+    """The folder with a checkpoint wait in every `every`th step."""
     for path in (folder / "steps").glob("*.jsonl"):
         start, *steps = map(json.loads, path.read_text().splitlines())
         for step in steps:

@@ -1,4 +1,4 @@
-"""A job in Slurm's queue goes on without its controller: its files tell how it stands."""
+"""The status of a Slurm job without its controller is read from the job's files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.files.test_events import END, lines
 from tests.runs.example import write_run
 
 
-def left_alone(root: Path, *marks: str, ended: bool = False) -> tuple[str, str]:
+def orphan_status(root: Path, *marks: str, ended: bool = False) -> tuple[str, str]:
     """Status and reason of a run whose controller is gone, by what its job.sh has written."""
     gone = this_controller().model_copy(update={"started_ticks": 1, "started_unix": 1.0})
     folder = write_run(root, "2026-01-01-left", status="running", controller=gone)
@@ -27,12 +27,12 @@ def left_alone(root: Path, *marks: str, ended: bool = False) -> tuple[str, str]:
 
 
 def test_a_job_that_may_still_run_is_named(tmp_path: Path) -> None:
-    status, reason = left_alone(tmp_path, "start 12 0 node-001")
+    status, reason = orphan_status(tmp_path, "start 12 0 node-001")
     assert status == "incomplete" and "`scancel 12` ends it" in reason
 
 
 def test_a_job_that_ended_well_is_a_result(tmp_path: Path) -> None:
-    standing = left_alone(tmp_path, "start 12 0 node-001", "end 12 0 0", ended=True)
+    standing = orphan_status(tmp_path, "start 12 0 node-001", "end 12 0 0", ended=True)
     assert standing == ("ok", "")
 
 
@@ -53,5 +53,5 @@ def test_a_foreign_job_that_ended_before_its_steps_were_done_says_so(tmp_path: P
 
 
 def test_a_job_that_ended_badly_is_a_failure(tmp_path: Path) -> None:
-    status, reason = left_alone(tmp_path, "start 12 0 node-001", "end 12 0 143")
+    status, reason = orphan_status(tmp_path, "start 12 0 node-001", "end 12 0 143")
     assert (status, reason) == ("failed", "the launcher ended with code 143")

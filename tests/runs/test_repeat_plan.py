@@ -135,7 +135,7 @@ def test_a_group_is_gone_on_with_under_its_name(tmp_path: Path):
     make_finished(tmp_path, 2, 0.2, spec=spec, status="failed", **repeat_fields(2))
     make_finished(tmp_path, 3, 0.2, spec=spec, **repeat_fields(3))
     (group_side,) = new_series(tmp_path, [BASE], 4, "g").sides
-    assert group_side.missing == (2, 4) and len(group_side.done) == 3
+    assert group_side.missing == (2, 4) and len(group_side.results) == 3
     assert new_series(tmp_path, [BASE], 2, "g").sides[0].missing == ()
 
 

@@ -35,7 +35,7 @@ def a_short_look_at_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Silent:
-    """An observer that keeps what it was told."""
+    """An observer that records its calls."""
 
     def __init__(self) -> None:
         self.ended_turns: list[tuple[str, int, str]] = []
@@ -54,7 +54,7 @@ class Silent:
 
 
 class FakeMachine:
-    """Stands where `flow.run` stands, which has tests of its own: each run ends as it is told."""
+    """Fake `flow.run`, which has its own tests: each run ends as configured."""
 
     def __init__(self, *endings: str) -> None:
         self.endings = list(endings)

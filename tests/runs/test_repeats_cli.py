@@ -160,7 +160,7 @@ def second_runs_ranks(runs: Path) -> list[int]:
         (["tiny-llama", "--max-parallel", "2"], "apply to several runs"),
         (
             ["tiny-llama", "--repeat", "2", "--nodes-per-trial", "2", "--device", "cpu"],
-            "there is this machine alone",
+            "only this machine is available",
         ),
         (["tiny-llama", "--resume", "g"], "takes its settings from the group"),
         (["--resume", "g", "--set", "steps=3"], "takes its settings from the group"),

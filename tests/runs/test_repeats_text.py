@@ -1,4 +1,4 @@
-"""A group of repeats is told with its run-to-run spread, and with what went wrong."""
+"""Text about a group of repeats: run-to-run spread and failures."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ BUSY_OF_STAGE = (0.10, 0.16)
 
 
 def result_of(tmp_path: Path, stages_known: bool, slow_rank: int | None = None) -> Result:
-    """Eight ranks, 2 x 2 x 2, the second stage busier; one may be 10 % slower than its like."""
+    """Eight ranks, 2 x 2 x 2, the second stage busier; one may be 10% slower than its peers."""
     folder = tmp_path / f"told-{stages_known}-{slow_rank}"
     write_value(folder / RUN_FILE, make_record("ok", name="run"))
     for rank in range(8):

@@ -21,7 +21,7 @@ FEW = ("dtype=fp32", "global_batch=4", "steps=30", "layout.micro_batch=2", "memo
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Records beside their tokenizer."""
+    """Records with their tokenizer."""
     folder = tmp_path_factory.mktemp("text")
     stdlib_corpus.make_tokenizer(folder)
     records = [json.dumps({"text": f"def f{number}():\n    pass\n" * 9}) for number in range(60)]

@@ -22,7 +22,7 @@ from paceline.machines.placement import Request, find_device
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.compilation import COMPILE, with_equal_compilation
 from paceline.runs.plan import Plan, make_plan
-from paceline.runs.tasks.division import divide
+from paceline.runs.tasks.host_partitioning import partition_hosts
 from paceline.runs.tasks.slot import JobSlot
 
 OPTION_FIELDS = {
@@ -212,7 +212,9 @@ def new_sweep(options: SweepOptions, evidence: FileEvidence | None) -> Sweep:
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     for dimension in options.dimensions:
         _check_values(request, dimension)
-    place = divide(request, recipe, inventory(), options.nodes_per_trial, options.max_parallel)
+    place = partition_hosts(
+        request, recipe, inventory(), options.nodes_per_trial, options.max_parallel
+    )
     machine = place.inventory
     request = _with_equal_devices(place.request, options.dimensions, machine)
     choices = _without_duplicates(_all_combinations(request, options.dimensions, machine))

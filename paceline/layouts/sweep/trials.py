@@ -255,7 +255,7 @@ def run_sweep(
     arrays = root / sweep.name if sweep.queued else None
     interrupted = runner.run_tasks(missing_runs(sweep, trials), arrays, sweep.max_parallel)
     return sweep_result(
-        sweep, trials, interrupted=interrupted, command=command, halt_reason=runner.halted
+        sweep, trials, interrupted=interrupted, command=command, halt_reason=runner.stop_reason
     )
 
 

@@ -65,7 +65,7 @@ class LayoutRunner:
         runner = SweepRunner(self.observer, self.root, self.command, self.tag, sweep=sweep)
         task = SweepTask(trial, sum(map(has_figure, trial.results)) + 1)
         interrupted = runner.run_tasks(TaskQueue([task]))
-        self.halt_reason = runner.halted
+        self.halt_reason = runner.stop_reason
         if interrupted or self.halt_reason:
             raise KeyboardInterrupt
         took_s = time.monotonic() - began

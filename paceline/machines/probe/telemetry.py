@@ -12,9 +12,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from paceline.core.interrupts import deferred_interrupts
 from paceline.machines.probe import telemetry_program
 
 FOLDER = "telemetry"
@@ -32,13 +33,14 @@ def sample_telemetry(
     If nothing can be read, only the line with the reason is written and no program is started.
     """
     path = folder / FOLDER / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', platform.node())}.jsonl"
+    process = None
     try:
-        path.parent.mkdir(exist_ok=True)
-        root = root or Path(os.environ.get(SYSTEM_ROOT) or "/")
-        process = _start_sampler(path, interval_s, root)
-    except OSError:
-        process = None  # a full disk must not end the run that is measured
-    try:
+        # An interrupt inside Popen would leave an unknown process; a full disk must not end the
+        # run that is measured.
+        with deferred_interrupts(), suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            root = root or Path(os.environ.get(SYSTEM_ROOT) or "/")
+            process = _start_sampler(path, interval_s, root)
         yield
     finally:
         if process is not None:

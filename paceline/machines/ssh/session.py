@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.core.errors import SystemFaultError
+from paceline.core.interrupts import deferred_interrupts
 from paceline.machines.ssh.remote import MESSAGE_WORDS
 
 CHUNK_BYTES = 1 << 16
@@ -77,13 +78,14 @@ class Session:
         self.channel.setblocking(False)
         self.errors.setblocking(False)
         try:
-            self.process = subprocess.Popen(
-                self.argv,
-                stdin=ssh_end.fileno(),
-                stdout=ssh_end.fileno(),
-                stderr=ssh_errors_end.fileno(),
-                start_new_session=True,
-            )
+            with deferred_interrupts():  # an interrupt inside Popen would leave an unknown process
+                self.process = subprocess.Popen(
+                    self.argv,
+                    stdin=ssh_end.fileno(),
+                    stdout=ssh_end.fileno(),
+                    stderr=ssh_errors_end.fileno(),
+                    start_new_session=True,
+                )
         except OSError as error:
             self.close()
             raise SystemFaultError("ssh", f"cannot be started: {error.strerror}") from error

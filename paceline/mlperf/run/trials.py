@@ -227,11 +227,11 @@ class TrialRunner(TaskRunner[TrialTask, TrialState]):
             return self._write(task.trial.model_copy(update=waiting))
         state = finished_trial(self.trials, task.trial, outcome)
         if state.status == "cancelled":  # a cancellation by the launcher also ends the series
-            self.cancelled(task, outcome)
+            self.task_cancelled(task, outcome)
             raise KeyboardInterrupt
         return self._write(state)
 
-    def cancelled(self, task: TrialTask, result: Result | None) -> None:  # language: allow
+    def task_cancelled(self, task: TrialTask, result: Result | None) -> None:
         state = task.trial.model_copy(update={"status": "cancelled"})
         if result is not None:
             state = finished_trial(self.trials, task.trial, result)

@@ -17,7 +17,7 @@ from paceline.files.index import Index
 from paceline.files.run_folder import new_folder, run_folders
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import log_files, parse_log
-from paceline.runs.bundles.verification import OpenedBundle, check_opened, opened_bundle
+from paceline.runs.bundles.verification import BundleContents, check_contents, open_bundle
 from paceline.runs.bundles.writing import BUNDLE_FILE
 from paceline.runs.log_import import import_log
 from paceline.runs.logged_run import RUN_STATUS
@@ -41,28 +41,30 @@ def import_bundle(path: Path, root: Path, reimport: bool) -> RunReport:
     Raises UserError for a damaged bundle, and for one that was imported before, unless
     `reimport` is set.
     """
-    with opened_bundle(path) as opened:
-        if check_opened(opened, path).faults:
+    with open_bundle(path) as contents:
+        if check_contents(contents, path).faults:
             raise UserError(
-                str(path), "is damaged", remedy=f"`paceline verify {path}` names what is another"
+                str(path),
+                "is damaged",
+                remedy=f"list the damaged files with `paceline verify {path}`",
             )
-        before = None if reimport else _imported_before(root, opened.bundle)
+        before = None if reimport else _imported_before(root, contents.bundle)
         if before is not None:
             raise UserError(
                 str(path),
                 f"was imported as {before.name}",
-                remedy="--reimport imports it once more",
+                remedy="import it again with --reimport",
             )
-        return _stored(opened, root)
+        return _store(contents, root)
 
 
-def _stored(opened: OpenedBundle, root: Path) -> RunReport:
+def _store(contents: BundleContents, root: Path) -> RunReport:
     """Copy the bundle's run to a new folder under `root`, completely or not at all."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root, prefix=".import-") as hidden:
-            copy = shutil.copytree(opened.folder, Path(hidden) / opened.bundle.run)
-            folder = new_folder(root, opened.bundle.run)
+            copy = shutil.copytree(contents.folder, Path(hidden) / contents.bundle.run)
+            folder = new_folder(root, contents.bundle.run)
             try:
                 copy.rename(folder)
                 report = evaluate(folder)
@@ -93,21 +95,21 @@ def import_archive(
     reports: list[RunReport] = []
     with tempfile.TemporaryDirectory(prefix="paceline-archive-") as name:
         place = Path(name)
-        held = unpack(path, place, skip_links=True)
-        left_out = [f"{link}: is a link" for link in held.skipped_links]
+        archive = unpack(path, place, skip_links=True)
+        left_out = [f"{link}: is a link" for link in archive.skipped_links]
         passed_over = 0
         for file in log_files([place]):
-            shown = file.relative_to(place).as_posix()
+            relative_path = file.relative_to(place).as_posix()
             if parse_log(file, user, one_of_many=True).document.status not in RUN_STATUS:
                 passed_over += 1
                 continue
             try:
                 report = import_log(file, user, root, command, tag=tag, reimport=reimport)
-                reports.append(replace(report, command=shown))
+                reports.append(replace(report, command=relative_path))
             except UserError as error:
-                left_out.append(f"{shown}: {error.what}")
-    if not reports and len(left_out) == len(held.skipped_links):
-        raise UserError(str(path), f"holds no training log among {pluralize(passed_over, 'file')}")
+                left_out.append(f"{relative_path}: {error.what}")
+    if not reports and len(left_out) == len(archive.skipped_links):
+        raise UserError(str(path), f"contains no training log ({pluralize(passed_over, 'file')})")
     return ImportedArchive(tuple(reports), tuple(left_out), passed_over)
 
 

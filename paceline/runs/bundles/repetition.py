@@ -24,13 +24,13 @@ from paceline.files.run_folder import read_record
 from paceline.files.staged import CONTENT_FOLDER, asset_state, read_manifest, stage_root
 from paceline.machines.node.binding import with_binding
 from paceline.machines.probe.inventory import inventory
-from paceline.runs.bundles.verification import OpenedBundle, check_opened
+from paceline.runs.bundles.verification import BundleContents, check_contents
 from paceline.runs.data_files import TokenFile, with_tokens
 from paceline.runs.difference import read_inputs
 from paceline.runs.plan import Plan, replan
 from paceline.runs.run_environment import recorded_environment
 
-InputState = Literal["here", "staged here", "another", "missing"]
+InputState = Literal["here", "staged here", "different", "missing"]
 
 
 class NeededInput(Value):
@@ -50,52 +50,54 @@ class Repetition:
     """Plan and inputs that repeat a run on this machine."""
 
     plan: Plan
-    needed: tuple[NeededInput, ...]
+    inputs: tuple[NeededInput, ...]
     environment: tuple[EnvironmentChange, ...]
     """Differences between the bundle's environment (before) and this machine's (after)."""
     obstacles: tuple[str, ...]
     """Reasons why it cannot start on this machine; empty if it can."""
 
 
-def repetition(opened: OpenedBundle, path: Path, runs: Path) -> Repetition:
+def repetition(contents: BundleContents, path: Path, runs: Path) -> Repetition:
     """Return the plan of a bundle's run for this machine; no code of the bundle is run.
 
     Raises UserError for a damaged bundle, and for a run that Paceline did not start.
     """
-    if check_opened(opened, path).faults:
-        raise UserError(str(path), "is damaged", remedy=f"`paceline verify {path}` names the files")
-    spec = read_record(opened.folder).spec
+    if check_contents(contents, path).faults:
+        raise UserError(
+            str(path), "is damaged", remedy=f"list the damaged files with `paceline verify {path}`"
+        )
+    spec = read_record(contents.folder).spec
     if spec is None:
-        raise UserError(str(path), "is of an imported log: nobody knows what was started")
-    needed = tuple(_needed(part) for part in read_inputs(opened.folder).values())
+        raise UserError(str(path), "contains an imported log, so its command is unknown")
+    inputs = tuple(_locate_input(part) for part in read_inputs(contents.folder).values())
     obstacles = [
         f"{part.field}: {part.was} ({part.identity}) is {_OBSTACLE[part.state]}"
-        for part in needed
-        if part.state in _OBSTACLE and part.field not in _made_of(needed)
+        for part in inputs
+        if part.state in _OBSTACLE and part.field not in _text_fields(inputs)
     ]
-    spec, tokens = _with_inputs(spec, needed, runs)
+    spec, tokens = _with_inputs(spec, inputs, runs)
     if REDACTED in spec.model_dump_json():
-        obstacles.append(f"a secret of the command or settings reads {REDACTED}")
+        obstacles.append(f"a secret in the command or settings was replaced by {REDACTED}")
     try:
         plan = replan(spec)
     except UserError as error:
         obstacles.append(str(error))
         plan = Plan(spec, with_binding(engine(spec.engine).job(spec, spec.recipe)), inventory())
-    then = recorded_environment(opened.folder, {})
-    changes = environment_changes([then], [environment_items(plan.inventory, {})])
+    before = recorded_environment(contents.folder, {})
+    changes = environment_changes([before], [environment_items(plan.inventory, {})])
     plan = replace(plan, token_files=tokens)
-    return Repetition(plan, needed, changes, tuple(obstacles))
+    return Repetition(plan, inputs, changes, tuple(obstacles))
 
 
 _OBSTACLE = {
-    "another": "another one here",
-    "missing": "not here: stage it, or put it there",
+    "different": "different on this machine",
+    "missing": "missing on this machine: stage it or copy it there",
 }
 
 
-def _made_of(needed: tuple[NeededInput, ...]) -> Mapping[str, str]:
+def _text_fields(inputs: tuple[NeededInput, ...]) -> Mapping[str, str]:
     """Return the fields whose tokens are made again from a text, with the field of that text."""
-    fields = {part.field: part for part in needed}
+    fields = {part.field: part for part in inputs}
     pairs = (
         ("data.path", "data.text"),
         ("training.evaluation.path", "training.evaluation.text"),
@@ -103,16 +105,16 @@ def _made_of(needed: tuple[NeededInput, ...]) -> Mapping[str, str]:
     return {of: text for of, text in pairs if text in fields}
 
 
-def _needed(part: RunInput) -> NeededInput:
+def _locate_input(part: RunInput) -> NeededInput:
     """Find an input on this machine, in a staged asset of equal content or at the same path."""
     other: Path | None = None
     for path, state in _places(part):
-        there = find_input(part.field, path)
-        if there is not None and there.is_alike(part):
+        local_input = find_input(part.field, path)
+        if local_input is not None and local_input.is_alike(part):
             return _needed_input(part, state, path)
-        if there is not None and (part.asset is not None or state == "here"):
+        if local_input is not None and (part.asset is not None or state == "here"):
             other = other or path
-    return _needed_input(part, "another" if other else "missing", other)
+    return _needed_input(part, "different" if other else "missing", other)
 
 
 def _needed_input(part: RunInput, state: InputState, path: Path | None) -> NeededInput:
@@ -128,16 +130,16 @@ def _needed_input(part: RunInput, state: InputState, path: Path | None) -> Neede
 def _places(part: RunInput) -> Iterator[tuple[Path, InputState]]:
     """Yield candidate paths of an input with the state that each means; its own asset first."""
     if part.asset is not None:
-        for content, _ in _staged(part.asset):
+        for content, _ in _staged_assets(part.asset):
             yield content / part.inside, "staged here"
     yield Path(part.path), "here"
     if part.asset is None and part.sha256 is not None:
-        for content, manifest in _staged("*"):
-            for name in _called(Path(part.path).name, manifest, part.files > 1):
+        for content, manifest in _staged_assets("*"):
+            for name in _paths_of_name(Path(part.path).name, manifest, part.files > 1):
                 yield content / name, "staged here"
 
 
-def _staged(asset: str) -> Iterator[tuple[Path, Manifest]]:
+def _staged_assets(asset: str) -> Iterator[tuple[Path, Manifest]]:
     """Yield content and manifest of all staged assets of a name, from any recipe."""
     for folder in sorted(stage_root().glob(f"{asset}-*")):
         manifest = read_manifest(folder)
@@ -145,7 +147,7 @@ def _staged(asset: str) -> Iterator[tuple[Path, Manifest]]:
             yield folder / CONTENT_FOLDER, manifest
 
 
-def _called(name: str, manifest: Manifest, or_all: bool) -> Iterator[PurePosixPath]:
+def _paths_of_name(name: str, manifest: Manifest, or_all: bool) -> Iterator[PurePosixPath]:
     """Yield files, prefixes and folders of that name in an asset, then the asset's root."""
     files = {PurePosixPath(file.path) for file in manifest.files}
     prefixes = {file.with_suffix("") for file in files if file.suffix in INDEXED}
@@ -156,39 +158,41 @@ def _called(name: str, manifest: Manifest, or_all: bool) -> Iterator[PurePosixPa
 
 
 def _with_inputs(
-    spec: RunSpec, needed: tuple[NeededInput, ...], runs: Path
+    spec: RunSpec, inputs: tuple[NeededInput, ...], runs: Path
 ) -> tuple[RunSpec, tuple[TokenFile, ...]]:
     """Return the run with the inputs of this machine; a text is tokenized again."""
-    places = {part.was: part.path for part in needed if part.path is not None}
-    content = cast(dict[str, Any], _placed(spec.model_dump(mode="json"), places))
+    places = {part.was: part.path for part in inputs if part.path is not None}
+    content = cast(dict[str, Any], _with_paths(spec.model_dump(mode="json"), places))
     cluster: dict[str, Any] = content["cluster"]
     if spec.cluster.runs_here:
         cluster["python"] = None  # That machine's interpreter does not exist here.
-    texts = {part.field: part.path for part in needed if part.path is not None}
+    texts = {part.field: part.path for part in inputs if part.path is not None}
     text = texts.get("data.text")
     if text is not None:
         kind = "jsonl" if text.endswith((".jsonl", ".json")) else "text"
         content["data"] |= {"source": kind, "path": text}
         if evaluation := texts.get("training.evaluation.text"):
             content["training"]["evaluation"]["path"] = evaluation
-    placed = RunSpec.model_validate(content)
-    return with_tokens(placed, runs, placed.recipe) if text is not None else (placed, ())
+    local_spec = RunSpec.model_validate(content)
+    return (
+        with_tokens(local_spec, runs, local_spec.recipe) if text is not None else (local_spec, ())
+    )
 
 
-def _placed(value: object, places: Mapping[str, str]) -> object:
+def _with_paths(value: object, places: Mapping[str, str]) -> object:
     if isinstance(value, dict):
         items = cast(dict[str, object], value).items()
-        return {name: _placed(part, places) for name, part in items}
+        return {name: _with_paths(part, places) for name, part in items}
     if isinstance(value, list):
-        return [_placed(part, places) for part in cast(list[object], value)]
+        return [_with_paths(part, places) for part in cast(list[object], value)]
     return places.get(value, value) if isinstance(value, str) else value
 
 
 def obstacles_text(repeat: Repetition) -> Iterator[str]:
     """Yield found inputs, obstacles and environment changes, one line each."""
-    for part in repeat.needed:
+    for part in repeat.inputs:
         if part.state in ("here", "staged here"):
             yield f"{part.field}: {part.identity}: {part.state} ({part.path})"
     yield from repeat.obstacles
     for change in repeat.environment:
-        yield f"{change.item}: there {change.before}, here {change.after}"
+        yield f"{change.item}: {change.before} in the bundle, {change.after} here"

@@ -24,7 +24,7 @@ from paceline.runs.bundles.writing import BUNDLE_FILE
 from paceline.runs.outcome import evaluate
 
 TOLERANCE = 1e-9
-"""Relative tolerance; another processor may round the last digits of a sum differently."""
+"""Relative tolerance; another CPU may round the last digits of a sum differently."""
 
 FileFault = Literal["changed", "missing", "extra"]
 
@@ -40,8 +40,8 @@ class ChangedFigure(Value):
     """Stored figure that cannot be reproduced from the raw files."""
 
     name: str
-    stored: str
-    recomputed: str
+    stored_value: str
+    recomputed_value: str
 
 
 class BundleCheck(Value):
@@ -51,7 +51,7 @@ class BundleCheck(Value):
     run: str
     sha256: str
     """SHA-256 of all paths and file digests, to compare with the one of the bundle's author."""
-    verdict: Literal["whole", "damaged", "other figures", "no figures"]
+    verdict: Literal["intact", "damaged", "figures differ", "no figures"]
     """Result; `no figures` means intact files of a run without a result to compare with them."""
     n_files: NonNegativeInt
     bytes: NonNegativeInt
@@ -64,7 +64,7 @@ class BundleCheck(Value):
 
 
 @dataclass(frozen=True)
-class OpenedBundle:
+class BundleContents:
     """Files of a bundle in a temporary folder, which exists while the bundle is open."""
 
     bundle: Bundle
@@ -72,25 +72,29 @@ class OpenedBundle:
 
 
 @contextmanager
-def opened_bundle(path: Path) -> Iterator[OpenedBundle]:
+def open_bundle(path: Path) -> Iterator[BundleContents]:
     """Unpack a bundle into its own folder, after checking that no path leads out of it.
 
     Raises UserError for a file that is not a bundle, or a malicious one.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bundle-") as name:
         place = Path(name)
-        held = unpack(path, place)
-        roots = {file.partition("/")[0] for file in held.files}
+        archive = unpack(path, place)
+        roots = {file.partition("/")[0] for file in archive.files}
         root = roots.pop() if len(roots) == 1 else ""
-        if f"{root}/{BUNDLE_FILE}" not in held.files:
+        if f"{root}/{BUNDLE_FILE}" not in archive.files:
             raise UserError(
-                str(path), f"holds no {BUNDLE_FILE}", remedy="`paceline bundle RUN` writes one"
+                str(path),
+                f"contains no {BUNDLE_FILE}",
+                remedy="create one with `paceline bundle RUN`",
             )
         bundle = read_value(place / root / BUNDLE_FILE, Bundle)
         if bundle.run != root:
-            raise UserError(str(path), f"is of the run {bundle.run[:99]!r} and holds {root!r}")
+            raise UserError(
+                str(path), f"describes the run {bundle.run[:99]!r} but contains {root!r}"
+            )
         _check_log(place / root)
-        yield OpenedBundle(bundle, place / root)
+        yield BundleContents(bundle, place / root)
 
 
 def _check_log(folder: Path) -> None:
@@ -116,41 +120,41 @@ def check_bundle(path: Path) -> BundleCheck:
 
     Raises UserError for a file that is not a bundle.
     """
-    with opened_bundle(path) as opened:
-        return check_opened(opened, path)
+    with open_bundle(path) as contents:
+        return check_contents(contents, path)
 
 
-def check_opened(opened: OpenedBundle, path: Path) -> BundleCheck:
+def check_contents(contents: BundleContents, path: Path) -> BundleCheck:
     """Check an open bundle, read from `path`, as `check_bundle` does."""
-    bundle = opened.bundle
-    faults = tuple(_faults(opened))
-    stored, figures = (None, ()) if faults else _figures(opened.folder)
-    named = len(stored.metrics) if stored else 0
-    verdict = "damaged" if faults else "other figures" if figures else "whole"
+    bundle = contents.bundle
+    faults = tuple(_faults(contents))
+    result, figures = (None, ()) if faults else _figures(contents.folder)
+    num_figures = len(result.metrics) if result else 0
+    verdict = "damaged" if faults else "figures differ" if figures else "intact"
     return BundleCheck(
         bundle=str(path),
         run=bundle.run,
         sha256=bundle.sha256,
-        verdict="no figures" if verdict == "whole" and not named else verdict,
+        verdict="no figures" if verdict == "intact" and not num_figures else verdict,
         n_files=len(bundle.files),
         bytes=sum(file.bytes for file in bundle.files),
         faults=faults,
-        n_figures=named,
+        n_figures=num_figures,
         figures=figures,
         measured_by=bundle.paceline_version,
         checked_by=__version__,
     )
 
 
-def _faults(opened: OpenedBundle) -> Iterator[BundleFault]:
-    bundle, folder = opened.bundle, opened.folder
-    there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+def _faults(contents: BundleContents) -> Iterator[BundleFault]:
+    bundle, folder = contents.bundle, contents.folder
+    paths = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     for file in bundle.files:
-        if file.path not in there:
+        if file.path not in paths:
             yield BundleFault(path=file.path, fault="missing")
         elif _digest(folder / file.path) != file.sha256:
             yield BundleFault(path=file.path, fault="changed")
-    for name in sorted(there - {file.path for file in bundle.files} - {BUNDLE_FILE}):
+    for name in sorted(paths - {file.path for file in bundle.files} - {BUNDLE_FILE}):
         yield BundleFault(path=name, fault="extra")
     if content_digest(bundle.files) != bundle.sha256:
         yield BundleFault(path=BUNDLE_FILE, fault="changed")
@@ -167,26 +171,32 @@ def _figures(folder: Path) -> tuple[Result | None, tuple[ChangedFigure, ...]]:
     record = read_record(folder)
     if not file.is_file():
         return None, ()
-    stored = read_value(file, Result)
+    stored_result = read_value(file, Result)
     try:
-        computed = evaluate(folder).result
+        recomputed_result = evaluate(folder).result
     except PacelineError as error:
-        lost = ChangedFigure(name="result", stored=stored.status, recomputed=str(error))
-        return stored, (lost,)
-    changed = list(_changed(stored.metrics, computed.metrics))
-    if record.status in FINAL and stored.status != computed.status:
-        figure = ChangedFigure(name="status", stored=stored.status, recomputed=computed.status)
-        changed.insert(0, figure)
-    return stored, tuple(changed)
+        missing_result = ChangedFigure(
+            name="result", stored_value=stored_result.status, recomputed_value=str(error)
+        )
+        return stored_result, (missing_result,)
+    figures = list(_changed_figures(stored_result.metrics, recomputed_result.metrics))
+    if record.status in FINAL and stored_result.status != recomputed_result.status:
+        figure = ChangedFigure(
+            name="status",
+            stored_value=stored_result.status,
+            recomputed_value=recomputed_result.status,
+        )
+        figures.insert(0, figure)
+    return stored_result, tuple(figures)
 
 
-def _changed(
-    stored: Mapping[str, Metric], computed: Mapping[str, Metric]
+def _changed_figures(
+    stored_metrics: Mapping[str, Metric], recomputed_metrics: Mapping[str, Metric]
 ) -> Iterator[ChangedFigure]:
-    for name in {**stored, **computed}:
-        ours, theirs = _numbers(stored.get(name)), _numbers(computed.get(name))
+    for name in {**stored_metrics, **recomputed_metrics}:
+        ours, theirs = _numbers(stored_metrics.get(name)), _numbers(recomputed_metrics.get(name))
         if not all(map(_equal, ours, theirs)):
-            yield ChangedFigure(name=name, stored=_text(ours), recomputed=_text(theirs))
+            yield ChangedFigure(name=name, stored_value=_text(ours), recomputed_value=_text(theirs))
 
 
 def _numbers(metric: Metric | None) -> tuple[float | None, ...]:
@@ -204,5 +214,5 @@ def _equal(ours: float | None, theirs: float | None) -> bool:
 
 def _text(numbers: tuple[float | None, ...]) -> str:
     """Return the numbers as text, with "-" for missing ones."""
-    value, *rest = ("-" if number is None else f"{number:.12g}" for number in numbers)
-    return f"{value} (n {rest[0]}, spread {rest[1]}, {rest[2]} to {rest[3]})"
+    value, *others = ("-" if number is None else f"{number:.12g}" for number in numbers)
+    return f"{value} (n {others[0]}, spread {others[1]}, {others[2]} to {others[3]})"

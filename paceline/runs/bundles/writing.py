@@ -51,12 +51,12 @@ def write_bundle(folder: Path, target: Path | None = None) -> tuple[Path, Bundle
     left_out: list[LeftOut] = []
     for path in _paths(folder):
         name = path.relative_to(folder).as_posix()
-        if why := _why_not(path, name):
+        if why := _exclusion_reason(path, name):
             left_out.append(LeftOut(path=_printable(name), why=why))
         elif name != BUNDLE_FILE:
             part = _read_part(path, name)
             if part.redacted and _is_broken(path):
-                left_out.append(LeftOut(path=name, why="no JSON any more without its secrets"))
+                left_out.append(LeftOut(path=name, why="not valid JSON after redaction"))
             else:
                 parts.append(part)
     files = tuple(part.file for part in parts)
@@ -90,12 +90,12 @@ def _paths(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _why_not(path: Path, name: str) -> str | None:
+def _exclusion_reason(path: Path, name: str) -> str | None:
     """Return why a file is left out; None if it is included."""
     if path.is_symlink():
         return "a link"
     if not path.is_file():
-        return "no regular file"
+        return "not a regular file"
     if name.partition("/")[0] == CHECKPOINTS_FOLDER or any(map(path.match, _STATES)):
         return "a checkpoint"
     try:
@@ -106,13 +106,13 @@ def _why_not(path: Path, name: str) -> str | None:
 
 
 def _read_part(path: Path, name: str) -> _Part:
-    kept, was, size = hashlib.sha256(), hashlib.sha256(), 0
+    clean_digest, raw_digest, size = hashlib.sha256(), hashlib.sha256(), 0
     for raw, clean in _blocks(path):
-        was.update(raw)
-        kept.update(clean)
+        raw_digest.update(raw)
+        clean_digest.update(clean)
         size += len(clean)
-    file = StagedFile(path=name, bytes=size, sha256=kept.hexdigest())
-    return _Part(file, kept.digest() != was.digest())
+    file = StagedFile(path=name, bytes=size, sha256=clean_digest.hexdigest())
+    return _Part(file, clean_digest.digest() != raw_digest.digest())
 
 
 def _is_broken(path: Path) -> bool:
@@ -139,12 +139,12 @@ def _is_json(content: bytes) -> bool:
 
 def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Yield blocks of complete lines of a file, unchanged and without secrets; numbers stay."""
-    searched = {name: value for name, value in os.environ.items() if not is_number(value)}
+    environment = {name: value for name, value in os.environ.items() if not is_number(value)}
     try:
         with open_regular(path) as file:
             for block in text_blocks(file, _BLOCK_BYTES):
                 text = block.decode("utf-8", "surrogateescape")
-                yield block, redact(text, searched).encode("utf-8", "surrogateescape")
+                yield block, redact(text, environment).encode("utf-8", "surrogateescape")
     except OSError as error:
         raise SystemFaultError(str(path), f"cannot be read: {error.strerror}") from error
 

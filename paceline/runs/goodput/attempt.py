@@ -39,7 +39,7 @@ class Attempt:
     resumed_after: int = 0
     """Step of the checkpoint that it resumed from; 0 for none."""
     evaluation_s: float = 0.0
-    asked_unix: float | None = None
+    requested_unix: float | None = None
     """Time of the request for this attempt, in Unix seconds."""
     launched_unix: float | None = None
     ready_unix: float | None = None
@@ -55,12 +55,12 @@ class Attempt:
     @property
     def clocked(self) -> bool:
         """True if its full wall time is known, which a log does not contain."""
-        return self.asked_unix is not None and self.ended_unix is not None
+        return self.requested_unix is not None and self.ended_unix is not None
 
 
-def begun_order(attempt: Attempt) -> tuple[bool, float]:
+def start_order(attempt: Attempt) -> tuple[bool, float]:
     """Return the sort key of an attempt: the time of its request; logs come first, unsorted."""
-    return attempt.asked_unix is not None, attempt.asked_unix or 0.0
+    return attempt.requested_unix is not None, attempt.requested_unix or 0.0
 
 
 def attempts_of_run(folder: Path) -> list[Attempt]:
@@ -73,47 +73,50 @@ def attempts_of_run(folder: Path) -> list[Attempt]:
         raise UserError(
             str(folder),
             "is an imported log",
-            remedy=f"name the log itself: {folder / record.log}" if record.log else None,
+            remedy=f"use the log itself: {folder / record.log}" if record.log else None,
         )
     places = [path.parent for path in folder.glob(f"{ATTEMPTS_FOLDER}/*/{STEPS_FOLDER}")]
     tries = [(place.name, read_ranks(place)) for place in places]
     tries = sorted((t for t in tries if _ready_unix(t[1])), key=lambda t: _ready_unix(t[1]) or 0.0)
     attempts: list[Attempt] = []
-    asked = datetime.fromisoformat(record.created).timestamp()
+    requested_unix = datetime.fromisoformat(record.created).timestamp()
     for name, ranks in tries:
-        attempt = _attempt(f"{folder.name}/{name}", ranks, record, asked, None)
+        attempt = _attempt(f"{folder.name}/{name}", ranks, record, requested_unix, None)
         # Slurm requests the next start as soon as this one has ended.
-        asked = attempt.ended_unix or asked
+        requested_unix = attempt.ended_unix or requested_unix
         attempts.append(replace(attempt, status="failed"))
-    last = _attempt(folder.name, read_ranks(folder), record, asked, record.ended_unix)
+    last = _attempt(folder.name, read_ranks(folder), record, requested_unix, record.ended_unix)
     last = replace(last, queues=(folder / RECORD_FILE).exists(), status=record.status)
     # A program without event lines may have only a log.
-    return [*attempts, *([last] if len(last.index) else _logged(last, evaluate(folder).steps))]
+    return [
+        *attempts,
+        *([last] if len(last.index) else _attempts_in_log(last, evaluate(folder).steps)),
+    ]
 
 
-def _logged(run: Attempt, steps: Steps) -> list[Attempt]:
+def _attempts_in_log(run: Attempt, steps: Steps) -> list[Attempt]:
     """Return the attempts in the log of a run without event lines, one per start.
 
     The run has only one wall time for all of them. All time outside steps counts for the last one.
     """
     attempts: list[Attempt] = []
     parts = _parts(steps)
-    begun = run.asked_unix
+    start_unix = run.requested_unix
     for number, part in enumerate(parts[:-1], 1):
         attempt = replace(_with_lines(run, part), name=f"{run.name}#{number}", status=None)
-        over = None if begun is None else begun + float(np.nansum(attempt.seconds))
-        attempts.append(replace(attempt, asked_unix=begun, ended_unix=over))
-        begun = over
+        end_unix = None if start_unix is None else start_unix + float(np.nansum(attempt.seconds))
+        attempts.append(replace(attempt, requested_unix=start_unix, ended_unix=end_unix))
+        start_unix = end_unix
     name = f"{run.name}#{len(parts)}" if attempts else run.name
-    return [*attempts, replace(_with_lines(run, parts[-1]), name=name, asked_unix=begun)]
+    return [*attempts, replace(_with_lines(run, parts[-1]), name=name, requested_unix=start_unix)]
 
 
 def _attempt(
     name: str,
     ranks: dict[int, RankLog],
     record: RunRecord,
-    asked: float,
-    ended: float | None,
+    requested_unix: float,
+    ended_unix: float | None,
 ) -> Attempt:
     """Return the attempt from its ranks' logs; without a recorded end, it ends at its last step."""
     steps = merge_ranks({rank: Steps.of(log.steps) for rank, log in ranks.items()})
@@ -122,14 +125,14 @@ def _attempt(
         name=name,
         index=steps.index,
         steps=np.ones(len(steps)),
-        seconds=_with_watched(steps, ranks),
+        seconds=_with_tracked_steps(steps, ranks),
         checkpoint_s=np.nan_to_num(steps["checkpoint_s"]),
         resumed_after=first - 1,
         evaluation_s=max((_evaluation_s(log) for log in ranks.values()), default=0.0),
-        asked_unix=asked,
+        requested_unix=requested_unix,
         launched_unix=record.launched_unix,
         ready_unix=_ready_unix(ranks),
-        ended_unix=ended or _last_sign_unix(ranks, steps),
+        ended_unix=ended_unix or _last_sign_unix(ranks, steps),
         queues=True,
         steps_requested=record.spec.steps_requested if record.spec else None,
         facts=record.settings,
@@ -152,20 +155,20 @@ def attempts_of_log(path: Path) -> list[Attempt]:
     if steps is None or not len(steps) or not steps.known("step_time_s"):
         raise UserError(
             str(path),
-            parsing.document.reason or "tells no step times",
-            remedy="`paceline parse` it",
+            parsing.document.reason or "has no step times",
+            remedy="inspect it with `paceline parse`",
         )
-    asked = parsing.log.facts.get("total_steps")
+    total_steps = parsing.log.facts.get("total_steps")
     empty = Attempt(
         name=path.name,
         index=np.zeros(0, np.int64),
         steps=np.zeros(0),
         seconds=np.zeros(0),
         checkpoint_s=np.zeros(0),
-        steps_requested=int(asked) if isinstance(asked, int | float) else None,
+        steps_requested=int(total_steps) if isinstance(total_steps, int | float) else None,
         facts=parsing.document.settings,
     )
-    return _logged(empty, steps)
+    return _attempts_in_log(empty, steps)
 
 
 def _parts(steps: Steps) -> list[Steps]:
@@ -198,11 +201,11 @@ def _steps_of_lines(part: Steps) -> FloatColumn:
     return np.concatenate([[min(float(part.index[0]), gaps[0]) or 1.0], gaps])
 
 
-def _with_watched(steps: Steps, ranks: dict[int, RankLog]) -> FloatColumn:
+def _with_tracked_steps(steps: Steps, ranks: dict[int, RankLog]) -> FloatColumn:
     """Return the step times, including steps with memory tracking, which other figures exclude."""
     seconds = np.array(steps["step_time_s"], dtype=np.float64)
-    watched = [log.tracked_step for log in ranks.values() if log.tracked_step]
-    for event in watched:
+    tracked_steps = [log.tracked_step for log in ranks.values() if log.tracked_step]
+    for event in tracked_steps:
         at = np.flatnonzero(steps.index == event.step)
         seconds[at] = np.fmax(seconds[at], event.step_time_s)
     return seconds
@@ -219,4 +222,4 @@ def _last_sign_unix(ranks: dict[int, RankLog], steps: Steps) -> float | None:
     if ends or ready is None:
         return max(ends, default=None)
     evaluations = max((_evaluation_s(log) for log in ranks.values()), default=0.0)
-    return ready + float(np.nansum(_with_watched(steps, ranks))) + evaluations
+    return ready + float(np.nansum(_with_tracked_steps(steps, ranks))) + evaluations

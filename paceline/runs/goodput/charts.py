@@ -14,9 +14,9 @@ from paceline.report.theme import ChartTheme
 from paceline.runs.goodput.ledger import Account, AttemptEntry, GoodputLedger
 
 BAR_HEIGHT = 30
-MOST_ATTEMPTS = 32
+MAX_ATTEMPTS = 32
 """Maximum number of attempts with their own bar."""
-LONGEST_LABEL = 28
+MAX_LABEL_LENGTH = 28
 """Maximum length of an attempt's label in characters."""
 COLOURS: dict[Account, str] = {
     "productive": "steady",
@@ -38,11 +38,11 @@ def goodput_charts(ledger: GoodputLedger, look: ChartTheme) -> dict[str, alt.Lay
     """Return a chart with a bar of the total time and one per attempt, split by account."""
     length, unit = next(each for each in UNITS if ledger.wall_s >= each[0] or each[0] == 1.0)
     bars: dict[str, dict[Account, float]] = {"all": ledger.seconds}
-    for number, entry in enumerate(ledger.attempts[:MOST_ATTEMPTS], 1):
+    for number, entry in enumerate(ledger.attempts[:MAX_ATTEMPTS], 1):
         bars[_label(number, entry)] = entry.seconds
     rows = [row for name, accounts in bars.items() for row in _segments(name, accounts, length)]
-    drawn = {row["key"] for row in rows}
-    used = [(account, colour) for account, colour in COLOURS.items() if account in drawn]
+    used_accounts = {row["key"] for row in rows}
+    used = [(account, colour) for account, colour in COLOURS.items() if account in used_accounts]
     axis = f"wall time ({unit})"
     chart = (
         alt.Chart(alt.Data(values=rows), name="accounts")
@@ -68,8 +68,8 @@ def goodput_charts(ledger: GoodputLedger, look: ChartTheme) -> dict[str, alt.Lay
         )
     )
     notes = [f"Goodput {percent(ledger.goodput)}: the productive share of {ledger.wall_text}."]
-    if len(ledger.attempts) > MOST_ATTEMPTS:
-        notes.append(f"The first {MOST_ATTEMPTS} of {len(ledger.attempts):,} attempts.")
+    if len(ledger.attempts) > MAX_ATTEMPTS:
+        notes.append(f"The first {MAX_ATTEMPTS} of {len(ledger.attempts):,} attempts.")
     height = 60 + BAR_HEIGHT * len(bars)
     title = "Where the time went"
     return {"accounts": finish_chart([chart], look, title, notes, height, one_line(ledger.name))}
@@ -80,20 +80,20 @@ def _segments(
 ) -> Iterator[dict[str, Any]]:
     start, whole = 0.0, sum(accounts.values())
     for account in COLOURS:
-        if (spent := accounts.get(account, 0.0)) > 0:
+        if (duration := accounts.get(account, 0.0)) > 0:
             yield {
                 "of": name,
                 "key": account,
                 "account": account.replace("_", " "),
                 "start": start / length,
-                "end": (start + spent) / length,
-                "time": seconds(spent),
-                "share": percent(spent / whole),
+                "end": (start + duration) / length,
+                "time": seconds(duration),
+                "share": percent(duration / whole),
             }
-            start += spent
+            start += duration
 
 
 def _label(number: int, entry: AttemptEntry) -> str:
     name = one_line(entry.name)
-    short = name if len(name) <= LONGEST_LABEL else f"{name[: LONGEST_LABEL - 1]}…"
+    short = name if len(name) <= MAX_LABEL_LENGTH else f"{name[: MAX_LABEL_LENGTH - 1]}…"
     return f"{number}. {short}"

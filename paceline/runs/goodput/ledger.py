@@ -12,8 +12,8 @@ import numpy.typing as npt
 from paceline.core.errors import UserError
 from paceline.core.units import SECONDS_PER_DAY, seconds
 from paceline.core.value import NonNegativeInt, Value
-from paceline.runs.goodput.attempt import Attempt, begun_order
-from paceline.runs.goodput.training import begun_again
+from paceline.runs.goodput.attempt import Attempt, start_order
+from paceline.runs.goodput.training import restart_notes
 
 Account = Literal[
     "productive",
@@ -38,9 +38,9 @@ class AttemptEntry(Value):
     status: str | None
     first_step: NonNegativeInt | None
     last_step: NonNegativeInt | None
-    kept: NonNegativeInt
+    steps_kept: NonNegativeInt
     """Number of steps that no later attempt repeated."""
-    redone: NonNegativeInt
+    steps_repeated: NonNegativeInt
     """Number of steps that a later attempt repeated."""
     seconds: dict[Account, float]
 
@@ -90,30 +90,32 @@ def ledger_of(attempts: Sequence[Attempt], steps_requested: int | None = None) -
     or as compilation for the first step of an attempt. Steps that a later attempt repeated are
     fully lost. Raises UserError if no step was timed.
     """
-    entries = sorted(attempts, key=begun_order)
-    kept = [_kept(entry, entries[at + 1 :]) for at, entry in enumerate(entries)]
+    entries = sorted(attempts, key=start_order)
+    masks = [_kept_mask(entry, entries[at + 1 :]) for at, entry in enumerate(entries)]
     # The first kept step of each attempt may include compilation, so the median excludes it.
     times = [
         ((entry.seconds - entry.checkpoint_s) / entry.steps)[keep][1:]
-        for entry, keep in zip(entries, kept, strict=True)
+        for entry, keep in zip(entries, masks, strict=True)
     ]
     pool = np.concatenate(times) if times else np.array([])
     pool = pool[np.isfinite(pool)]
     if not len(pool):
-        raise UserError("goodput", "no step of these was timed", remedy="`paceline list`")
+        raise UserError(
+            "goodput", "no step has a measured time", remedy="find other runs with `paceline list`"
+        )
     usual = float(np.median(pool))
-    rows = [_entry(entry, keep, usual) for entry, keep in zip(entries, kept, strict=True)]
+    rows = [_entry(entry, keep, usual) for entry, keep in zip(entries, masks, strict=True)]
     seconds: dict[Account, float] = {
         account: sum(row.seconds.get(account, 0.0) for row in rows) for account in ACCOUNTS
     }
     seconds["stopped"] = sum(_between(a, b) for a, b in pairwise(entries))
     wall = sum(seconds.values())
-    steps_kept = sum(row.kept for row in rows)
-    asked = steps_requested or max(
+    steps_kept = sum(row.steps_kept for row in rows)
+    total_steps = steps_requested or max(
         (e.steps_requested for e in entries if e.steps_requested), default=None
     )
-    done = max(int(e.index[k][-1]) for e, k in zip(entries, kept, strict=True) if k.any())
-    left = max(0, asked - done) if asked else None
+    last_step = max(int(e.index[k][-1]) for e, k in zip(entries, masks, strict=True) if k.any())
+    num_left = max(0, total_steps - last_step) if total_steps else None
     return GoodputLedger(
         attempts=tuple(rows),
         wall_s=wall,
@@ -122,23 +124,23 @@ def ledger_of(attempts: Sequence[Attempt], steps_requested: int | None = None) -
         usual_step_s=usual,
         n=len(pool),
         steps_kept=steps_kept,
-        steps_requested=asked,
-        days_left=left * wall / steps_kept / SECONDS_PER_DAY if left is not None else None,
-        days_left_at_best=left * usual / SECONDS_PER_DAY if left is not None else None,
+        steps_requested=total_steps,
+        days_left=None if num_left is None else num_left * wall / steps_kept / SECONDS_PER_DAY,
+        days_left_at_best=None if num_left is None else num_left * usual / SECONDS_PER_DAY,
         whole=all(entry.clocked for entry in entries),
         notes=_notes(entries),
     )
 
 
-def _kept(entry: Attempt, later: Sequence[Attempt]) -> BoolColumn:
+def _kept_mask(entry: Attempt, later: Sequence[Attempt]) -> BoolColumn:
     """Return the mask (rows,) of steps that no later attempt repeated."""
     began = min((other.resumed_after for other in later if len(other.index)), default=None)
     return np.ones(len(entry.index), np.bool_) if began is None else entry.index <= began
 
 
 def _entry(entry: Attempt, keep: BoolColumn, usual: float) -> AttemptEntry:
-    seconds, saved = np.nan_to_num(entry.seconds), entry.checkpoint_s
-    work = np.maximum(seconds - saved, 0.0)
+    seconds, checkpoint_s = np.nan_to_num(entry.seconds), entry.checkpoint_s
+    work = np.maximum(seconds - checkpoint_s, 0.0)
     first = np.zeros(len(work), np.bool_)
     first[:1] = True
     beyond = np.maximum(work - usual * entry.steps, 0.0)
@@ -146,7 +148,7 @@ def _entry(entry: Attempt, keep: BoolColumn, usual: float) -> AttemptEntry:
         "productive": float(np.minimum(work, usual * entry.steps)[keep].sum()),
         "slow_steps": float(beyond[keep & ~first].sum()),
         "compile": float(beyond[keep & first].sum()),
-        "checkpoint": float(saved[keep].sum()),
+        "checkpoint": float(checkpoint_s[keep].sum()),
         "lost_steps": float(seconds[~keep].sum()),
         "evaluation": entry.evaluation_s,
         **_outside(entry, float(seconds.sum())),
@@ -157,51 +159,51 @@ def _entry(entry: Attempt, keep: BoolColumn, usual: float) -> AttemptEntry:
         status=entry.status,
         first_step=int(entry.index[0]) if count else None,
         last_step=int(entry.index[-1]) if count else None,
-        kept=int(entry.steps[keep].sum()),
-        redone=int(entry.steps[~keep].sum()),
+        steps_kept=int(entry.steps[keep].sum()),
+        steps_repeated=int(entry.steps[~keep].sum()),
         seconds=accounts,
     )
 
 
 def _outside(entry: Attempt, in_steps: float) -> dict[Account, float]:
     """Return the seconds of an attempt outside its steps; {} if they are unknown."""
-    begun, end = entry.asked_unix, entry.ended_unix
-    if begun is None or end is None:
+    start_unix, end = entry.requested_unix, entry.ended_unix
+    if start_unix is None or end is None:
         return {}
     if entry.ready_unix is None:
-        return {"initialisation": max(0.0, end - begun - in_steps - entry.evaluation_s)}
-    before = max(begun, entry.launched_unix or begun)
-    start = max(0.0, entry.ready_unix - begun)
+        return {"initialisation": max(0.0, end - start_unix - in_steps - entry.evaluation_s)}
+    before = max(start_unix, entry.launched_unix or start_unix)
+    start = max(0.0, entry.ready_unix - start_unix)
     # A batch system does not report when it released the job, so queue and start are one figure.
     queue = max(0.0, entry.ready_unix - before) if entry.queues else 0.0
-    rest = end - entry.ready_unix - in_steps - entry.evaluation_s
-    return {"queue": queue, "initialisation": start - queue, "other": max(0.0, rest)}
+    other = end - entry.ready_unix - in_steps - entry.evaluation_s
+    return {"queue": queue, "initialisation": start - queue, "other": max(0.0, other)}
 
 
 def _between(earlier: Attempt, later: Attempt) -> float:
-    if earlier.ended_unix is None or later.asked_unix is None:
+    if earlier.ended_unix is None or later.requested_unix is None:
         return 0.0
-    return max(0.0, later.asked_unix - earlier.ended_unix)
+    return max(0.0, later.requested_unix - earlier.ended_unix)
 
 
 def _notes(entries: Sequence[Attempt]) -> tuple[str, ...]:
     notes: list[str] = []
-    if any(entry.asked_unix is None for entry in entries):
+    if any(entry.requested_unix is None for entry in entries):
         notes.append(
-            "logs tell steps alone: initialisation, queue and stops between them are not counted, "
-            "so the goodput is an upper bound"
+            "logs contain only steps: initialisation, queue and stops are not counted, so the "
+            "goodput is an upper bound"
         )
     if any(entry.clocked and entry.ready_unix is None for entry in entries):
         notes.append(
-            "where no event lines tell when a program was ready, all time outside its steps is "
-            "one figure, `initialisation`"
+            "without event lines it is unknown when a program was ready: all time outside its "
+            "steps counts as `initialisation`"
         )
     if any(entry.queues for entry in entries):
-        notes.append("of jobs in a queue, waiting and starting up are one figure, `queue`")
-    notes += begun_again(entries)
-    known = [e.facts for e in entries if e.facts.num_devices and e.facts.device]
-    places = list(dict.fromkeys(f"{each.num_devices:,} x {each.device}" for each in known))
+        notes.append("for queued jobs, `queue` includes the start of the job")
+    notes += restart_notes(entries)
+    settings = [e.facts for e in entries if e.facts.num_devices and e.facts.device]
+    places = list(dict.fromkeys(f"{each.num_devices:,} x {each.device}" for each in settings))
     if len(places) > 1:
         where = ", then ".join(places)
-        notes.append(f"its attempts ran on {where}: one usual step stands for all of them")
+        notes.append(f"the attempts ran on {where}, but share one usual step time")
     return tuple(notes)

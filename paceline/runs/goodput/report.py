@@ -23,8 +23,8 @@ ATTEMPTS = (
     Column("name", "attempt"),
     Column("status", "ended"),
     Column("steps", "steps"),
-    Column("kept", "kept", lambda value: f"{value:,}", "right"),
-    Column("redone", "done again", lambda value: f"{value:,}", "right"),
+    Column("steps_kept", "kept", lambda value: f"{value:,}", "right"),
+    Column("steps_repeated", "repeated", lambda value: f"{value:,}", "right"),
     Column("productive", "productive", seconds, "right"),
     Column("whole", "all of it", seconds, "right"),
 )
@@ -32,7 +32,7 @@ ATTEMPTS = (
 
 def goodput_document(ledger: GoodputLedger) -> Document:
     """Return goodput, the largest loss, the time to the end, and the ledger by attempt."""
-    redone = sum(entry.redone for entry in ledger.attempts)
+    num_repeated = sum(entry.steps_repeated for entry in ledger.attempts)
     attempts = pluralize(len(ledger.attempts), "attempt")
     rows = [
         {
@@ -51,7 +51,7 @@ def goodput_document(ledger: GoodputLedger) -> Document:
         setup=(attempts, f"{seconds(ledger.usual_step_s)} a usual step (n = {ledger.n})"),
         answer=(
             f"Of {ledger.wall_text} over {attempts} {percent(ledger.goodput)} were steps that "
-            f"count: {ledger.steps_kept:,} are kept, {redone:,} were done again.",
+            f"count: {ledger.steps_kept:,} are kept, {num_repeated:,} were repeated.",
         ),
         figures=tuple(_figures(ledger, attempts)),
         sections=(

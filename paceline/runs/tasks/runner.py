@@ -21,9 +21,9 @@ from paceline.machines.slurm import ArraySubmitter, Submit
 from paceline.runs import flow
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import (
-    MOST_SLOTS,
+    MAX_SLOTS,
     JobSlot,
-    Losses,
+    LostSlots,
     TaskOutcome,
     allocation_fault,
     is_lost,
@@ -87,8 +87,8 @@ class TaskQueue(Generic[Task]):
         """Put a task that a lost host interrupted back at the front."""
         self._tasks.insert(0, task)
 
-    def share_out(self, whole: Sequence[JobSlot]) -> bool:
-        """Give the remaining tasks of other slots to these; return whether any task remains."""
+    def share_out(self, slots: Sequence[JobSlot]) -> bool:
+        """Give the remaining tasks of lost slots to these; return whether any task remains."""
         return any(map(self._missing, self._tasks))
 
 
@@ -103,9 +103,9 @@ class TaskRunner(ABC, Generic[Task, Kept]):
     slots: Sequence[JobSlot] = (JobSlot(1),)
     stop: Event = field(default_factory=Event)
     """Event that stops running tasks and starts no more."""
-    halted: str | None = None
+    stop_reason: str | None = None
     """Reason why no more tasks run, if `stop` was not the cause."""
-    losses: Losses = field(init=False)
+    lost_slots: LostSlots = field(init=False)
     faults: ClassVar[type[PacelineError]] = SystemFaultError
     """Exceptions that end only the task that could not start."""
     _lock: Lock = field(default_factory=Lock)
@@ -121,7 +121,7 @@ class TaskRunner(ABC, Generic[Task, Kept]):
         Returns the value for the observer; None if there is nothing to report.
         """
 
-    def cancelled(self, task: Task, result: Result | None) -> None:
+    def task_cancelled(self, task: Task, result: Result | None) -> None:
         """Record a task that the user cancelled; without a result its run had not started."""
         return
 
@@ -141,10 +141,10 @@ class TaskRunner(ABC, Generic[Task, Kept]):
         With `arrays` they are submitted as Slurm job arrays, whose script is written to that
         folder; `at_once` tasks of an array may run at the same time. KeyboardInterrupt stops
         running tasks cleanly. So do the loss of all slots and the end of the allocation, which
-        are reported in `halted`. An exception that is not one of `faults` also stops them, and is
-        raised again when all have ended.
+        are reported in `stop_reason`. An exception that is not one of `faults` also stops them, and
+        is raised again when all have ended.
         """
-        self.losses = Losses(self.slots)
+        self.lost_slots = LostSlots(self.slots)
         try:
             return self._in_arrays(tasks, arrays, at_once) if arrays else self._on_slots(tasks)
         except KeyboardInterrupt:
@@ -153,17 +153,21 @@ class TaskRunner(ABC, Generic[Task, Kept]):
 
     def _on_slots(self, tasks: TaskQueue[Task]) -> bool:
         interrupted, work = False, partial(self._work, tasks)
-        while not self.stop.is_set() and (whole := self.losses.whole) and tasks.share_out(whole):
-            if len(whole) == 1:
-                work(whole[0])
+        while (
+            not self.stop.is_set()
+            and (usable := self.lost_slots.usable)
+            and tasks.share_out(usable)
+        ):
+            if len(usable) == 1:
+                work(usable[0])
             else:
-                interrupted = side_by_side(whole, self.stop, work)
-        self.halted = self.halted or self.losses.halted
+                interrupted = side_by_side(usable, self.stop, work)
+        self.stop_reason = self.stop_reason or self.lost_slots.stop_reason
         return interrupted
 
     def _work(self, tasks: TaskQueue[Task], slot: JobSlot) -> None:
         """Run tasks in order until none is left for the slot or the slot loses a host."""
-        while not self.stop.is_set() and slot not in self.losses.lost:
+        while not self.stop.is_set() and slot not in self.lost_slots.reasons:
             with self._lock:
                 task = tasks.take(slot)
             if task is None:
@@ -174,8 +178,8 @@ class TaskRunner(ABC, Generic[Task, Kept]):
         """Submit up to MOST_SLOTS tasks at a time, each followed by its own thread."""
         interrupted = False
         while not self.stop.is_set():
-            taken = [(slot, tasks.take(slot)) for slot in numbered_slots(MOST_SLOTS)]
-            batch = {slot: task for slot, task in taken if task is not None}
+            assignments = [(slot, tasks.take(slot)) for slot in numbered_slots(MAX_SLOTS)]
+            batch = {slot: task for slot, task in assignments if task is not None}
             if not batch:
                 break
             jobs = ArraySubmitter(len(batch), folder, at_once, is_stopped=self.stop.is_set)
@@ -211,7 +215,7 @@ class TaskRunner(ABC, Generic[Task, Kept]):
 
     def _cancel(self, task: Task, result: Result | None) -> None:
         with self._lock:
-            self.cancelled(task, result)
+            self.task_cancelled(task, result)
         if not self.stop.is_set():
             raise KeyboardInterrupt
 
@@ -249,21 +253,21 @@ class TaskRunner(ABC, Generic[Task, Kept]):
         except KeyboardInterrupt:  # during a query of Slurm: record the ended task anyway
             self._keep(task, outcome, moved=False)
             raise
-        again = cluster is not None and self.losses.note(slot, self.key(task), why)
-        if again:
+        retry = cluster is not None and self.lost_slots.note(slot, self.key(task), why)
+        if retry:
             with self._lock:
                 tasks.put_back(slot, task)
-        self._keep(task, outcome, moved=again)
+        self._keep(task, outcome, moved=retry)
         if cluster:
             lost_slot = replace(slot, hosts=slot.hosts or cluster.hosts)
-            self.observer.slot_lost(lost_slot, why, slot in self.losses.lost)
+            self.observer.slot_lost(lost_slot, why, slot in self.lost_slots.reasons)
 
     def _keep(self, task: Task, outcome: TaskOutcome, moved: bool) -> None:
         """Record an outcome and notify the observer, one task at a time."""
         with self._lock:
-            kept = self.keep(task, outcome, moved)
-            if kept is not None:
-                self.observer.task_ended(task, kept)
+            record = self.keep(task, outcome, moved)
+            if record is not None:
+                self.observer.task_ended(task, record)
 
     def _lost_cluster(self, task: Task, slot: JobSlot, outcome: TaskOutcome) -> Cluster | None:
         """Return the cluster if the slot lost a host; stop all tasks if the allocation ended."""
@@ -271,7 +275,7 @@ class TaskRunner(ABC, Generic[Task, Kept]):
         if cluster is None or (isinstance(outcome, Result) and has_figure(outcome)):
             return None
         if fault := allocation_fault(cluster):
-            self.halted = self.halted or fault
+            self.stop_reason = self.stop_reason or fault
             self.stop.set()
             return None
         return cluster if is_lost(slot, cluster, outcome, self.root) else None
@@ -289,8 +293,8 @@ def side_by_side(slots: Sequence[JobSlot], stop: Event, work: Callable[[JobSlot]
         pending: set[Future[None]] = {*runs}
         while pending:
             try:
-                done, pending = wait(pending, return_when=FIRST_EXCEPTION)
-                if any(run.exception() for run in done):
+                finished, pending = wait(pending, return_when=FIRST_EXCEPTION)
+                if any(run.exception() for run in finished):
                     stop.set()
             except KeyboardInterrupt:
                 interrupted = True

@@ -20,7 +20,7 @@ from paceline.machines.node.binding import bind_to_cores, with_binding
 from paceline.machines.slurm.client import UnknownJobError, allocation_hosts
 from paceline.runs.plan import Plan
 
-MOST_SLOTS = 128
+MAX_SLOTS = 128
 """Default maximum number of concurrent runs; each needs a thread of this process."""
 
 
@@ -73,15 +73,15 @@ def plan_on(plan: Plan, slot: JobSlot) -> Plan:
 
 BROKEN_LAUNCH = ("failed", "incomplete")
 """Statuses after which a faulty host is excluded; out of memory depends on the layout."""
-ASK_AGAIN_S = 2.0
-NONE_WHOLE = "no part of the hosts is whole any more"
+RETRY_PAUSE_S = 2.0
+NO_USABLE_SLOT = "every slot has lost a host"
 
 TaskOutcome = Result | PacelineError
 """Outcome of a task's run: its result, or the error if there is none."""
 
 
 @dataclass
-class Losses:
+class LostSlots:
     """Lost slots, and the tasks that were moved from them.
 
     A slot with a lost host gets no more tasks. On the last slot the same task is retried once,
@@ -89,31 +89,31 @@ class Losses:
     """
 
     slots: Sequence[JobSlot]
-    lost: dict[JobSlot, str] = field(default_factory=dict[JobSlot, str])
+    reasons: dict[JobSlot, str] = field(default_factory=dict[JobSlot, str])
     """Lost slots, each with the reason."""
-    _moved: set[Hashable] = field(default_factory=set[Hashable])
+    _moved_tasks: set[Hashable] = field(default_factory=set[Hashable])
     _lock: Lock = field(default_factory=Lock)
 
     @property
-    def whole(self) -> list[JobSlot]:
+    def usable(self) -> list[JobSlot]:
         """Slots that have not lost a host."""
-        return [slot for slot in self.slots if slot not in self.lost]
+        return [slot for slot in self.slots if slot not in self.reasons]
 
     @property
-    def halted(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """Reason why no more tasks can run; None while a slot remains."""
-        if self.whole:
+        if self.usable:
             return None
-        return f"{NONE_WHOLE}: {[*self.lost.values()][-1]}"
+        return f"{NO_USABLE_SLOT}: {[*self.reasons.values()][-1]}"
 
     def note(self, slot: JobSlot, task: Hashable, why: str) -> bool:
         """Record that a slot lost a host during this task; return whether to retry the task."""
         with self._lock:
-            again = task not in self._moved
-            self._moved.add(task)
-            if not (again and self.whole == [slot]):
-                self.lost[slot] = why
-            return again
+            retry = task not in self._moved_tasks
+            self._moved_tasks.add(task)
+            if not (retry and self.usable == [slot]):
+                self.reasons[slot] = why
+            return retry
 
 
 def is_lost(slot: JobSlot, cluster: Cluster, outcome: TaskOutcome, root: Path) -> bool:
@@ -139,7 +139,7 @@ def allocation_fault(cluster: Cluster) -> str | None:
     job = cluster.allocation
     if job is None:
         return None
-    for pause_s in (ASK_AGAIN_S, 0.0):
+    for pause_s in (RETRY_PAUSE_S, 0.0):
         try:
             allocation_hosts(job)
         except UserError as fault:
@@ -161,5 +161,5 @@ def why_ended(outcome: TaskOutcome) -> str:
 def lost_text(slot: JobSlot, why: str, for_good: bool) -> str:
     """Return the message on a lost host of a slot."""
     if for_good:
-        return f"nothing more runs on {slot.name}: {why}"
-    return f"{slot.name} lost a host, and there is no other place; once more there: {why}"
+        return f"{slot.name} gets no more runs: {why}"
+    return f"{slot.name} lost a host and no other slot is left; retrying there: {why}"

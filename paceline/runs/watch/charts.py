@@ -58,16 +58,16 @@ def _segments(rank: RankNow) -> Iterator[dict[str, Any]]:
     start, data_s = 0.0, rank.data_wait_s or 0.0
     # Data wait counts as busy time, because it delays the other ranks as compute does.
     works_s = max(0.0, (rank.busy_time_s or 0.0) - data_s)
-    for what, spent in zip(COLOURS, (works_s, data_s, rank.comm_wait_s), strict=True):
-        if spent:
+    for what, duration in zip(COLOURS, (works_s, data_s, rank.comm_wait_s), strict=True):
+        if duration:
             yield {
                 "rank": _rank(rank),
                 "what": what,
                 "start": start,
-                "end": start + spent,
-                "seconds": spent,
+                "end": start + duration,
+                "seconds": duration,
             }
-            start += spent
+            start += duration
 
 
 def _rank(rank: RankNow) -> str:

@@ -16,7 +16,7 @@ from paceline.core.text import one_line
 from paceline.core.units import gib, percent, seconds, significant
 from paceline.runs.watch.state import DevicesNow, RankNow, WatchState
 
-MOST_RANKS = 16
+MAX_RANKS = 16
 """Maximum number of ranks with their own line; the busiest are shown."""
 SLOWER = 1.05
 """Ratio to the usual step time above which the page shows the step in red."""
@@ -35,8 +35,8 @@ def state_line(state: WatchState) -> str:
 def state_page(state: WatchState) -> RenderableType:
     """Return the snapshot as a panel: progress, figures, ranks."""
     figures = Table.grid(padding=(0, 2))
-    (_, run), (_, status), *rest = state_figures(state)
-    for name, value in rest:
+    (_, run), (_, status), *other_figures = state_figures(state)
+    for name, value in other_figures:
         slow = name == "step" and state.ratio is not None and state.ratio > SLOWER
         figures.add_row(Text(name, style="dim"), Text(value, style="red" if slow else ""))
     parts: list[RenderableType] = []
@@ -59,7 +59,7 @@ def state_figures(state: WatchState) -> list[tuple[str, str]]:
 
 def busiest_ranks(state: WatchState) -> list[RankNow]:
     """Return up to MOST_RANKS of the busiest ranks, in the order of their numbers."""
-    busiest = sorted(state.ranks, key=lambda rank: -(rank.busy_time_s or 0.0))[:MOST_RANKS]
+    busiest = sorted(state.ranks, key=lambda rank: -(rank.busy_time_s or 0.0))[:MAX_RANKS]
     return sorted(busiest, key=lambda rank: rank.rank)
 
 

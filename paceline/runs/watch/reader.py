@@ -109,16 +109,18 @@ class RunReader:
         usual_s = median(past) if past else None
         waited_for = _waited_for(ranks)
         last = min((rank.steps[-1].index for rank in ranks.values()), default=None)
-        asked = record.spec.steps_requested if record.spec else None
+        total_steps = record.spec.steps_requested if record.spec else None
         status = current_status(record)
-        left = asked - last if asked and last and status in ("queued", "running") else None
+        remaining_steps = (
+            total_steps - last if total_steps and last and status in ("queued", "running") else None
+        )
         return WatchState(
             run=self.folder.name,
             recipe=record.settings.recipe,
             status=status,
             reason=record.reason,
             step=last,
-            steps_requested=asked,
+            steps_requested=total_steps,
             loss=next((_finite(rank.steps[-1].loss) for rank in ranks.values()), None),
             last_sign_s=self._last_sign_s(),
             step_time_s=step_s,
@@ -132,7 +134,9 @@ class RunReader:
             waited_for=waited_for[0] if waited_for else None,
             waited_for_excess=waited_for[1] if waited_for else None,
             memory_bytes=max((m for r in ranks.values() if (m := r.memory_bytes)), default=None),
-            eta_s=left * mean(recent) if left is not None and recent else None,
+            eta_s=remaining_steps * mean(recent)
+            if remaining_steps is not None and recent
+            else None,
             ranks=tuple(_rank_now(number, rank) for number, rank in sorted(self._ranks.items())),
             devices=devices_now(self.folder),
         )
@@ -143,11 +147,11 @@ class RunReader:
         paths = sorted((self.folder / STEPS_FOLDER).glob("rank-*.jsonl"))
         first_look = min(STEPS_BYTES, FIRST_LOOK_BYTES // max(1, len(paths)))
         for path in paths:
-            if named := _FILE.fullmatch(path.name):
-                rank = before.get(int(named[1]))
+            if match := _FILE.fullmatch(path.name):
+                rank = before.get(int(match[1]))
                 if rank is None or rank.path != path:
                     rank = _Rank(StepFollower(path, first_look), path)
-                self._ranks[int(named[1])] = rank
+                self._ranks[int(match[1])] = rank
         if not self._ranks and record.spec is not None and record.spec.engine != NATIVE:
             rank = before.get(0)
             if rank is None or rank.path is not None:
@@ -158,11 +162,11 @@ class RunReader:
 
     def _last_sign_s(self) -> float | None:
         paths = [p for name in (STEPS_FOLDER, LOGS_FOLDER) for p in (self.folder / name).glob("*")]
-        written: list[float] = []
+        modified_unix: list[float] = []
         for path in paths:
             with suppress(OSError):  # a rank removes its empty files
-                written.append(path.stat().st_mtime)
-        return max(0.0, time.time() - max(written)) if written else None
+                modified_unix.append(path.stat().st_mtime)
+        return max(0.0, time.time() - max(modified_unix)) if modified_unix else None
 
 
 def devices_now(folder: Path) -> DevicesNow | None:
@@ -238,13 +242,13 @@ def _rates(record: RunRecord, ranks: Sequence[_Rank], step_s: float | None) -> R
     shares = [step.attended_share for step in steps if step.attended_share is not None]
     x = x.with_attended_share(fmean(shares) if shares else None)
     sample = model_flops_per_token(convention, x) * facts.seq_len
-    reached = flops_per_s_per_device(sample, batch, step_s, devices)
+    flops_rate = flops_per_s_per_device(sample, batch, step_s, devices)
     device = find_device(facts.device) if facts.device else None
     peak = device.peak_flops_per_s(facts.dtype) if device and facts.dtype else None
     if tensor_float_note(facts) is None:
-        rates["mfu"] = mfu(reached, peak)
+        rates["mfu"] = mfu(flops_rate, peak)
     if record.achievable_flops_per_s:
-        rates["achievable_fraction"] = reached * devices / record.achievable_flops_per_s
+        rates["achievable_fraction"] = flops_rate * devices / record.achievable_flops_per_s
     return rates
 
 
@@ -258,8 +262,8 @@ def _waited_for(ranks: dict[int, _Rank]) -> tuple[int, float] | None:
     for number, rank in ranks.items():
         busy = {s.index: s.busy_time_s for s in rank.recent if s.busy_time_s is not None}
         stages.setdefault(rank.stage, {})[number] = busy
-    named = [rank for tables in stages.values() if (rank := _busiest(tables))]
-    return max(named, key=lambda rank: rank[1], default=None)
+    candidates = [rank for tables in stages.values() if (rank := _busiest(tables))]
+    return max(candidates, key=lambda rank: rank[1], default=None)
 
 
 def _busiest(tables: dict[int, dict[int, float]]) -> tuple[int, float] | None:

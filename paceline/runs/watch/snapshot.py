@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 def snapshot_document(state: WatchState) -> Document:
     """Return the snapshot as a document with its figures and ranks."""
-    asked = f" of {state.steps_requested:,}" if state.steps_requested else ""
-    done = "no step yet" if state.step is None else f"step {state.step:,}{asked}"
+    of_steps = f" of {state.steps_requested:,}" if state.steps_requested else ""
+    progress = "no step yet" if state.step is None else f"step {state.step:,}{of_steps}"
     return Document(
         kind="a run at one moment",
         title=state.run,
-        headline=f"{state.recipe or state.run}: {state.status}, {done}",
+        headline=f"{state.recipe or state.run}: {state.status}, {progress}",
         source=state.run,
         verdict=Verdict(state.status, _tone(state)),
-        setup=(done,),
+        setup=(progress,),
         answer=(state.reason,) if state.reason else (),
         figures=tuple(_figures(state)),
         sections=(
@@ -79,19 +79,23 @@ def _figures(state: WatchState) -> Iterator[Figure]:
         if state.usual_s is not None and state.ratio is not None:
             usual = f"{significant(state.usual_s)} s before (n = {state.usual_n})"
             past = f"{state.ratio:.2f} times the {usual}"
-        yield Figure("Step", f"{significant(state.step_time_s)} s", f"n = {state.n}", _known(past))
+        yield Figure(
+            "Step", f"{significant(state.step_time_s)} s", f"n = {state.n}", _joined_details(past)
+        )
     if state.tokens_per_s:
         rate = f"{significant(state.samples_per_s)} samples/s" if state.samples_per_s else None
         mfu = f"MFU {percent(state.mfu)}" if state.mfu else None
-        yield Figure("Throughput", f"{state.tokens_per_s:,.0f} tokens/s", "", _known(mfu, rate))
+        yield Figure(
+            "Throughput", f"{state.tokens_per_s:,.0f} tokens/s", "", _joined_details(mfu, rate)
+        )
     else:
-        yield unknown_figure("Throughput", "the run tells no tokens")
+        yield unknown_figure("Throughput", "the run does not report tokens")
     if state.comm_wait_fraction is None:
         yield unknown_figure("Waits for ranks", "the run marks no waits for collectives")
     else:
         late = None if state.waited_for is None else f"the others wait for rank {state.waited_for}"
         yield Figure(
-            "Waits for ranks", percent(state.comm_wait_fraction), "of a step", _known(late)
+            "Waits for ranks", percent(state.comm_wait_fraction), "of a step", _joined_details(late)
         )
     if state.eta_s is None:
         why = "the run has ended" if state.ended else "the pace or the number of steps is not known"
@@ -100,5 +104,5 @@ def _figures(state: WatchState) -> Iterator[Figure]:
         yield Figure("Left", seconds(state.eta_s), "at the recent pace")
 
 
-def _known(*details: str | None) -> tuple[str, ...]:
+def _joined_details(*details: str | None) -> tuple[str, ...]:
     return tuple(filter(None, details))

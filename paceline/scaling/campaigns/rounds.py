@@ -18,7 +18,7 @@ from paceline.machines.probe.inventory import inventory
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.runner import TaskQueue, TaskRun, TaskRunner
 from paceline.runs.tasks.slot import (
-    MOST_SLOTS,
+    MAX_SLOTS,
     JobSlot,
     TaskOutcome,
     allocation_fault,
@@ -82,7 +82,7 @@ def can_run(campaign: Campaign, hosts: Group) -> bool:
     return not layout_problems(campaign.spec(hosts, campaign.whole_node).parallel)
 
 
-MAX_PARALLEL = MOST_SLOTS
+MAX_PARALLEL = MAX_SLOTS
 """Default maximum number of sub-clusters that run at the same time."""
 EXTRA_ROUNDS = 8
 """Default maximum number of follow-up rounds for suspect nodes."""
@@ -146,7 +146,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
         """Run every incomplete round, then the follow-up rounds for suspect nodes."""
         self.trials = known_trials(self.root, self.campaign)
         at = 0
-        while not self.stop.is_set() and self.halted is None:
+        while not self.stop.is_set() and self.stop_reason is None:
             if at == len(self.campaign.plan):
                 more = with_follow_up(
                     self.campaign, self.trials, self.limits.extra_rounds, self.context
@@ -168,7 +168,9 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
 
     def _run_round(self, round: PlannedRound) -> None:
         """Run the missing part of a round; when a host is lost, regroup and run its partners."""
-        while not self.stop.is_set() and self.halted is None and (groups := self.missing(round)):
+        while (
+            not self.stop.is_set() and self.stop_reason is None and (groups := self.missing(round))
+        ):
             self.round_begins(round, groups, self._remaining(round))
             self.slots = numbered_slots(min(self.limits.max_parallel, len(groups)))
             self._inventory = inventory()
@@ -221,11 +223,11 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
             if host in self.campaign.hosts and host not in self.excluded_hosts
         }
         if fault := allocation_fault(self.campaign.points[0].spec.cluster):
-            self.halted = fault
+            self.stop_reason = fault
         elif len(faulty_hosts) + len(self.excluded_hosts) == len(self.campaign.hosts) > 1:
-            self.halted = f"every host failed, so this machine may be at fault: {cause}"
+            self.stop_reason = f"every host failed, so this machine may be at fault: {cause}"
         elif not any(trial.ok for trial in self.trials.values()):
-            self.halted = f"no sub-cluster of the first round has a value: {cause}"
+            self.stop_reason = f"no sub-cluster of the first round has a value: {cause}"
         else:
             self.excluded_hosts |= faulty_hosts
             for host, why in faulty_hosts.items():

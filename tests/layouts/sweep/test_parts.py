@@ -105,9 +105,7 @@ def test_what_a_lost_host_broke_off_runs_elsewhere(tmp_path: Path, fleet: Fleet)
 def test_without_a_whole_part_it_ends_and_the_same_command_goes_on(tmp_path: Path, fleet: Fleet):
     fleet.down = {"n1", "n2"}
     result, observer = run(a_sweep("n[1-2]"), tmp_path)
-    assert result.halt_reason and result.halt_reason.startswith(
-        "no part of the hosts is whole any more: n"
-    )
+    assert result.halt_reason and result.halt_reason.startswith("every slot has lost a host: n")
     assert (
         set(observer.lost_slots) == {"n1", "n2"}
         and result.resume_command == "paceline sweep tiny-gpt"

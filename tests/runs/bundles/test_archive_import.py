@@ -100,7 +100,7 @@ def test_a_bundle_of_another_run_than_it_holds_is_refused(bundle: Path, tmp_path
 
     hostile = edited(bundle, "bundle.json", renamed)
 
-    with pytest.raises(UserError, match="is of the run"):
+    with pytest.raises(UserError, match="describes the run"):
         archive_import.import_bundle(hostile, tmp_path / "a/mine", reimport=False)
 
     assert not (tmp_path / "a").exists()
@@ -122,7 +122,7 @@ def edited(bundle: Path, name: str, edit: Callable[[bytes], bytes]) -> Path:
 
 
 def test_every_log_of_an_archive_becomes_a_run(tmp_path: Path):
-    """As `llmb-run archive` lays them out: experiments by workload, scripts beside the logs."""
+    """As `llmb-run archive` lays them out: experiments by workload, scripts next to the logs."""
     path = archive(
         tmp_path / "llmb-archive_26.05.tar.gz",
         {
@@ -148,4 +148,4 @@ def test_an_archive_without_a_log_is_bad_input(tmp_path: Path):
 
     done = paceline("import", path, runs=tmp_path / "mine")
 
-    assert done.returncode == 1 and "holds no training log among 1 file\n" in done.stderr
+    assert done.returncode == 1 and "contains no training log (1 file)\n" in done.stderr

@@ -14,7 +14,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.files.documents import write_text, write_value
 from paceline.runs.bundles import writing
-from paceline.runs.bundles.verification import check_bundle, opened_bundle
+from paceline.runs.bundles.verification import check_bundle, open_bundle
 from paceline.runs.bundles.writing import write_bundle
 from paceline.runs.outcome import evaluate
 from tests.command import paceline
@@ -53,7 +53,7 @@ def test_a_bundle_checks_on_another_machine_where_no_run_is(folder: Path, tmp_pa
 
     check = check_bundle(path)
 
-    assert check.verdict == "whole" and check.sha256 == written.sha256
+    assert check.verdict == "intact" and check.sha256 == written.sha256
     assert check.n_figures > 5 and check.n_files == len(written.files)
     done = paceline("verify", path, runs=tmp_path / "none")
     assert done.returncode == 0 and written.sha256 in done.stdout
@@ -81,14 +81,14 @@ def test_a_changed_step_a_missing_file_and_a_nicer_figure_are_found(folder: Path
     assert [fault.fault for fault in lost.faults] == ["missing"]
     assert check_bundle(changed(bundle, "result.json", nicer)).verdict == "damaged"
 
-    # Whoever makes the digests anew still has figures that do not follow.
+    # With new digests the figures still do not follow from the files.
     write_text(folder / "result.json", nicer.decode())
     forged, _ = write_bundle(folder, tmp_path / "forged.tar.gz")
     check = check_bundle(forged)
-    assert check.verdict == "other figures"
+    assert check.verdict == "figures differ"
     assert [figure.name for figure in check.figures] == ["tokens_per_s"]
     done = paceline("verify", forged, "--json", runs=tmp_path)
-    assert done.returncode == 3 and json.loads(done.stdout)["verdict"] == "other figures"
+    assert done.returncode == 3 and json.loads(done.stdout)["verdict"] == "figures differ"
 
 
 def test_secrets_checkpoints_and_links_stay_behind(
@@ -108,7 +108,7 @@ def test_secrets_checkpoints_and_links_stay_behind(
     assert written.redacted == ("logs/rank-00000.log",)
     left_out = {part.path: part.why for part in written.left_out}
     assert left_out == {"checkpoints/step-1/state.json": "a checkpoint", "logs/outside": "a link"}
-    assert check_bundle(path).verdict == "whole"
+    assert check_bundle(path).verdict == "intact"
 
 
 def test_figures_of_raw_files_stay_whatever_variables_hold(
@@ -167,7 +167,7 @@ def test_a_log_outside_of_the_bundle_is_not_read(folder: Path, tmp_path: Path):
 
     with pytest.raises(UserError, match="stays inside"):
         check_bundle(path)
-    with pytest.raises(UserError, match="stays inside"), opened_bundle(path):
+    with pytest.raises(UserError, match="stays inside"), open_bundle(path):
         pass
     told = paceline("diff", path, path, runs=tmp_path)
     assert told.returncode == 1 and "stays inside" in told.stderr
@@ -179,4 +179,4 @@ def test_an_archive_that_is_no_bundle_is_said_so(tmp_path: Path):
 
     done = paceline("verify", tmp_path / "a.tar.gz", runs=tmp_path)
 
-    assert done.returncode == 1 and "holds no bundle.json" in done.stderr
+    assert done.returncode == 1 and "contains no bundle.json" in done.stderr

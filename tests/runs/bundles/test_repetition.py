@@ -14,7 +14,7 @@ from paceline.core.training import Data
 from paceline.files.documents import write_value
 from paceline.files.inputs import INPUTS_FILE, find_input, find_run_inputs
 from paceline.machines.probe.inventory import inventory, local_cluster
-from paceline.runs.bundles.repetition import _needed
+from paceline.runs.bundles.repetition import _locate_input
 from paceline.runs.bundles.writing import write_bundle
 from tests.command import paceline
 from tests.example import make_spec
@@ -49,7 +49,7 @@ def test_a_dry_run_shows_the_script_and_what_is_another_here(
 
     assert done.returncode == 0, done.stderr
     assert "trainer" in done.stdout and "/theirs/python" not in done.stdout
-    assert f"kernel: there 5.0-theirs, here {machine['kernel']}" in done.stderr
+    assert f"kernel: 5.0-theirs in the bundle, {machine['kernel']}" in done.stderr
     assert not (tmp_path / "mine").exists()
 
 
@@ -79,20 +79,20 @@ def test_what_was_staged_is_also_found_where_it_was_and_the_other_way_round(
     (tmp_path / "theirs/corpus-0123456789ab/manifest.json").unlink()
     monkeypatch.setenv("PACELINE_STAGE", str(tmp_path / "mine"))
 
-    assert _needed(part).state == "here"
+    assert _locate_input(part).state == "here"
 
     unstaged = find_input("data.path", there)
     assert unstaged is not None and unstaged.asset is None
     there.write_text("rot!")
-    assert [_needed(lost).state for lost in (part, unstaged)] == ["another", "another"]
+    assert [_locate_input(lost).state for lost in (part, unstaged)] == ["different", "different"]
 
     mine = staged(tmp_path / "mine", "text")
     for lost in (part, unstaged):
-        needed = _needed(lost)
+        needed = _locate_input(lost)
         assert (needed.state, needed.path) == ("staged here", str(mine))
 
 
-@pytest.mark.parametrize(("here", "state"), [(None, "missing"), ("other", "another")])
+@pytest.mark.parametrize(("here", "state"), [(None, "missing"), ("other", "different")])
 def test_what_is_not_here_is_named_and_nothing_starts(
     tmp_path: Path, machine: dict[str, Any], here: str | None, state: str
 ):

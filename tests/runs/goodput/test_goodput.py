@@ -86,7 +86,7 @@ def test_every_second_of_a_restarted_training_is_in_one_account(tmp_path: Path):
     assert seconds["stopped"] == pytest.approx(60)
     assert seconds["other"] == seconds["queue"] == pytest.approx(0, abs=1e-3)
     assert [entry.name for entry in ledger.attempts] == ["a", "b"]
-    assert (ledger.attempts[0].kept, ledger.attempts[0].redone) == (30, 7)
+    assert (ledger.attempts[0].steps_kept, ledger.attempts[0].steps_repeated) == (30, 7)
     assert ledger.goodput == pytest.approx(60 / ended)
     assert ledger.days_left == pytest.approx(40 * ended / 60 / 86400)
     assert ledger.days_left_at_best == pytest.approx(40 / 86400)
@@ -108,7 +108,7 @@ def test_restarts_of_a_slurm_job_are_attempts_and_wait_in_the_queue(tmp_path: Pa
     assert ledger.seconds["lost_steps"] == pytest.approx(10.5)
     assert ledger.seconds["queue"] == pytest.approx(STARTUP_S + 40 + STARTUP_S)
     assert ledger.seconds["initialisation"] == ledger.seconds["stopped"] == pytest.approx(0)
-    assert "one figure" in ledger.notes[0]
+    assert "includes the start of the job" in ledger.notes[0]
 
 
 def test_a_log_with_a_restart_is_two_attempts(tmp_path: Path):
@@ -122,7 +122,7 @@ def test_a_log_with_a_restart_is_two_attempts(tmp_path: Path):
     first, second = attempts_of_log(path)
     assert (first.resumed_after, second.resumed_after) == (0, 40)
     ledger = ledger_of([first, second])
-    assert (ledger.attempts[0].kept, ledger.attempts[0].redone) == (40, 30)
+    assert (ledger.attempts[0].steps_kept, ledger.attempts[0].steps_repeated) == (40, 30)
     assert ledger.seconds["lost_steps"] == pytest.approx(60)
     assert ledger.seconds["productive"] == pytest.approx(200)
     assert ledger.goodput == pytest.approx(200 / 260)
@@ -157,7 +157,7 @@ def test_lines_of_several_steps_are_judged_by_the_step(tmp_path: Path):
     assert ledger.seconds["slow_steps"] == pytest.approx(0) and ledger.goodput == pytest.approx(1)
     assert ledger.usual_step_s == pytest.approx(2)
     assert ledger.days_left_at_best == pytest.approx(2 * (86400 - 50) / 86400)
-    assert ledger.attempts[0].kept == 50
+    assert ledger.attempts[0].steps_kept == 50
 
 
 def test_steps_that_were_rolled_back_are_still_to_be_done(tmp_path: Path):

@@ -47,7 +47,7 @@ def test_the_page_has_every_account_and_attempt(ledger: GoodputLedger):
     page = render_document(goodput_document(ledger)).replace("\N{NO-BREAK SPACE}", " ")
     for account, spent in ledger.seconds.items():
         assert (f">{account.replace('_', ' ')}</th>" in page) is (spent > 0)
-    assert "60 are kept, 7 were done again" in page
+    assert "60 are kept, 7 were repeated" in page
     assert "1-37" in page and "31-60" in page and "days if nothing were lost" in page
 
 

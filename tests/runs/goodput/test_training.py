@@ -39,12 +39,18 @@ def log_of(name: str, first: int, last: int, **facts: Any) -> Attempt:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"recipe": "other"}, "b: is of another training than a: recipe other instead of example"),
+        (
+            {"recipe": "other"},
+            "b: belongs to another training run than a: recipe other instead of example",
+        ),
         (
             {"model": SHAPE.model_copy(update={"num_layers": 4})},
-            "than a: model.num_layers 4 instead of 2; name the",
+            "than a: model.num_layers 4 instead of 2; give only attempts",
         ),
-        ({"ranks": 2}, "no checkpoint of a, which had another global batch 8 instead of 4"),
+        (
+            {"ranks": 2},
+            "does not resume from a checkpoint of a and has another global batch 8 instead of 4",
+        ),
     ],
 )
 def test_runs_of_other_trainings_are_refused(tmp_path: Path, settings: dict[str, Any], words: str):
@@ -57,9 +63,7 @@ def test_runs_of_other_trainings_are_refused(tmp_path: Path, settings: dict[str,
 def test_a_second_run_of_what_was_finished_is_no_restart(tmp_path: Path):
     ended = write_attempt(tmp_path, "a", 0, 1, 40, steps_requested=40)
     write_attempt(tmp_path, "b", ended, 1, 40, steps_requested=40)
-    with pytest.raises(
-        UserError, match="b: begins at step 1 once more, and a was finished: all 40"
-    ):
+    with pytest.raises(UserError, match="b: starts at step 1, but a was complete: all 40"):
         goodput(["a", "b"], runs_dir=tmp_path, output=TableOptions())
 
 
@@ -89,7 +93,9 @@ def test_what_died_before_any_step_binds_no_start(tmp_path: Path):
 
 def test_a_job_whose_last_start_died_is_judged_by_the_one_before():
     trained, died = log_of("a/1", 1, 40, global_batch=16), log_of("a", 1, 0, global_batch=16)
-    with pytest.raises(UserError, match=r"no checkpoint of a/1, .* global batch 8 instead of 16"):
+    with pytest.raises(
+        UserError, match=r"checkpoint of a/1 and has another global batch 8 instead of 16"
+    ):
         one_training([[trained, died], [log_of("b", 1, 40, global_batch=8)]])
 
 
@@ -125,8 +131,8 @@ def test_a_training_may_begin_again_on_another_number_of_devices(tmp_path: Path)
     ended = write_attempt(tmp_path, "a", 0, 1, 20, killed=True, ranks=2, training=AGAIN)
     write_attempt(tmp_path, "b", ended, 1, 40, training=AGAIN)
     told = json.loads(paceline("goodput", "a", "b", "--json", runs=tmp_path).stdout)
-    assert (told["steps_kept"], told["attempts"][0]["redone"]) == (40, 20)
-    note = "b was begun again on 1 device instead of 2; the steps before count as lost"
+    assert (told["steps_kept"], told["attempts"][0]["steps_repeated"]) == (40, 20)
+    note = "b restarted at step 1 on 1 device instead of 2; earlier steps count as lost"
     assert note in told["notes"]
 
 
@@ -150,5 +156,5 @@ def test_logs_in_the_wrong_order_are_told_to_be_put_in_order():
 def test_a_finished_log_that_begins_again_may_be_out_of_order():
     done, first = log_of("done", 11, 40), log_of("first", 1, 20)
     done = Attempt(**{**vars(done), "steps_requested": 40})
-    with pytest.raises(UserError, match=f"was finished.*{IN_ORDER}"):
+    with pytest.raises(UserError, match=f"was complete.*{IN_ORDER}"):
         one_training([[done], [first]])

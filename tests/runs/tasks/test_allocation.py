@@ -39,7 +39,7 @@ def in_allocation(job: str | None) -> Cluster:
 def test_only_a_clear_word_of_slurm_ends_an_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeue: str, fault: str | None
 ):
-    monkeypatch.setattr(slot, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(slot, "RETRY_PAUSE_S", 0.01)
     put(tmp_path, monkeypatch, squeue=squeue)
     answer = allocation_fault(in_allocation("7"))
     assert answer is None if fault is None else fault in (answer or "")
@@ -49,7 +49,7 @@ def test_only_a_clear_word_of_slurm_ends_an_allocation(
 def test_one_question_that_gets_no_answer_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(slot, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(slot, "RETRY_PAUSE_S", 0.01)
     once = tmp_path / "asked"
     calls = put(tmp_path, monkeypatch, squeue=f"[ -e {once} ] && exit 0; touch {once}; exit 1")
     assert "is not running" in (allocation_fault(in_allocation("7")) or "")

@@ -10,7 +10,7 @@ import pytest
 from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import Cluster, SlurmSettings
 from paceline.runs.outcome import evaluate
-from paceline.runs.tasks.slot import NONE_WHOLE, JobSlot, Losses, is_lost, why_ended
+from paceline.runs.tasks.slot import NO_USABLE_SLOT, JobSlot, LostSlots, is_lost, why_ended
 from tests.runs.series_example import make_finished
 
 A, B = JobSlot(1, ("a",)), JobSlot(2, ("b",))
@@ -57,17 +57,20 @@ def test_without_slots_of_their_own_the_hosts_of_all_runs_count(
 
 
 def test_what_one_slot_broke_off_is_tried_once_more_and_then_no_more():
-    losses = Losses((A, B))
-    assert losses.note(A, "x", "a is dead") is True and losses.whole == [B]
-    assert losses.note(B, "x", "b is dead") is False and losses.whole == []
-    assert losses.halted == f"{NONE_WHOLE}: b is dead"
+    losses = LostSlots((A, B))
+    assert losses.note(A, "x", "a is dead") is True and losses.usable == [B]
+    assert losses.note(B, "x", "b is dead") is False and losses.usable == []
+    assert losses.stop_reason == f"{NO_USABLE_SLOT}: b is dead"
 
 
 def test_the_last_slot_has_a_second_chance_with_each_task():
-    losses = Losses((A,))
-    assert losses.note(A, "x", "no answer") and losses.whole == [A] and losses.halted is None
-    assert losses.note(A, "y", "no answer") and losses.whole == [A]
-    assert not losses.note(A, "x", "still none") and losses.halted == f"{NONE_WHOLE}: still none"
+    losses = LostSlots((A,))
+    assert losses.note(A, "x", "no answer") and losses.usable == [A] and losses.stop_reason is None
+    assert losses.note(A, "y", "no answer") and losses.usable == [A]
+    assert (
+        not losses.note(A, "x", "still none")
+        and losses.stop_reason == f"{NO_USABLE_SLOT}: still none"
+    )
 
 
 def test_how_a_run_ended_is_a_sentence(tmp_path: Path):

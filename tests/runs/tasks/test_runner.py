@@ -79,7 +79,7 @@ class Letters(TaskRunner[str, str]):
         self.kept.append((task, moved))
         return task
 
-    def cancelled(self, task: str, result: Result | None) -> None:
+    def task_cancelled(self, task: str, result: Result | None) -> None:
         self.stopped.append(task)
 
     def cluster(self, task: str) -> Cluster:
@@ -148,9 +148,9 @@ def test_tasks_go_on_on_the_slots_that_are_whole_until_none_is_left(
 ):
     runs, runner = Runs(tmp_path, dead={"a"}), letters(on_ssh(plan), tmp_path, *SLOTS)
     monkeypatch.setattr(flow, "run", runs)
-    assert runner.run_tasks(TaskQueue("xyz")) is False and runner.halted is None
+    assert runner.run_tasks(TaskQueue("xyz")) is False and runner.stop_reason is None
     assert sorted(runs.on) == [("x", "b"), ("y", "b"), ("z", "b")]
-    assert runner.losses.whole == [SLOTS[1]] and sum(moved for _, moved in runner.kept) == 1
+    assert runner.lost_slots.usable == [SLOTS[1]] and sum(moved for _, moved in runner.kept) == 1
     assert isinstance(runner.observer, Losing) and runner.observer.lost_slots == {"a": True}
 
 
@@ -160,8 +160,8 @@ def test_without_a_whole_slot_it_ends_with_the_reason(
     runner = letters(on_ssh(plan), tmp_path, SLOTS[0])
     monkeypatch.setattr(flow, "run", Runs(tmp_path, dead={"a"}))
     assert runner.run_tasks(TaskQueue("xyz")) is False
-    assert runner.halted == "no part of the hosts is whole any more: a: does not answer"
-    assert runner.kept == [("x", True), ("x", False)] and runner.losses.whole == []
+    assert runner.stop_reason == "every slot has lost a host: a: does not answer"
+    assert runner.kept == [("x", True), ("x", False)] and runner.lost_slots.usable == []
 
 
 def test_nothing_begins_after_a_stop(plan: Plan, tmp_path: Path):

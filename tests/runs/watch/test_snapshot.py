@@ -9,7 +9,7 @@ import pytest
 from paceline.report.html import render_document
 from paceline.report.theme import EXPORT
 from paceline.runs.watch.charts import snapshot_charts
-from paceline.runs.watch.page import MOST_RANKS, state_figures
+from paceline.runs.watch.page import MAX_RANKS, state_figures
 from paceline.runs.watch.reader import RunReader
 from paceline.runs.watch.snapshot import snapshot_document
 from paceline.runs.watch.state import WatchState
@@ -58,7 +58,7 @@ def test_before_its_first_step_a_run_has_no_chart_and_says_so(state: WatchState)
 def test_of_many_ranks_the_busiest_are_drawn(state: WatchState):
     ranks = tuple(state.ranks[0].model_copy(update={"rank": number}) for number in range(40))
     page = render_document(snapshot_document(state.model_copy(update={"ranks": ranks})))
-    assert f"The {MOST_RANKS} busiest of 40 ranks." in page
+    assert f"The {MAX_RANKS} busiest of 40 ranks." in page
 
 
 def test_what_others_wrote_is_escaped(state: WatchState):

@@ -221,7 +221,7 @@ def test_nothing_goes_on_when_nothing_works(tmp_path: Path, fleet: Fleet):
     fleet.broken = "out of luck"
     going = run(tmp_path, made(tmp_path, campaign_request("node-[1-2]", "1,2")))
     assert len(fleet.runs) == 2
-    assert going.halted and "out of luck" in going.halted
+    assert going.stop_reason and "out of luck" in going.stop_reason
 
 
 def test_when_every_host_is_at_fault_at_once_none_is_taken_out(tmp_path: Path, fleet: Fleet):
@@ -231,7 +231,10 @@ def test_when_every_host_is_at_fault_at_once_none_is_taken_out(tmp_path: Path, f
     shutil.rmtree(folder)
     fleet.down = {"node-1", "node-2"}
     going = run(tmp_path, campaign)
-    assert going.halted and "every host failed, so this machine may be at fault" in going.halted
+    assert (
+        going.stop_reason
+        and "every host failed, so this machine may be at fault" in going.stop_reason
+    )
     assert going.excluded_hosts == {}
 
 
@@ -250,7 +253,7 @@ def test_a_campaign_stops_when_its_allocation_ends_and_goes_on_in_another(
     monkeypatch.setattr("paceline.runs.tasks.slot.allocation_hosts", ended)
     going = run(tmp_path, campaign)
     assert (
-        going.halted == "job 7: is not running, so it has no hosts"
+        going.stop_reason == "job 7: is not running, so it has no hosts"
         and going.excluded_hosts == {}
         and len(fleet.runs) == 2
     )
@@ -284,7 +287,7 @@ def test_runs_that_are_too_short_for_a_figure_say_so_and_still_do_when_read_agai
 ):
     monkeypatch.setattr("tests.scaling.fleet.NUM_STEPS", 3)
     going = run(tmp_path, made(tmp_path, campaign_request("node-[1-2]", "1")))
-    assert going.halted and "3 steady steps; at least 5 are needed" in going.halted
+    assert going.stop_reason and "3 steady steps; at least 5 are needed" in going.stop_reason
     again = known_trials(tmp_path, going.campaign)
     assert again == going.trials
     assert {trial.status for trial in again.values()} == {"incomplete"}

@@ -1,4 +1,4 @@
-"""Division of hosts, an allocation's nodes, Slurm's queue or one machine's cores into slots."""
+"""Partitioning of hosts, an allocation's nodes, Slurm's queue or one machine's cores into slots."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from paceline.machines.placement import (
 )
 from paceline.machines.probe.inventory import inventory
 from paceline.machines.slurm.client import allocation_hosts
-from paceline.runs.tasks.slot import MOST_SLOTS, JobSlot, numbered_slots
+from paceline.runs.tasks.slot import MAX_SLOTS, JobSlot, numbered_slots
 
 
 @dataclass(frozen=True)
-class Division:
+class Partitioning:
     """Slots for concurrent runs, and the request that fits the first slot."""
 
     request: Request
@@ -40,19 +40,19 @@ class Division:
     """True if the slots are places in Slurm's queue."""
 
 
-def divide(
+def partition_hosts(
     request: Request,
     recipe: Recipe,
     inventory: dict[str, Any],
     nodes_per_trial: int | None,
     max_parallel: int | None,
-) -> Division:
+) -> Partitioning:
     """Return the slots for concurrent runs of `request`; by default one slot with all resources.
 
     Raises UserError if there are not enough nodes, cores or GPUs.
     """
     if nodes_per_trial is None and max_parallel is None:
-        return Division(request, inventory, numbered_slots(1))
+        return Partitioning(request, inventory, numbered_slots(1))
     if nodes_per_trial is not None:
         request = with_slurm_nodes(request)
     cluster, _ = choose_cluster(request, recipe, inventory)
@@ -60,15 +60,15 @@ def divide(
         if nodes_per_trial is not None:
             raise UserError(
                 f"--nodes-per-trial {nodes_per_trial}",
-                "there is this machine alone",
-                remedy="--hosts, or start it inside an allocation of Slurm",
+                "only this machine is available",
+                remedy="set --hosts, or run inside a Slurm allocation",
             )
-        return _of_machine(request, inventory, cluster, max_parallel or 1)
+        return _partition_machine(request, inventory, cluster, max_parallel or 1)
     if cluster.scheduler_picks_hosts:
         where = replace(request.where, nodes=nodes_per_trial or request.where.nodes)
-        slots = numbered_slots(max_parallel or MOST_SLOTS)
-        return Division(replace(request, where=where), inventory, slots, queued=True)
-    return _of_hosts(request, inventory, cluster, nodes_per_trial, max_parallel)
+        slots = numbered_slots(max_parallel or MAX_SLOTS)
+        return Partitioning(replace(request, where=where), inventory, slots, queued=True)
+    return _partition_hosts(request, inventory, cluster, nodes_per_trial, max_parallel)
 
 
 def slots_for(spec: RunSpec, where: HostPlacement, max_parallel: int | None) -> tuple[JobSlot, ...]:
@@ -83,29 +83,29 @@ def slots_for(spec: RunSpec, where: HostPlacement, max_parallel: int | None) -> 
     if cluster.capabilities.allocations:
         job = where.allocation or os.environ.get("SLURM_JOB_ID")
     hosts = where.hosts or (allocation_hosts(job) if job and cluster.hosts else ())
-    named = hosts or tuple(Host(name=name) for name in cluster.hosts)
-    if not named:
+    all_hosts = hosts or tuple(Host(name=name) for name in cluster.hosts)
+    if not all_hosts:
         return numbered_slots(at_once)
-    if len(named) < cluster.nodes:
+    if len(all_hosts) < cluster.nodes:
         raise UserError(
             spec.recipe,
-            f"needs {pluralize(cluster.nodes, 'node')}; {there_are(len(named), 'host')}",
+            f"needs {pluralize(cluster.nodes, 'node')}; {there_are(len(all_hosts), 'host')}",
         )
-    return _slots_on(_groups(named, cluster.nodes)[:at_once])
+    return _slots_on(_groups(all_hosts, cluster.nodes)[:at_once])
 
 
-def _of_hosts(
+def _partition_hosts(
     request: Request,
     inventory: dict[str, Any],
     cluster: Cluster,
     nodes_per_trial: int | None,
     max_parallel: int | None,
-) -> Division:
+) -> Partitioning:
     hosts = shared_hosts(request, cluster)
     size = nodes_per_trial or max(1, len(hosts) // (max_parallel or 1))
     if size > len(hosts):
         raise UserError(f"--nodes-per-trial {size}", there_are(len(hosts), "host"))
-    groups = _groups(hosts, size)[: max_parallel or MOST_SLOTS]
+    groups = _groups(hosts, size)[: max_parallel or MAX_SLOTS]
     slots = _slots_on(groups)
     where = replace(
         request.where,
@@ -114,7 +114,7 @@ def _of_hosts(
         launcher=cluster.launcher,
         allocation=cluster.slurm.allocation or request.where.allocation,
     )
-    return Division(
+    return Partitioning(
         replace(request, where=where), inventory, slots, tuple(_host_notices(hosts, slots))
     )
 
@@ -125,8 +125,8 @@ def _host_notices(hosts: Sequence[Host], slots: Sequence[JobSlot]) -> list[str]:
     if len(slots) > 1:
         names = "  ".join([slot.name for slot in slots[:8]] + ["..."] * (len(slots) > 8))
         notices.append(
-            f"{len(slots)} trials at once on {names}: "
-            "what differs between their nodes is in the figures"
+            f"{len(slots)} concurrent trials on {names}: "
+            "differences between their nodes affect the results"
         )
     used = {name for slot in slots for name in slot.hosts}
     idle = [host.name for host in hosts if host.name not in used]
@@ -145,24 +145,24 @@ def _slots_on(groups: Sequence[Sequence[Host]]) -> tuple[JobSlot, ...]:
     )
 
 
-def _of_machine(
+def _partition_machine(
     request: Request, inventory: dict[str, Any], cluster: Cluster, at_once: int
-) -> Division:
+) -> Partitioning:
     """Divide one machine's GPUs, or its cores and memory, into equal shares."""
     if at_once == 1:
-        return Division(request, inventory, numbered_slots(1))
+        return Partitioning(request, inventory, numbered_slots(1))
     if request.cluster:
         raise UserError(f"--max-parallel {at_once}", "cannot share the machine of --cluster")
-    beside = (
-        f"{at_once} trials at once share this machine: beside each other they disturb each other"
-    )
+    notice = f"{at_once} concurrent trials share this machine and slow each other down"
     if cluster.device != "cpu":
         names = _gpu_names(len(inventory["gpus"]))
         each = _share(len(names), at_once, "GPUs")
         slots = tuple(
             JobSlot(n + 1, devices=names[n * each : (n + 1) * each]) for n in range(at_once)
         )
-        return Division(request, {**inventory, "gpus": inventory["gpus"][:each]}, slots, (beside,))
+        return Partitioning(
+            request, {**inventory, "gpus": inventory["gpus"][:each]}, slots, (notice,)
+        )
     cores = whole_cores(os.sched_getaffinity(0))
     usable = {"usable_cores": _share(len(cores), at_once, "cores")}
     shared = {
@@ -174,19 +174,19 @@ def _of_machine(
         JobSlot(number, cores=tuple(share))
         for number, share in enumerate(even_shares(cores, at_once), start=1)
     )
-    return Division(request, shared, slots, (beside,))
+    return Partitioning(request, shared, slots, (notice,))
 
 
 def _shares_as_before(spec: RunSpec, at_once: int) -> tuple[JobSlot, ...]:
     """Divide this machine; raises UserError if earlier runs had other shares."""
     if at_once == 1:
         return numbered_slots(1)
-    slots = _of_machine(Request(spec.recipe), inventory(), spec.cluster, at_once).slots
+    slots = _partition_machine(Request(spec.recipe), inventory(), spec.cluster, at_once).slots
     threads = max(1, len(slots[0].cores) // spec.cluster.devices_per_node)
     if slots[0].cores and threads != spec.cluster.threads_per_device:
         raise UserError(
             f"--max-parallel {at_once}",
-            f"leaves a process {pluralize(threads, 'thread')}; the runs so far had "
+            f"leaves {pluralize(threads, 'thread')} per process, but earlier runs had "
             f"{spec.cluster.threads_per_device}",
         )
     return slots
