@@ -218,7 +218,7 @@ def device_tables() -> str:
     ]
     sides = {"intra": "devices of a node", "inter": "nodes"}
     links = [
-        (f"`{link.name}`", sides[link.kind], _scaled(link.bytes_per_s, 1e9), link.source)
+        (f"`{link.name}`", sides[link.kind], _scaled(link.bytes_per_s, 1e9))
         for link in catalog.links()
     ]
     return "\n".join(
@@ -226,7 +226,7 @@ def device_tables() -> str:
             "### Devices\n",
             table(("device", *dtypes, "GiB", "TB/s", "W"), peaks),
             "### Links\n",
-            table(("link", "connects", "GB/s", "source"), links),
+            table(("link", "connects", "GB/s"), links),
         ]
     )
 
@@ -245,12 +245,12 @@ def metric_table() -> str:
 
 
 def layout_tables() -> str:
-    """Return the refused combinations and the conditions on sizes."""
+    """Return the refused combinations with their remedies, and the conditions on sizes."""
     rules = [
         (
             " with ".join(f"`{name}`" for name in sorted(rule.features)),
             _engines(rule.native),
-            rule.reason,
+            rule.reason.rpartition(": ")[2],
         )
         for rule in RULES
     ]
@@ -259,7 +259,7 @@ def layout_tables() -> str:
         for native, group in ((False, SIZE_RULES), (True, NATIVE_SIZE_RULES))
         for condition in group
     ]
-    combinations = table(("refused combination", "engine", "reason"), rules)
+    combinations = table(("refused combination", "engine", "remedy"), rules)
     return "\n".join([combinations, table(("condition on sizes", "engine"), conditions)])
 
 

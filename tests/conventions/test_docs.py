@@ -90,7 +90,9 @@ def test_the_generated_part_of_a_page_is_current(name: str):
 
 
 def test_all_refused_layouts_are_in_their_table():
-    assert all(rule.reason in layout_tables() for rule in RULES)
+    text = layout_tables()
+    assert all("`" + "` with `".join(sorted(rule.features)) + "`" in text for rule in RULES)
+    assert all(rule.reason.rpartition(": ")[2] in text for rule in RULES)
 
 
 def test_only_the_generated_part_of_a_page_is_replaced():
