@@ -43,8 +43,9 @@ def reference_data() -> Path:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_own_calibrations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the user of this machine has calibrated must not move what the tests compute."""
+def _no_settings_of_this_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Calibrations and defaults of the user of this machine must not change what tests compute."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
         yield

@@ -6,7 +6,9 @@ import errno
 import os
 import signal
 import sys
-from typing import Annotated
+import warnings
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
@@ -66,6 +68,7 @@ typer.BadParameter.__mro__[1].exit_code = EXIT_BAD_INPUT  # type: ignore[attr-de
 
 def main() -> None:
     """Run the command line; print an expected error as one line and exit with its code."""
+    warnings.showwarning = partial(_show_warning, warnings.showwarning)
     try:
         prepare_streams()
         check_folder()
@@ -85,6 +88,14 @@ def main() -> None:
         if error.errno == errno.ENOSPC and error.filename is None:
             _give_up_output(error)
         _end(f"{error.filename or 'system'}: {error.strerror or error}", EXIT_SYSTEM_FAULT)
+
+
+def _show_warning(usual: Any, message: Warning | str, category: type[Warning], *place: Any) -> None:
+    """Print a warning about a plug-in as one line; other warnings as Python does."""
+    if category.__name__ == "PluginWarning":
+        echo(f"warning: {message}", err=True)
+    else:
+        usual(message, category, *place)
 
 
 def _end(sentence: str, code: int) -> None:

@@ -106,7 +106,8 @@ Force = Annotated[
 RunsDir = Annotated[
     Path | None,
     typer.Option(
-        help="Folder that stores all runs; default $PACELINE_RUNS, else ./runs.",
+        help="Folder that stores all runs; default $PACELINE_RUNS, else runs_dir of "
+        "paceline.toml, else ./runs.",
         show_default=False,
         rich_help_panel=Panel.output,
     ),

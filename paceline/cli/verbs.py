@@ -49,6 +49,9 @@ class VerbCommand(TyperCommand):
             from paceline.cli.wrong_option import refuse_empty_paths
 
             refuse_empty_paths(self.params, ctx.params, words)
+        from paceline.cli.user_defaults import fill_defaults  # As above.
+
+        fill_defaults(ctx, cast(list[Any], self.params))
         for param in cast(list[Any], self.params):
             value = ctx.params.get(param.name or "")
             for item in value if isinstance(value, list | tuple) else [value]:

@@ -1,7 +1,7 @@
 """Training frameworks: each starts runs (RunSpec to Job), reads its own logs, or both.
 
 One module or package per framework. Modules are discovered by name, so adding a framework needs no
-change elsewhere.
+change elsewhere. Plug-ins add frameworks and log formats of other distributions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from functools import cache
+from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol, cast
 
 from paceline.core.errors import UserError, did_you_mean
@@ -18,6 +19,7 @@ from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.engines.log_reading.log_content import LogFormat
 from paceline.engines.support import Support
+from paceline.files.plugins import ENGINES, LOG_FORMATS, plugins
 
 
 class Engine(Protocol):
@@ -48,6 +50,10 @@ class Engine(Protocol):
     def settings(self, spec: RunSpec) -> dict[str, Any]:
         """Return the resolved settings as the framework reads them."""
         ...
+
+
+ENGINE_ATTRIBUTES = ("SUPPORT", "unsupported", "missing", "job", "settings")
+"""Attributes of `Engine` that a plug-in must have."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +128,41 @@ def log_format(name: str) -> LogFormat:
 
 
 def _names() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return sorted({*_shipped_names(), *_plugins()})
+
+
+@cache
+def _shipped_names() -> frozenset[str]:
+    return frozenset(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"{__name__}.{name}")
+    if name in _shipped_names():
+        return importlib.import_module(f"{__name__}.{name}")
+    return _plugins()[name]
+
+
+def _plugins() -> dict[str, Any]:
+    """Return the modules of plug-ins by name; a log format is wrapped like a module with one."""
+    formats = plugins(LOG_FORMATS, _problem_of_log_format)
+    format_modules = {name: SimpleNamespace(LOG_FORMAT=each) for name, each in formats.items()}
+    return {**format_modules, **plugins(ENGINES, _problem_of_engine)}
+
+
+def _problem_of_log_format(name: str, value: Any) -> str | None:
+    if name in _shipped_names():
+        return "Paceline has a framework of this name"
+    return None if isinstance(value, LogFormat) else "it is not a LogFormat"
+
+
+def _problem_of_engine(name: str, value: Any) -> str | None:
+    if name in _shipped_names():
+        return "Paceline has a framework of this name"
+    absent = [each for each in ENGINE_ATTRIBUTES if not hasattr(value, each)]
+    if absent:
+        return f"it has no {', '.join(absent)}"
+    own_format = getattr(value, "LOG_FORMAT", None)
+    return None if own_format is None else _problem_of_log_format(name, own_format)
 
 
 def _module_with(name: str, attribute: str, candidates: Callable[[], Iterable[str]]) -> Any:
@@ -134,7 +170,7 @@ def _module_with(name: str, attribute: str, candidates: Callable[[], Iterable[st
 
     Raises UserError with the names of all `candidates`, which imports them all.
     """
-    if name in _names():
+    if name in _shipped_names() or name in _plugins():
         module = _module(name)
         if hasattr(module, attribute):
             return module

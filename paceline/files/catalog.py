@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import PositiveFloat
 
@@ -21,6 +21,7 @@ from paceline.core.errors import UserError, did_you_mean
 from paceline.core.hardware import Cluster, Device, Dtype, Link
 from paceline.core.site import Site
 from paceline.core.value import PositiveInt, Value
+from paceline.files.plugins import DEVICES, plugins
 from paceline.files.yaml_file import Document, line_of, read_model, read_shipped
 
 # Words that describe a device without naming another product: sizes, watts, memory, form factor.
@@ -121,8 +122,11 @@ class _ClusterFile(Value):
 
 
 def devices() -> tuple[Device, ...]:
-    """Return all devices of the catalog; the bare name of a family resolves to its first device."""
-    return _device_file().devices
+    """Return all devices of the catalog, then those of plug-ins.
+
+    The bare name of a family resolves to its first device.
+    """
+    return _all_devices()
 
 
 def device(name: str) -> Device:
@@ -369,6 +373,24 @@ def _unknown(kind: str, name: str, groups: Sequence[tuple[str, ...]]) -> UserErr
     return UserError(
         f"{kind} {name!r}", "is not in the catalog", allowed=allowed, remedy=nearest or None
     )
+
+
+@cache
+def _all_devices() -> tuple[Device, ...]:
+    groups = plugins(DEVICES, _problem_of_devices).values()
+    return (*_device_file().devices, *(_as_device(each) for group in groups for each in group))
+
+
+def _problem_of_devices(name: str, value: Any) -> str | None:
+    """Return why the devices of a plug-in cannot be used: the catalog has one of that name."""
+    catalog = _device_file().devices
+    names = [_as_device(each).name for each in value]
+    duplicates = [each for each in names if _same_name(each, catalog)]
+    return f"the catalog has {', '.join(duplicates)}" if duplicates else None
+
+
+def _as_device(fields: Any) -> Device:
+    return Device.model_validate(fields)
 
 
 @cache

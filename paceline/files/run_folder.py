@@ -35,6 +35,7 @@ from paceline.core.run import RunSettings, RunSpec
 from paceline.core.value import PositiveInt, Value
 from paceline.files.documents import read_json, read_value
 from paceline.files.home import home_path
+from paceline.files.user_file import user_file
 
 RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
@@ -139,8 +140,10 @@ class RunRecord(Value):
 
 
 def runs_root(option: Path | None) -> Path:
-    """Return the folder of all runs: the option, else $PACELINE_RUNS, else ./runs."""
-    return home_path("", str(option or os.environ.get("PACELINE_RUNS") or "runs"))
+    """Return the folder of all runs: the option, $PACELINE_RUNS, paceline.toml, ./runs."""
+    folder = option or os.environ.get("PACELINE_RUNS")
+    defaults = None if folder else user_file()
+    return home_path("", str(folder or (defaults and defaults.runs_dir) or "runs"))
 
 
 def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:

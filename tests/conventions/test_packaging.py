@@ -8,8 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from collections.abc import Iterable, Iterator
+from email import message_from_bytes
 from importlib import metadata
 from pathlib import Path
 from zipfile import ZipFile
@@ -48,19 +50,80 @@ def missing_files(package: Path, packed: Iterable[str]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy of the sources, so that no earlier build can lend it a file."""
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, so that no earlier build can lend them a file."""
     sources = tmp_path_factory.mktemp("sources")
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "paceline", sources / "paceline", ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources)
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(sources)]
-    command = [sys.executable, "-m", "pip", "wheel", *options, str(sources)]
+    return sources
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path) -> Path:
+    return build_wheel(sources, sources)
+
+
+def build_wheel(what: Path, folder: Path) -> Path:
+    """Build the wheel of a source folder or archive in `folder`, without a network."""
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder)]
+    command = [sys.executable, "-m", "pip", "wheel", *options, str(what)]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    (path,) = sources.glob("*.whl")
+    (path,) = folder.glob("*.whl")
     return path
+
+
+def test_the_source_distribution_builds_the_same_wheel(
+    sources: Path, wheel: Path, tmp_path: Path
+) -> None:
+    program = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
+    built = subprocess.run([sys.executable, "-c", program], cwd=sources, capture_output=True)
+    assert built.returncode == 0, built.stderr
+    (archive,) = tmp_path.glob("paceline-*.tar.gz")
+
+    from_archive = build_wheel(archive, tmp_path)
+
+    assert set(ZipFile(from_archive).namelist()) == set(ZipFile(wheel).namelist())
+
+
+def test_the_wheel_runs_in_a_clean_environment_without_torch(wheel: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
+    (site,) = tmp_path.glob("lib/python*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--python", str(tmp_path / "bin/python"), "install"]
+    subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
+    # The dependencies are those of this environment; a module without content hides its torch.
+    (site / "tested.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "torch.py").write_text("raise ModuleNotFoundError('torch is hidden')\n")
+
+    def run(*words: str) -> str:
+        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "COLUMNS": "200"}
+        command = [str(tmp_path / "bin" / words[0]), *words[1:]]
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run("python", "-c", "import paceline; print(paceline.__file__)").startswith(str(site))
+    assert run("paceline", "--version") == f"paceline {__version__}\n"
+    assert "tokens/s/GPU" in run(
+        "paceline", "estimate", "llama31-8b", "--gpu", "H100", "--gpus", "8"
+    )
+
+
+def test_the_metadata_is_complete(wheel: Path) -> None:
+    archive = ZipFile(wheel)
+    (path,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    fields = message_from_bytes(archive.read(path))
+
+    assert fields["Summary"] and fields["License-Expression"] == "Apache-2.0"
+    assert fields["Description-Content-Type"] == "text/markdown"
+    assert {"Author", "Maintainer", "Keywords", "Project-URL"} <= set(fields.keys())
+    assert "Typing :: Typed" in fields.get_all("Classifier", [])
+    required = [line for line in fields.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert required and not [line for line in required if line.startswith("torch")]
 
 
 def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
