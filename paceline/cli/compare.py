@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from paceline.cli import log_options as log
+from paceline.cli.log_options import LOG_OPTIONS, LogOptions
 from paceline.cli.options import Html, Json, RunsDir, refuse_unused
 from paceline.cli.output import emit, emit_files
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.files.run_folder import runs_root
-from paceline.logs.facts import UserSettings
 from paceline.runs.comparison import (
     ComparisonOptions,
     compare_runs,
@@ -32,8 +30,7 @@ ALWAYS_USED = frozenset(
     {"first", "second", "margin", "allow", "metric", "runs_dir", "form", "as_json"}
 )
 USED_IN_PAIRS = ALWAYS_USED | {"sequential", "max_pairs", "group", "probe"}
-LOG_SETTINGS = {field.name for field in fields(UserSettings)} | {"gpus"}
-USED_WITHOUT_PAIRS = ALWAYS_USED | {"against", "html", "sequential"} | LOG_SETTINGS
+USED_WITHOUT_PAIRS = ALWAYS_USED | {"against", "html", "sequential"} | LOG_OPTIONS
 
 
 class CompareFormat(StrEnum):
@@ -114,15 +111,6 @@ def compare(
             help="Measure the achievable GEMM throughput of this machine before the first run.",
         ),
     ] = True,
-    engine: log.EngineName = None,
-    recipe: log.RecipeName = None,
-    model: log.ModelName = None,
-    device: log.DeviceName = None,
-    gpus: log.NumDevices = None,
-    global_batch: log.GlobalBatch = None,
-    seq_len: log.SeqLen = None,
-    dtype: log.DtypeName = None,
-    window: log.WindowRule = None,
     html: Html = None,
     runs_dir: RunsDir = None,
     form: Annotated[
@@ -130,6 +118,8 @@ def compare(
         typer.Option("--format", help="Output format; md suits a pull request, junit a CI server."),
     ] = CompareFormat.text,
     as_json: Json = False,
+    *,
+    log: LogOptions,
 ) -> None:
     """Test whether B is slower than A, faster, the same, or whether that is undecided.
 
@@ -167,10 +157,7 @@ def compare(
             "compare", "takes either B or --against, not both", remedy="give one of them"
         )
     root = runs_root(runs_dir)
-    settings = UserSettings(
-        engine, recipe, model, device, gpus, global_batch, seq_len, dtype, window=window
-    )
-    settings.check()
+    settings = log.settings()
     gate = ComparisonOptions(
         parse_margin(margin), tuple(allow or ()), tuple(metric or ()), settings
     )

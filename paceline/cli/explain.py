@@ -6,21 +6,29 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import ChartsFolder, Html, RunName, RunsDir
+from paceline.cli.log_options import LogOptions
+from paceline.cli.options import ChartsFolder, Html, RunsDir
 from paceline.cli.output import TableOptions, emit
 from paceline.explain.diagnosis import explain as explain_run
+from paceline.explain.observed_run import find_source
 from paceline.explain.report import explanation_document
-from paceline.files.run_folder import find_run, runs_root
+from paceline.files.run_folder import runs_root
 
 
 def explain(
-    run: RunName,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|LOG",
+            help="Run: name, tag, part of the name, `last`, or its folder; or a training log.",
+        ),
+    ],
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="RUN|reference|estimate",
-            help="Baseline: another run, the nearest published row, or the estimate. Default: "
-            "the run itself, without the time in which its ranks waited.",
+            metavar="RUN|LOG|reference|estimate",
+            help="Baseline: another run or log, the nearest published row, or the estimate. "
+            "Default: the run itself, without the time in which its ranks waited.",
         ),
     ] = None,
     profile: Annotated[
@@ -35,13 +43,15 @@ def explain(
     charts: ChartsFolder = None,
     runs_dir: RunsDir = None,
     *,
+    log: LogOptions,
     output: TableOptions,
 ) -> None:
     """Explain why a run is slow: causes, time lost to each, evidence and remedies.
 
     Uses step times, waits, telemetry, settings, the environment, the estimate and the verdicts of
     scaling tests. Time without a known cause is reported as not explained. A run that is as fast
-    as its baseline gets no cause (docs/reference/diagnosis.md).
+    as its baseline gets no cause (docs/reference/diagnosis.md). A training log is explained as far
+    as it goes: slow steps, pipeline bubble, recomputation, and what differs from another log.
 
     Examples:
 
@@ -50,7 +60,10 @@ def explain(
       paceline explain last --against baseline --html why.html
 
       paceline explain 2026-11 --against estimate --json
+
+      paceline explain slow.log --against fast.log --gpu H100 --gpus 64
     """
     root = runs_root(runs_dir)
-    answer = explain_run(find_run(root, run), against, root, profile)
+    settings = log.settings()
+    answer = explain_run(find_source(root, run), against, root, profile, settings)
     emit(explanation_document(answer), output.output_format, page=html, charts=charts)

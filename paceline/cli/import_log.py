@@ -7,15 +7,14 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import log_options as log
 from paceline.cli import options
+from paceline.cli.log_options import LogOptions
 from paceline.cli.output import TableFormat, emit, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.units import pluralize
 from paceline.files.archive import is_archive
 from paceline.files.run_folder import runs_root
-from paceline.logs.facts import UserSettings
 from paceline.report.document import Column
 from paceline.report.run_document import run_document
 from paceline.runs.bundles.archive_import import ImportedArchive, import_archive, import_bundle
@@ -31,17 +30,6 @@ def import_log(
             help="Log file (plain or gzipped), bundle, or archive of logs (.tar.gz, .tar.zst)."
         ),
     ],
-    engine: log.EngineName = None,
-    recipe: log.RecipeName = None,
-    model: log.ModelName = None,
-    device: log.DeviceName = None,
-    gpus: log.NumDevices = None,
-    global_batch: log.GlobalBatch = None,
-    seq_len: log.SeqLen = None,
-    dtype: log.DtypeName = None,
-    convention: log.ConventionName = None,
-    tokens: log.TotalTokens = None,
-    window: log.WindowRule = None,
     tag: options.Tag = None,
     reimport: Annotated[
         bool, typer.Option("--reimport", help="Import the log even if it was imported before.")
@@ -49,6 +37,8 @@ def import_log(
     runs_dir: options.RunsDir = None,
     form: options.ReportForm = options.ReportFormat.text,
     as_json: options.Json = False,
+    *,
+    log: LogOptions,
 ) -> None:
     """Store a training log as a run for `list`, `show`, `report` and `compare`.
 
@@ -60,29 +50,17 @@ def import_log(
 
     Example: paceline import train.log --model llama31-8b --device B200 --gpus 8 --seq-len 8192
     """
-    facts = UserSettings(
-        engine,
-        recipe,
-        model,
-        device,
-        gpus,
-        global_batch,
-        seq_len,
-        dtype,
-        convention,
-        tokens,
-        window,
-    )
+    settings = log.settings()
     form = options.ReportFormat.json if as_json else form
     root = runs_root(runs_dir)
     if is_archive(path) and not is_bundle(path):
-        archive = import_archive(path, facts, root, command_line(), tag=tag, reimport=reimport)
+        archive = import_archive(path, settings, root, command_line(), tag=tag, reimport=reimport)
         _print_archive(archive, form)
         return
     if is_archive(path):
         emit(run_document(import_bundle(path, root, reimport)), form)
         return
-    report = store(path, facts, root, command_line(), tag=tag, reimport=reimport)
+    report = store(path, settings, root, command_line(), tag=tag, reimport=reimport)
     emit(run_document(report), form)
 
 

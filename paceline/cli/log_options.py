@@ -1,13 +1,15 @@
-"""Options for settings that a log does not state, shared by `parse` and `import`."""
+"""Options for settings that a log does not state, the same on every verb that reads logs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from paceline.cli import quantities
 from paceline.cli.options import Panel
+from paceline.logs.facts import UserSettings
 
 
 def _fact(name: str, *aliases: str, **settings: Any) -> Any:
@@ -98,3 +100,43 @@ WindowRule = Annotated[
         "or skip:5; default: auto, or the framework's own reporting rule.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """Settings that a log does not state."""
+
+    panel: ClassVar[Panel] = Panel.log
+    engine: EngineName = None
+    recipe: RecipeName = None
+    model: ModelName = None
+    device: DeviceName = None
+    gpus: NumDevices = None
+    global_batch: GlobalBatch = None
+    seq_len: SeqLen = None
+    dtype: DtypeName = None
+    convention: ConventionName = None
+    tokens: TotalTokens = None
+    window: WindowRule = None
+
+    def settings(self) -> UserSettings:
+        """Return the given settings; raise UserError for unknown values."""
+        settings = UserSettings(
+            engine=self.engine,
+            recipe=self.recipe,
+            model=self.model,
+            device=self.device,
+            num_devices=self.gpus,
+            global_batch=self.global_batch,
+            seq_len=self.seq_len,
+            dtype=self.dtype,
+            convention=self.convention,
+            total_tokens=self.tokens,
+            window=self.window,
+        )
+        settings.check()
+        return settings
+
+
+LOG_OPTIONS = frozenset(field.name for field in fields(LogOptions))
+"""Names of the parameters."""

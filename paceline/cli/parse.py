@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from paceline.cli import log_options as log
+from paceline.cli.log_options import LogOptions
 from paceline.cli.options import Json, Panel
 from paceline.cli.output import (
     Row,
@@ -45,17 +45,6 @@ def parse(
         list[Path],
         typer.Argument(help="Log files or folders, plain or gzipped; - reads standard input."),
     ],
-    engine: log.EngineName = None,
-    recipe: log.RecipeName = None,
-    model: log.ModelName = None,
-    device: log.DeviceName = None,
-    gpus: log.NumDevices = None,
-    global_batch: log.GlobalBatch = None,
-    seq_len: log.SeqLen = None,
-    dtype: log.DtypeName = None,
-    convention: log.ConventionName = None,
-    tokens: log.TotalTokens = None,
-    window: log.WindowRule = None,
     per_step: Annotated[
         bool,
         typer.Option(
@@ -74,6 +63,8 @@ def parse(
     where: WhereOption = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
+    *,
+    log: LogOptions,
 ) -> None:
     """Read training logs and report how fast the runs were.
 
@@ -95,23 +86,10 @@ def parse(
     reported with its likely cause. Exit code 1 if a single file cannot be read; a file that is not
     a training log is not an error.
     """
-    facts = UserSettings(
-        engine,
-        recipe,
-        model,
-        device,
-        gpus,
-        global_batch,
-        seq_len,
-        dtype,
-        convention,
-        tokens,
-        window,
-    )
-    facts.check()
+    settings = log.settings()
     form = TableFormat.json if as_json else form
     single = len(paths) == 1 and not paths[0].is_dir()
-    parsings = _parse_logs(paths, facts, one_of_many=not single)
+    parsings = _parse_logs(paths, settings, one_of_many=not single)
     if per_step:
         documents = _emit_steps(_matching_logs(parsings, where), form, single)
     else:
@@ -125,7 +103,7 @@ def parse(
         raise typer.Exit(3)
 
 
-def _parse_logs(paths: list[Path], facts: UserSettings, one_of_many: bool) -> Iterator[Parsing]:
+def _parse_logs(paths: list[Path], settings: UserSettings, one_of_many: bool) -> Iterator[Parsing]:
     """Yield each log in turn, to keep only one in memory; show a bar for several."""
     with standard_input(paths) as copy:
         files = log_files(paths)
@@ -133,7 +111,7 @@ def _parse_logs(paths: list[Path], facts: UserSettings, one_of_many: bool) -> It
         quiet = len(files) < 2 or not sys.stderr.isatty()
         for path in track(files, "reading logs", console=console, transient=True, disable=quiet):
             source = copy if path == STANDARD_INPUT else path
-            yield parse_log(source, facts, display_path=path, one_of_many=one_of_many)
+            yield parse_log(source, settings, display_path=path, one_of_many=one_of_many)
 
 
 def _matching_logs(parsings: Iterator[Parsing], where: list[str] | None) -> Iterator[Parsing]:

@@ -10,13 +10,17 @@ from paceline.compare.over_time.environment import environment_changes
 from paceline.core.errors import UserError
 from paceline.core.metrics import metric_class
 from paceline.core.units import step_seconds
+from paceline.estimate.fit.evidence import shipped_evidence
+from paceline.estimate.fit.origin import ANY, SOFTWARE
 from paceline.estimate.measured_step import estimate_measured_run, measured_run, request_for_run
-from paceline.estimate.single_estimate import Estimate
+from paceline.estimate.request import EstimateRequest
+from paceline.estimate.single_estimate import Estimate, estimate
 from paceline.explain.explanation import BaselineKind
-from paceline.explain.observed_run import ObservedRun, observed_run
+from paceline.explain.observed_run import ObservedRun, find_source, observed_run
 from paceline.explain.profiled_step import ProfiledStep, own_profiled_step
 from paceline.explain.step_breakdown import StepParts
-from paceline.files.run_folder import find_run
+from paceline.logs.facts import UserSettings
+from paceline.runs.comparison_inputs import NO_SETTINGS
 
 BASELINE_KEYWORDS = ("reference", "estimate")
 SAME_WORK = ("model", "lora", "seq_len")
@@ -43,8 +47,10 @@ class Baseline:
     notes: tuple[str, ...] = ()
 
 
-def baseline_of(run: ObservedRun, against: str | None, root: Path) -> Baseline:
-    """Return the baseline for a run name, `reference` or `estimate`; None means the run itself.
+def baseline_of(
+    run: ObservedRun, against: str | None, root: Path, settings: UserSettings = NO_SETTINGS
+) -> Baseline:
+    """Return the baseline for a run or log, `reference` or `estimate`; None means the run itself.
 
     Raises UserError if there is none or if its steps do different work.
     """
@@ -53,9 +59,9 @@ def baseline_of(run: ObservedRun, against: str | None, root: Path) -> Baseline:
     if against == "reference":
         return _published(run)
     if against == "estimate":
-        return _estimate(run)
-    folder = find_run(root, against)
-    return _other_run(run, observed_run(folder), own_profiled_step(folder))
+        return _estimate(run, settings)
+    source = find_source(root, against)
+    return _other_run(run, observed_run(source, settings), own_profiled_step(source))
 
 
 def _other_run(run: ObservedRun, other: ObservedRun, profile: ProfiledStep | None) -> Baseline:
@@ -117,9 +123,50 @@ def _published(run: ObservedRun) -> Baseline:
     return Baseline("reference", title, run.account.parts.total * faster)
 
 
-def _estimate(run: ObservedRun) -> Baseline:
-    measured = measured_run(run.report)
-    answer = estimate_measured_run(measured, request_for_run(measured))
+def can_estimate(run: ObservedRun, settings: UserSettings) -> bool:
+    """Return True if an estimate of a logged run needs no further settings."""
+    return not _missing_settings(run, settings)
+
+
+def _missing_settings(run: ObservedRun, settings: UserSettings) -> list[str]:
+    needed = {
+        "--model": settings.model or settings.recipe,
+        "--gpu": run.facts.device,
+        "--gpus": run.facts.num_devices,
+    }
+    return [option for option, value in needed.items() if value is None]
+
+
+def _request_for_log(run: ObservedRun, settings: UserSettings) -> EstimateRequest:
+    """Return the estimate request for the settings that a log states and the user adds."""
+    if missing := _missing_settings(run, settings):
+        raise UserError(
+            "--against estimate",
+            f"needs what the log does not state: {', '.join(missing)}",
+            remedy=f"add {' '.join(f'{option} ...' for option in missing)}",
+        )
+    known = run.facts
+    layout = known.layout.model_dump(exclude_defaults=True) if known.layout else {}
+    training = {"global_batch": known.global_batch, "seq_len": known.seq_len, "dtype": known.dtype}
+    software = next((name for name in SOFTWARE if name == (known.engine or "").lower()), ANY)
+    return EstimateRequest(
+        settings.model or settings.recipe or "",
+        known.device or "",
+        known.num_devices or 0,
+        overrides=(
+            *(f"layout.{name}={value}" for name, value in layout.items()),
+            *(f"training.{name}={value}" for name, value in training.items() if value),
+        ),
+        software=software,
+    )
+
+
+def _estimate(run: ObservedRun, settings: UserSettings) -> Baseline:
+    if run.spec is None:
+        answer = estimate(_request_for_log(run, settings), shipped_evidence())
+    else:
+        measured = measured_run(run.report)
+        answer = estimate_measured_run(measured, request_for_run(measured))
     interval = f"80% interval {step_seconds(answer.low_s)}-{step_seconds(answer.high_s)} s"
     # 80% of a normal distribution is within 1.28 standard errors of the mean.
     error_s = (answer.high_s - answer.low_s) / (2 * 1.28)

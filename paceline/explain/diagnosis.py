@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from paceline.explain.baseline import Baseline, baseline_of
+from paceline.explain.baseline import Baseline, baseline_of, can_estimate
 from paceline.explain.causes import MIN_CAUSE_SHARE, findings
 from paceline.explain.context import DiagnosisContext
 from paceline.explain.explanation import Explanation
@@ -13,23 +13,30 @@ from paceline.explain.observed_run import ObservedRun, observed_run
 from paceline.explain.profiled_step import ProfiledStep, load_profiled_step, own_profiled_step
 from paceline.explain.step_breakdown import StepParts
 from paceline.explain.work_causes import avoidable_recompute_findings
+from paceline.logs.facts import UserSettings
+from paceline.runs.comparison_inputs import NO_SETTINGS
 
 
 def explain(
-    folder: Path,
+    source: Path,
     against: str | None,
     root: Path,
     profile: str | None = None,
+    settings: UserSettings = NO_SETTINGS,
 ) -> Explanation:
-    """Explain why the run in `folder` is slow compared with the baseline `against` (baseline_of).
+    """Explain why a run is slow compared with the baseline `against` (baseline_of).
+
+    `source` is a run folder or a training log; `settings` add to what a log states.
 
     `profile` is a profile of the same training; the default is the run's own profile, if any.
 
     Raises UserError if the run has no recorded steps or the baseline is unavailable.
     """
-    run = observed_run(folder)
-    step = load_profiled_step(root, profile) if profile else own_profiled_step(folder)
-    return explain_run(run, baseline_of(run, against, root), step)
+    run = observed_run(source, settings)
+    if against is None and run.spec is None and can_estimate(run, settings):
+        against = "estimate"  # a log alone shows only what its slow steps cost
+    step = load_profiled_step(root, profile) if profile else own_profiled_step(source)
+    return explain_run(run, baseline_of(run, against, root, settings), step)
 
 
 def explain_run(run: ObservedRun, base: Baseline, profile: ProfiledStep | None) -> Explanation:
@@ -89,6 +96,11 @@ def _unexplained_work_note(context: DiagnosisContext, num_causes: int) -> tuple[
 
 def _unmarked_waits_note(run: ObservedRun) -> tuple[str, ...]:
     """Return a note if waits for collectives are not recorded."""
-    if run.account.marks_waits or (run.facts.num_devices or 1) == 1:
+    if run.account.marks_waits or run.facts.num_devices == 1:
         return ()
+    if not run.places:
+        return (
+            "a log tells what a step took, not what ranks wait for: waits for collectives, data "
+            "and other ranks count as own work; `--against` another log shows what got slower",
+        )
     return ("the program records no waits for collectives; they count as the ranks' own work",)

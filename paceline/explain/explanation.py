@@ -19,6 +19,7 @@ CauseName = Literal[
     "small micro-batch",
     "memory allocator",
     "host gap",
+    "slow steps",
 ]
 BaselineKind = Literal["itself", "run", "reference", "estimate"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,18 @@ from paceline.core.result import Result
 from paceline.core.run import RunSettings, RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.telemetry import read_telemetry
-from paceline.explain.rank_events import RankEvents, rank_events
+from paceline.explain.rank_events import MAX_STEPS, RankEvents, rank_events
 from paceline.explain.step_breakdown import MIN_STEPS, StepBreakdown, break_down_steps
 from paceline.files.documents import read_json, read_lines
+from paceline.files.events import StepEvent
+from paceline.files.run_folder import find_run
+from paceline.logs.facts import UserSettings
 from paceline.machines.probe.telemetry import FOLDER as TELEMETRY_FOLDER
+from paceline.runs.comparison_inputs import NO_SETTINGS, report_of_file
 from paceline.runs.outcome import evaluate, rank_place
 
 CAMPAIGN_RESULT = "scale.json"
-REMEDY = "choose a run of the native trainer or one that logs its steps with paceline.steplog"
+REMEDY = "give one with more steady steps; `paceline parse` shows which steps of a log count"
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class ObservedRun:
 
     report: RunReport
     account: StepBreakdown
+    num_microbatches: int | None
+    """Micro-batches of a step on one replica; None if the settings do not tell."""
     places: tuple[Place, ...]
     environment: Mapping[str, str]
     clock: tuple[float, float | None, int] | None
@@ -73,18 +80,35 @@ class ObservedRun:
         return f"run {self.result.run}{steps}"
 
 
-def observed_run(folder: Path) -> ObservedRun:
-    """Return the run in a folder.
+def find_source(root: Path, name: str) -> Path:
+    """Return a training log by its path, or the folder of a stored run; raise UserError if none."""
+    path = Path(name)
+    return path if path.is_file() else find_run(root, name)
 
-    Raises UserError if it has no recorded step events, for example an imported log.
+
+def observed_run(source: Path, settings: UserSettings = NO_SETTINGS) -> ObservedRun:
+    """Return the run that a run folder or a training log holds.
+
+    `settings` add what a log does not state. Of a log only the step times, the settings and what it
+    prints are known. Raises UserError if there are too few steady steps.
     """
-    report = evaluate(folder)
-    window, name = report.result.window, f"run {folder.name}"
+    is_log = source.is_file()
+    report = report_of_file(source, settings) if is_log else evaluate(source)
+    window, name = report.result.window, f"run {report.result.run}"
     if window is None or window.first_step is None or window.last_step is None:
         why = report.result.reason or f"its status is {report.result.status}"
         raise UserError(name, f"has no steady steps: {why}", remedy=REMEDY)
-    ranks = rank_events(folder, window.first_step, window.last_step)
-    account = _account(report, ranks)
+    first, last = window.first_step, window.last_step
+    ranks = {} if is_log else rank_events(source, first, last)
+    count = _num_microbatches(report)
+    ranks = ranks or {0: RankEvents(None, printed_steps(report, first, last))}
+    account = break_down_steps(
+        ranks,
+        report.facts.layout,
+        count,
+        {rank: events.start.stage for rank, events in ranks.items() if events.start},
+        on_cores=report.facts.device == "cpu",
+    )
     if account is None:
         what = f"has fewer than {MIN_STEPS} recorded steps that all ranks completed"
         raise UserError(name, what, remedy=REMEDY)
@@ -92,25 +116,47 @@ def observed_run(folder: Path) -> ObservedRun:
     return ObservedRun(
         report=report,
         account=account,
+        num_microbatches=count,
         places=tuple(rank_place(rank, start) for rank, start in starts.items() if start),
         environment=environment_items(report.inventory, report.result.versions),
-        clock=_clock(folder, report, ranks),
-        flagged_hosts=_flagged_hosts(folder.parent),
+        clock=None if is_log else _clock(source, report, ranks),
+        flagged_hosts={} if is_log else _flagged_hosts(source.parent),
     )
 
 
-def _account(report: RunReport, ranks: Mapping[int, RankEvents]) -> StepBreakdown | None:
-    spec = report.spec
-    count = None
-    if spec is not None:
-        count = spec.layout.num_microbatches(spec.world_size, spec.training.global_batch)
-    return break_down_steps(
-        ranks,
+def printed_steps(report: RunReport, first: int, last: int) -> tuple[StepEvent, ...]:
+    """Return the steps `first` to `last` as a log prints them: times of the whole run, no ranks."""
+    steps = report.steps.select((report.steps.index >= first) & (report.steps.index <= last))
+    batch = report.facts.global_batch
+    return tuple(
+        StepEvent(
+            step=int(step),
+            step_time_s=seconds,
+            samples=batch if math.isnan(samples) else samples,
+            data_wait_s=None if math.isnan(data_s) else data_s,
+        )
+        for step, seconds, samples, data_s in zip(
+            steps.index,
+            *(steps[name] for name in ("step_time_s", "samples", "data_wait_s")),
+            strict=True,
+        )
+        if math.isfinite(seconds)
+    )[-MAX_STEPS:]
+
+
+def _num_microbatches(report: RunReport) -> int | None:
+    """Return the micro-batches of a step on one replica; None if the settings do not tell."""
+    layout, devices, batch = (
         report.facts.layout,
-        count,
-        {rank: events.start.stage for rank, events in ranks.items() if events.start},
-        on_cores=report.facts.device == "cpu",
+        report.facts.num_devices,
+        report.facts.global_batch,
     )
+    if report.spec is not None:
+        layout, devices = report.spec.layout, report.spec.world_size
+        batch = report.spec.training.global_batch
+    if layout is None or devices is None or batch is None or devices % layout.model_devices:
+        return None
+    return layout.num_microbatches(devices, batch)
 
 
 def _clock(

@@ -20,6 +20,8 @@ from paceline.files.events import StepEvent
 
 MIN_STEPS = 5
 """Minimum number of steps from which a mean step is computed."""
+SPIKE = 1.5
+"""A step is a spike above this multiple of the median step."""
 BEYOND_ERROR = 4.0
 """Standard errors by which a straggler must be slower than the other ranks of its stage."""
 
@@ -48,6 +50,8 @@ class StepParts:
     """Time that stages have no micro-batch, by the formula of the schedule."""
     communication: float = 0.0
     """Time that all ranks wait for collectives simultaneously."""
+    spikes: float = 0.0
+    """Extra own work, compared with the median step, of the few steps that are much slower."""
 
     @property
     def total(self) -> float:
@@ -75,6 +79,8 @@ class StepBreakdown:
     with the most; None if the system does not count it."""
     system_share: float | None
     """Share of the CPU time spent in the kernel, over all ranks."""
+    num_spikes: int = 0
+    """Number of steps whose extra time is in `spikes`."""
     marks_waits: bool = True
     """True if the ranks report their waits for collectives; otherwise `compute` includes them."""
     slow_rank: int | None = None
@@ -113,6 +119,7 @@ def break_down_steps(
         error_s=float(np.std(series["compute"]) / len(common) ** 0.5),
         throttled_s=_throttled_seconds(rows),
         system_share=_system_share(rows),
+        num_spikes=int((series["spikes"] > 0).sum()),
         marks_waits=all(s.comm_wait_s is not None for row in rows for s in row),
         slow_rank=None if slow is None else numbers[slow],
         waiting_rank=numbers[int(tables.core_wait.mean(axis=1).argmax())],
@@ -165,7 +172,10 @@ def _series(tables: _Tables, straggler: Row, bubble_share: float) -> dict[str, R
     remaining = times - sum(waits.values())
     bubble = np.minimum(network, bubble_share * np.maximum(remaining, 0.0))
     exchange = {"bubble": bubble, "communication": network - bubble}
-    return {"compute": remaining - network, **waits, **exchange}
+    work = remaining - network
+    median = np.median(work)
+    spikes = np.where(times > SPIKE * np.median(times), np.maximum(work - median, 0.0), 0.0)
+    return {"compute": work - spikes, **waits, **exchange, "spikes": spikes}
 
 
 def _table(rows: Rows, quantity: Callable[[StepEvent], float | None]) -> Table:

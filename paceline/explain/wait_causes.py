@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from paceline.explain.context import DiagnosisContext, Finding, setting
 from paceline.explain.explanation import CauseEvidence
+from paceline.explain.step_breakdown import SPIKE
 
 THROTTLED_SHARE = 0.1
 """Minimum share of the core waits with an exhausted quota from which the quota is the cause."""
@@ -116,10 +117,9 @@ def _core_wait(q: DiagnosisContext) -> Iterator[Finding]:
 
 
 def _bubble(q: DiagnosisContext) -> Iterator[Finding]:
-    spec, layout = q.run.spec, q.run.layout
-    if layout.pp == 1 or spec is None:
+    layout, count = q.run.layout, q.run.num_microbatches
+    if layout.pp == 1 or count is None:
         return
-    count = layout.num_microbatches(spec.world_size, spec.training.global_batch)
     yield Finding(
         "pipeline bubble",
         q.excess("bubble"),
@@ -168,6 +168,23 @@ def _host_gap(q: DiagnosisContext) -> Iterator[Finding]:
     )
 
 
+def _spikes(q: DiagnosisContext) -> Iterator[Finding]:
+    slow = CauseEvidence(
+        what=f"steps slower than {SPIKE} times the median",
+        value=q.run.account.num_spikes,
+        unit="steps",
+        n=q.run.account.n,
+        source=q.run.source,
+    )
+    yield Finding(
+        "slow steps",
+        q.excess("spikes"),
+        (*q.figures("extra time of the slow steps", "spikes"), slow),
+        "find what happens in these steps: evaluation, checkpoints, garbage collection, other jobs "
+        "on the network or storage (`paceline runs report` shows the step times)",
+    )
+
+
 WAIT_CAUSES: tuple[Callable[[DiagnosisContext], Iterator[Finding]], ...] = (
     _data,
     _checkpoints,
@@ -176,4 +193,5 @@ WAIT_CAUSES: tuple[Callable[[DiagnosisContext], Iterator[Finding]], ...] = (
     _bubble,
     _communication,
     _host_gap,
+    _spikes,
 )

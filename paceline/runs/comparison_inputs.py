@@ -112,13 +112,17 @@ def _runs_of_file(path: Path, settings: UserSettings) -> Iterable[ComparedRun]:
     return _bundled_run(path) if is_bundle(path) else _archived_runs(path, settings)
 
 
-def _run_of_log(path: Path, settings: UserSettings, display_name: str = "") -> ComparedRun:
+def report_of_file(path: Path, settings: UserSettings, display_name: str = "") -> RunReport:
     """Return the run that `paceline import` would store; raise UserError for a log without one."""
     display_name = display_name or as_text(str(path))
     parsing = parse_run(path, settings, display_path=Path(display_name))
     digest = file_digest(path)
     record = log_record(display_name, parsing.document, path.name, digest, settings)
-    return member_of_run(report_of_log(display_name, record, parsing), digest)
+    return report_of_log(display_name, record, parsing)
+
+
+def _run_of_log(path: Path, settings: UserSettings, display_name: str = "") -> ComparedRun:
+    return member_of_run(report_of_file(path, settings, display_name), file_digest(path))
 
 
 def _runs_in_folder(folder: Path, settings: UserSettings) -> list[ComparedRun]:
