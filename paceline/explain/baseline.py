@@ -129,12 +129,12 @@ def can_estimate(run: ObservedRun, settings: UserSettings) -> bool:
 
 
 def _missing_settings(run: ObservedRun, settings: UserSettings) -> list[str]:
-    needed = {
+    options = {
         "--model": settings.model or settings.recipe,
         "--gpu": run.facts.device,
         "--gpus": run.facts.num_devices,
     }
-    return [option for option, value in needed.items() if value is None]
+    return [option for option, value in options.items() if value is None]
 
 
 def _request_for_log(run: ObservedRun, settings: UserSettings) -> EstimateRequest:
@@ -145,14 +145,18 @@ def _request_for_log(run: ObservedRun, settings: UserSettings) -> EstimateReques
             f"needs what the log does not state: {', '.join(missing)}",
             remedy=f"add {' '.join(f'{option} ...' for option in missing)}",
         )
-    known = run.facts
-    layout = known.layout.model_dump(exclude_defaults=True) if known.layout else {}
-    training = {"global_batch": known.global_batch, "seq_len": known.seq_len, "dtype": known.dtype}
-    software = next((name for name in SOFTWARE if name == (known.engine or "").lower()), ANY)
+    from_log = run.facts
+    layout = from_log.layout.model_dump(exclude_defaults=True) if from_log.layout else {}
+    training = {
+        "global_batch": from_log.global_batch,
+        "seq_len": from_log.seq_len,
+        "dtype": from_log.dtype,
+    }
+    software = next((name for name in SOFTWARE if name == (from_log.engine or "").lower()), ANY)
     return EstimateRequest(
         settings.model or settings.recipe or "",
-        known.device or "",
-        known.num_devices or 0,
+        from_log.device or "",
+        from_log.num_devices or 0,
         overrides=(
             *(f"layout.{name}={value}" for name, value in layout.items()),
             *(f"training.{name}={value}" for name, value in training.items() if value),

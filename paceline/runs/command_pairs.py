@@ -21,6 +21,7 @@ from paceline.compare.sequential.spending import analysis_points
 from paceline.compare.significance import MARGIN
 from paceline.compare.verdicts import percent_change, verdict_label, verdict_tone
 from paceline.core.errors import UserError
+from paceline.core.interrupts import deferred_interrupts
 from paceline.core.secrets import redact
 from paceline.core.units import percent, pluralize, significant
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
@@ -216,22 +217,24 @@ def _execute(
 ) -> CommandResult:
     path = folder / f"pair-{pair:03}-{LETTERS[side].lower()}.log"
     begun_s = time.monotonic()
+    process: subprocess.Popen[bytes] | None = None
     with path.open("wb") as output:
         try:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            with deferred_interrupts():  # an interrupt inside Popen would leave an unknown process
+                process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            code = process.wait()
         except OSError as error:
             where = f"command {LETTERS[side]}"
             raise _not_started(where, argv[0], error.strerror) from error
-        try:
-            code = process.wait()
         except BaseException:  # an interrupt must also end the command's children
-            _stop(process)
+            if process is not None:
+                _stop(process)
             raise
     elapsed_s = time.monotonic() - begun_s
     text = path.read_text("utf-8", errors="replace")

@@ -60,7 +60,7 @@ def test_a_log_with_known_model_and_gpus_is_compared_with_the_estimate(tmp_path:
 def test_an_estimate_names_the_settings_that_a_log_does_not_state(tmp_path: Path) -> None:
     log = write_log(tmp_path / "train.log", [2.0] * 60)
 
-    with pytest.raises(UserError, match="--against estimate: needs .* --model, --gpu, --gpus"):
+    with pytest.raises(UserError, match=r"--against estimate: needs .* --model, --gpu, --gpus"):
         explain(log, "estimate", tmp_path)
 
 
