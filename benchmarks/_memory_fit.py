@@ -13,8 +13,8 @@ import numpy as np
 from paceline.estimate.fit.posterior import equal_weights
 from paceline.estimate.memory.device_memory import memory
 from paceline.estimate.memory.framework import FITTED, PRIORS, SPREADS, Framework
-from paceline.estimate.memory.published import PublishedMemory, memory_as_reported
 from paceline.estimate.model.case import Floats, cases_of
+from paceline.estimate.validation import PublishedMemory, memory_as_reported
 
 SCALE = 0.07
 """Standard deviation of the logarithm that good formulas still miss of a published memory."""

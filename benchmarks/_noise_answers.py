@@ -16,8 +16,12 @@ from _noise_steps import StepSeries
 
 from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
-from paceline.compare.sequential.interim_analysis import Design, PairsAnalysis, analyze_at
-from paceline.compare.sequential.spending import analysis_points
+from paceline.compare.sequential.interim_analysis import (
+    Design,
+    PairsAnalysis,
+    analysis_points,
+    analyze_at,
+)
 from paceline.compare.sides import ComparisonSide
 from paceline.core.node_groups import GroupThroughput
 from paceline.core.result import Metric

@@ -21,8 +21,8 @@ from _noise_clusters import CLUSTER_NOISES, Cluster, ClusterNoise
 from _noise_runs import RUN_NOISES, RunNoise, in_a_row, in_turns
 from _noise_steps import STEP_NOISES
 
-from paceline.compare.fastest import rank_options
 from paceline.compare.over_time.step_changes import fit_series
+from paceline.compare.significance import rank_options
 from paceline.scaling.analysis.analysis import Analysis
 
 SEED = 20_261_123

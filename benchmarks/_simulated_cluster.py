@@ -15,8 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.core.host_split import Split, split_rounds
-from paceline.core.node_groups import GroupThroughput, Purpose
+from paceline.core.node_groups import GroupThroughput, Purpose, Split, split_rounds
 from paceline.core.steps import FloatColumn
 from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse, next_groups
 

@@ -36,15 +36,15 @@ from paceline.core.result import Result
 from paceline.estimate.fit.published import UnsupportedRowError
 from paceline.estimate.memory.device_memory import MemoryEstimate, memory, p_oom, rank_memory
 from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, NATIVE_CPU, PRIORS, Framework
-from paceline.estimate.memory.published import (
+from paceline.estimate.model.case import Case, Floats, cases_of
+from paceline.estimate.run_case import with_memory
+from paceline.estimate.validation import (
     GIB,
     LAST,
     PublishedMemory,
     memory_as_reported,
     read_memory_row,
 )
-from paceline.estimate.model.case import Case, Floats, cases_of
-from paceline.estimate.run_case import with_memory
 from paceline.files.documents import read_value
 from paceline.files.run_folder import RESULT_FILE, RUN_FILE, RunRecord
 

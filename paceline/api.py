@@ -42,9 +42,8 @@ from paceline.runs.comparison import ComparisonOptions, compare_runs, compare_wi
 from paceline.runs.comparison_report import comparison_document
 from paceline.runs.outcome import evaluate
 from paceline.scaling.check.fitness import CheckReport
-from paceline.scaling.check.preflight import CheckRequest
+from paceline.scaling.check.preflight import CheckRequest, check_document
 from paceline.scaling.check.preflight import check as check_hosts
-from paceline.scaling.check.report import check_document
 
 if TYPE_CHECKING:
     from pandas import DataFrame

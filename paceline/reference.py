@@ -18,10 +18,9 @@ from typer.core import TyperArgument, TyperOption
 from paceline.cli.verbs import GROUPS, VERBS, Verb
 from paceline.compare.comparability import COMPARED_SETTINGS, FIGURE_SETTINGS
 from paceline.core.assets import Asset
-from paceline.core.hardware import Dtype
+from paceline.core.hardware import Dtype, FabricLevel, Site
 from paceline.core.layout_checks import NATIVE_SIZE_RULES, RULES, SIZE_RULES
 from paceline.core.metrics import METRICS
-from paceline.core.site import FabricLevel, Site
 from paceline.core.units import GIB
 from paceline.engines import log_formats
 from paceline.files import catalog

@@ -16,12 +16,10 @@ from pydantic import BaseModel
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.repeats import SeriesResult
 from paceline.compare.sequential.judgement import SequentialComparison
-from paceline.core.assets import Manifest
+from paceline.core.assets import Manifest, RunInputs
 from paceline.core.bundle import Bundle
-from paceline.core.hardware import Device, Link
+from paceline.core.hardware import Device, Link, Site
 from paceline.core.result import Result
-from paceline.core.run_inputs import RunInputs
-from paceline.core.site import Site
 from paceline.core.telemetry import TelemetrySample, TelemetryStart
 from paceline.estimate.calibrate.calibration import Calibration
 from paceline.explain.explanation import Explanation

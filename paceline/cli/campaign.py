@@ -39,7 +39,7 @@ from paceline.scaling.campaigns.plan import (
     resumed_campaign,
     with_folder,
 )
-from paceline.scaling.campaigns.record import Campaign, exclusive_lock
+from paceline.scaling.campaigns.record import Campaign, campaign_runs, exclusive_lock
 from paceline.scaling.campaigns.result import (
     CampaignResult,
     campaign_analysis,
@@ -48,7 +48,6 @@ from paceline.scaling.campaigns.result import (
     trials_csv,
 )
 from paceline.scaling.campaigns.rounds import EXTRA_ROUNDS, MAX_PARALLEL, CampaignRunner, Limits
-from paceline.scaling.campaigns.sub_cluster import campaign_runs
 from paceline.scaling.report import scaling_document
 
 

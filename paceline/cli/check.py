@@ -14,9 +14,8 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_INCOMPLETE, UserError
 from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
-from paceline.scaling.check.preflight import CheckRequest
+from paceline.scaling.check.preflight import CheckRequest, check_document
 from paceline.scaling.check.preflight import check as run_check
-from paceline.scaling.check.report import check_document
 
 FAST = (0.5, 2, 60.0)
 """Seconds per measurement, partners per host, time limit in seconds."""

@@ -24,10 +24,9 @@ from paceline.cli.output import TableOptions, emit
 from paceline.cli.scenario_option import scenario
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
-from paceline.core.site import Site
+from paceline.core.hardware import Site
 from paceline.core.units import pluralize
 from paceline.estimate.calibrate.lookup import FileEvidence
-from paceline.estimate.elasticity import elasticities
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.measured_step import (
     RequestedSettings,
@@ -39,7 +38,7 @@ from paceline.estimate.measured_step import (
 from paceline.estimate.memory_trace import MemoryTrace, trace
 from paceline.estimate.report import EstimateOutput, estimate_document, sizes_document
 from paceline.estimate.request import EstimateRequest
-from paceline.estimate.scenarios import compare_scenarios, step_time_ratio
+from paceline.estimate.scenarios import compare_scenarios, elasticities, step_time_ratio
 from paceline.estimate.single_estimate import Estimate
 from paceline.estimate.single_estimate import estimate as estimated
 from paceline.files import catalog

@@ -18,8 +18,8 @@ from paceline.scaling.network.measurement import (
     NetworkRequest,
     measure_network,
 )
-from paceline.scaling.network.page import network_document
 from paceline.scaling.network.readings import OPERATIONS
+from paceline.scaling.network.report import network_document
 
 SMALLEST, LARGEST = 4, 2**34
 

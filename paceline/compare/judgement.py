@@ -1,11 +1,18 @@
-"""Data model of a comparison, as printed by `paceline compare --json`."""
+"""Result of a comparison, as printed by `paceline compare --json`, and its verdict in words.
+
+Reports of `paceline compare`, of pairs of runs, of repeats and of one run next to published rows,
+and their pages, show a verdict by `verdict_label` and `verdict_tone`, with its stored sentence.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import NonNegativeFloat
 
+from paceline.compare.significance import MAX_FURTHER_REPEATS, MIN_REPEATS
+from paceline.core.units import percent, pluralize, significant
 from paceline.core.value import NonNegativeInt, Value
 
 MetricVerdict = Literal[
@@ -172,3 +179,125 @@ def lead_metric(comparison: Comparison) -> MetricComparison | None:
 def independent_metrics(comparison: Comparison) -> list[MetricComparison]:
     """Return the metrics that do not only express another one in a different unit."""
     return [metric for metric in comparison.metrics if metric.primary or metric.follows is None]
+
+
+LABELS: dict[str, str] = {
+    "same": "✓ same",
+    "faster": "▲ faster",
+    "better": "▲ better",
+    "slower": "▼ slower",
+    "worse": "▼ worse",
+    "differs": "≠ differs",
+    "undecided": "? undecided",
+    "not comparable": "✕ not comparable",
+    "invalid": "✕ no valid figure",
+    "pass": "✓ as fast as the reference",
+    "none": "measured, no reference",
+}
+"""Labels by the verdict of a comparison, or by the kind of verdict of one run."""
+
+SMALLEST_SHOWN = 5e-5
+"""Relative difference below which two values are reported as equal."""
+
+GOOD = frozenset({"same", "faster", "better", "pass"})
+PLAIN = frozenset({"undecided", "none"})
+
+
+def verdict_label(verdict: str, *, suspicious: bool = False, low_confidence: bool = False) -> str:
+    """Return a verdict in a few words: `▲ faster, suspicious (low confidence)`."""
+    doubt = ", suspicious" if suspicious else ""
+    return f"{LABELS[verdict]}{doubt}{' (low confidence)' if low_confidence else ''}"
+
+
+def verdict_tone(verdict: str) -> Literal["good", "alert", "plain"]:
+    """Return the tone in which a verdict is coloured."""
+    return "good" if verdict in GOOD else "plain" if verdict in PLAIN else "alert"
+
+
+def observed_difference(names: tuple[str, str], lead: MetricComparison) -> str:
+    """Return the difference of the candidate from the baseline, proven or not.
+
+    `names` are those of the baseline and the candidate: `b is 8.0% slower than a: 1.804 s vs 1.670
+    s.`
+    """
+    base, cand = names
+    values = [
+        f"{significant(side.value, 4)} {lead.unit}" if side.value is not None else "unknown"
+        for side in (lead.candidate, lead.baseline)
+    ]
+    ratio = lead.ratio or 1.0
+    size = percent(abs(ratio - 1), 1 if abs(ratio - 1) >= 0.01 else 2)
+    speed = lead.metric == "step_time_s"
+    word = ("slower" if speed else "higher") if ratio > 1 else ("faster" if speed else "lower")
+    if abs(ratio - 1) < SMALLEST_SHOWN:
+        difference = f"is as fast as {base}" if speed else f"is the same as of {base}"
+    else:
+        difference = (
+            f"is {size} {word} than {base}" if speed else f"is {size} {word} than of {base}"
+        )
+    subject = cand if speed else f"{lead.metric} of {cand}"
+    return f"{subject} {difference}: {values[0]} vs {values[1]}."
+
+
+def proof(
+    lead: MetricComparison,
+    verdict: Verdict,
+    margin: float,
+    sizes: Mapping[str, int],
+    repeats_needed: int | None,
+) -> str:
+    """Return what is proven of the observed difference, and what would prove more.
+
+    `sizes` are the numbers of runs of each side that can be repeated, by its name.
+    """
+    within = percent(margin + lead.resolution, 2 if lead.resolution else 1)
+    interval = ""
+    if lead.low is not None and lead.high is not None:
+        interval = f"95% interval {percent_change(lead.low)} to {percent_change(lead.high)}, "
+    if verdict != "undecided":
+        same = verdict == "same"
+        if interval:
+            return f"Proven{' the same' if same else ''}: {interval}margin {within}."
+        return f"{'Within' if same else 'More than'} the margin of {within}."
+    missing_runs = dict.fromkeys(sizes, repeats_needed or 0)
+    why = f"{interval}margin {within}"
+    if not interval and min(sizes.values()) < MIN_REPEATS:
+        missing_runs = {name: max(0, MIN_REPEATS - n) for name, n in sizes.items()}
+        counts = dict.fromkeys(sizes.values())
+        runs = " and ".join(pluralize(n, "run") for n in counts)
+        each = " each" if len(counts) < len(sizes) else ""
+        why = f"{runs}{each}, so run-to-run variation is unknown"
+    return f"Not proven: {why}.{_more_runs(missing_runs)}"
+
+
+def _more_runs(missing_runs: Mapping[str, int]) -> str:
+    """Return advice to run more: ` Run 2 more of each.`; empty if no number would help."""
+    numbers = set(missing_runs.values())
+    if numbers <= {0}:
+        return ""
+    if len(numbers) == 1:
+        n = numbers.pop()
+        at_least = "at least " * (n >= MAX_FURTHER_REPEATS)
+        return f" Run {at_least}{n} more{' of each' * (len(missing_runs) > 1)}."
+    return f" Run {' and '.join(f'{n} more of {name}' for name, n in missing_runs.items() if n)}."
+
+
+def change_text(comparison: MetricComparison) -> str:
+    """Return both values, the change and its interval: `0.2356 s vs 0.2310 s, +2.0% (...)`."""
+    values = [
+        f"{significant(side.value, 4)} {comparison.unit}" if side.value is not None else "unknown"
+        for side in (comparison.candidate, comparison.baseline)
+    ]
+    if comparison.ratio is None:
+        return f"{comparison.metric} {values[0]} vs {values[1]}"
+    text = f"{comparison.metric} {values[0]} vs {values[1]}, {percent_change(comparison.ratio)}"
+    if comparison.low is None or comparison.high is None:
+        return text
+    low, high = percent_change(comparison.low), percent_change(comparison.high)
+    return f"{text} (95% interval {low} to {high})"
+
+
+def percent_change(ratio: float) -> str:
+    """Return a ratio as a change: `1.0204` is `+2.04%`."""
+    change = 100 * (ratio - 1)
+    return f"{round(change, 2) + 0.0:+.2f}%" if abs(change) < 10 else f"{change:+.1f}%"

@@ -9,12 +9,12 @@ from math import exp, hypot, log
 import numpy as np
 
 from paceline.compare.judgement import MetricComparison, MetricVerdict, SideFigure
-from paceline.compare.run_variation import RunVariation
 from paceline.compare.sides import ComparisonSide, Pair
 from paceline.compare.significance import (
     MIN_REPEATS,
     Change,
     RatioEstimate,
+    RunVariation,
     bounded_exp,
     compare_repeats,
     compare_with_figure,

@@ -9,9 +9,8 @@ from paceline.compare.comparability import EQUAL_BATCH, ComparabilityReport
 from paceline.compare.judgement import MetricComparison, Verdict
 from paceline.compare.metric_comparison import IDENTICAL
 from paceline.compare.over_time.environment import environment_changes
-from paceline.compare.run_variation import RunVariation
 from paceline.compare.sides import Pair, outlier_sentences
-from paceline.compare.significance import MIN_REPEATS, NO_SPREAD, power
+from paceline.compare.significance import MIN_REPEATS, NO_SPREAD, RunVariation, power
 from paceline.core.metrics import metric_class
 from paceline.core.result import finite_value
 from paceline.core.units import percent, pluralize

@@ -286,3 +286,15 @@ class Result(Value):
     steps_done: NonNegativeInt = 0
     steps_requested: NonNegativeInt = 0
     warnings: tuple[str, ...] = ()
+
+
+class WaterfallLevel(Value):
+    """Throughput that remains after one cause and all previous ones."""
+
+    name: str
+    flops_per_s: float
+    """FLOP/s of one device."""
+    share: float
+    """Share of the peak."""
+    lost_s: float
+    """Seconds of the step that this cause takes; negative if it saves time."""

@@ -20,10 +20,9 @@ from paceline.core.flops import FlopsInput, flops_input, validate_convention
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.parallel_run import ParallelRun
-from paceline.core.profiling import Profiling
 from paceline.core.secrets import redacted_words
 from paceline.core.shape import LoraSpec, Shape, lora_parameters, num_parameters
-from paceline.core.training import Checkpointing, Data, MlperfLog, Training, log_problem
+from paceline.core.training import Checkpointing, Data, MlperfLog, Profiling, Training, log_problem
 from paceline.core.value import (
     FieldMark,
     PositiveInt,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core.result import Result
+from paceline.core.result import Result, WaterfallLevel
 from paceline.core.run import RunSettings, RunSpec
 from paceline.core.steps import Steps
-from paceline.core.waterfall import WaterfallLevel
 
 
 @dataclass(frozen=True)

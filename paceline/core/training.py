@@ -1,4 +1,4 @@
-"""Training settings apart from the model: steps, schedules, data, evaluation and checkpoints."""
+"""Training settings apart from the model: steps, data, evaluation, checkpoints and profiling."""
 
 from __future__ import annotations
 
@@ -314,3 +314,33 @@ def log_problem(training: TrainingBase, mlperf: MlperfLog | None) -> str | None:
             "mlperf needs training.evaluation: a benchmark ends when an evaluation is good enough"
         )
     return None
+
+
+ToolName = Literal["torch", "nsys", "nccl", "memory"]
+PROFILES_FOLDER = "profiles"
+"""Subfolder of the run folder for the output of the tools, one or more files per rank."""
+
+
+class Profiling(Value):
+    """One profiling tool, attached to some ranks for some steps."""
+
+    tool: ToolName
+    ranks: tuple[NonNegativeInt, ...] = Field(min_length=1)
+    first_step: PositiveInt = 20
+    last_step: PositiveInt = 30
+    """Last profiled step (inclusive)."""
+    gpu_metrics: bool = False
+    """Sample GPU performance counters with nsys."""
+    cpu_samples: bool = False
+    """Sample CPU activity with nsys."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.last_step < self.first_step:
+            raise ValueError(f"last_step {self.last_step} is before first_step {self.first_step}")
+        return self
+
+    @property
+    def num_steps(self) -> int:
+        """Number of profiled steps."""
+        return self.last_step - self.first_step + 1

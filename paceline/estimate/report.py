@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.layout import layout_label
+from paceline.core.result import WaterfallLevel
 from paceline.core.text import one_line
 from paceline.core.units import (
     compact,
@@ -21,15 +22,13 @@ from paceline.core.units import (
     step_seconds,
 )
 from paceline.core.value import Value
-from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.calibrate.lookup import is_cpu
 from paceline.estimate.costs import CheckpointPlan
-from paceline.estimate.elasticity import Elasticity
 from paceline.estimate.fit.origin import ANY
 from paceline.estimate.measured_step import measured_sentence
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.memory_trace import MemoryTrace
-from paceline.estimate.scenarios import Ratio, ScenarioComparison
+from paceline.estimate.scenarios import Elasticity, Ratio, ScenarioComparison
 from paceline.estimate.single_estimate import Estimate
 from paceline.report.document import (
     UNKNOWN,

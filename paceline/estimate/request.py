@@ -8,10 +8,9 @@ from functools import cached_property
 from math import ceil
 
 from paceline.core.errors import UserError
-from paceline.core.hardware import Cluster
+from paceline.core.hardware import Cluster, Site
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
-from paceline.core.site import Site
 from paceline.core.units import pluralize
 from paceline.estimate.calibrate.calibration import Calibration
 from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, machine_for

@@ -10,10 +10,10 @@ from pydantic import Field
 from paceline.core.errors import UserError
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.rates import flops_per_s_per_device, mfu, tokens_per_s
+from paceline.core.result import WaterfallLevel
 from paceline.core.run import Headline, RunSettings, RunSpec
 from paceline.core.training import DEFAULT_FP8_RECIPE, Data, Training
 from paceline.core.value import Value
-from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.costs import TrainingCost, training_cost
 from paceline.estimate.estimates import estimates_of_runs
 from paceline.estimate.fit.evidence import Evidence, EvidenceKind

@@ -18,8 +18,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import PositiveFloat
 
 from paceline.core.errors import UserError, did_you_mean
-from paceline.core.hardware import Cluster, Device, Dtype, Link
-from paceline.core.site import Site
+from paceline.core.hardware import Cluster, Device, Dtype, Link, Site
 from paceline.core.value import PositiveInt, Value
 from paceline.files.plugins import DEVICES, plugins
 from paceline.files.yaml_file import Document, line_of, read_model, read_shipped

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from paceline.core.assets import Manifest, StagedFile, content_digest
+from paceline.core.assets import Manifest, RunInput, RunInputs, StagedFile, content_digest
 from paceline.core.run import RunSpec
-from paceline.core.run_inputs import RunInput, RunInputs
 from paceline.files.staged import CONTENT_FOLDER, content_sizes, read_manifest
 
 INPUTS_FILE = "inputs.json"

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline.core.levels import uneven_warning
 from paceline.core.metrics import METRICS, measure
 from paceline.core.result import Metric, WindowRecord
 from paceline.core.run import RunSettings
@@ -14,7 +13,7 @@ from paceline.core.stats import Summary, printed_step_s, summarize
 from paceline.core.steps import Step, Steps
 from paceline.core.timed_run import TimedRun, timed_run
 from paceline.core.units import TERA
-from paceline.core.window import Window
+from paceline.core.window import Window, uneven_warning
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
 from paceline.logs.completion import completed_steps
 from paceline.logs.disagreement import PrintedFigure, find_disagreements, last_digit, peak_doubt

@@ -11,8 +11,8 @@ from pydantic import Field, NonNegativeFloat, model_validator
 
 from paceline.core.errors import UserError
 from paceline.core.job import Job
-from paceline.core.profiling import PROFILES_FOLDER
 from paceline.core.run import RunSpec
+from paceline.core.training import PROFILES_FOLDER
 from paceline.core.value import NonNegativeInt, Value
 from paceline.files.documents import read_lines, read_value
 from paceline.files.events import MemoryEvent, read_rank

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from paceline.core.errors import UserError
 from paceline.core.job import Job
-from paceline.core.profiling import PROFILES_FOLDER
 from paceline.core.run import RunSpec
+from paceline.core.training import PROFILES_FOLDER
 from paceline.core.units import pluralize
 from paceline.files.log_file import LogFile
 from paceline.files.run_folder import read_record

@@ -8,9 +8,9 @@ from typing import Literal
 from pydantic import NonNegativeFloat
 
 from paceline.core.errors import UserError
-from paceline.core.profiling import ToolName
+from paceline.core.result import WaterfallLevel
+from paceline.core.training import ToolName
 from paceline.core.value import NonNegativeInt, Value
-from paceline.core.waterfall import WaterfallLevel
 from paceline.profiles.breakdown import AxisTime, Breakdown, MeanBreakdown
 from paceline.profiles.nccl.communication import Communication
 from paceline.profiles.nccl.traffic_comparison import TrafficComparison

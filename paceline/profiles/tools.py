@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from paceline.core.job import Job
-from paceline.core.profiling import ToolName
 from paceline.core.run import RunSpec
+from paceline.core.training import ToolName
 from paceline.profiles.profile import Profile
 
 TOOLS: dict[ToolName, str] = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from paceline.core.errors import UserError
 from paceline.core.job import Job
-from paceline.core.profiling import PROFILES_FOLDER
 from paceline.core.run import RunSpec
+from paceline.core.training import PROFILES_FOLDER
 from paceline.profiles.attribution import breakdowns, critical_path, top_kernels
 from paceline.profiles.kineto import read_timeline
 from paceline.profiles.profile import Profile, profile_of, refuse_duplicate_ranks

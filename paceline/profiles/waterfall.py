@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.core.waterfall import WaterfallLevel
+from paceline.core.result import WaterfallLevel
 from paceline.profiles.profile import Profile
 
 PEAK, MEASURED = "peak", "measured"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.job import Job
-from paceline.core.profiling import PROFILES_FOLDER
+from paceline.core.training import PROFILES_FOLDER
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 PROGRAM_FILE = "profiled_rank.py"

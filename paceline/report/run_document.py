@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.compare.verdicts import verdict_label, verdict_tone
+from paceline.compare.judgement import verdict_label, verdict_tone
 from paceline.core.metrics import METRICS
 from paceline.core.result import (
     Metric,

@@ -7,10 +7,10 @@ from typing import Any
 
 import altair as alt
 
+from paceline.core.result import WaterfallLevel
 from paceline.core.run_report import RunReport
 from paceline.core.text import printable
 from paceline.core.units import percent
-from paceline.core.waterfall import WaterfallLevel
 from paceline.report.step_charts import finish_chart
 from paceline.report.theme import ChartTheme
 

@@ -16,10 +16,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.compare.sequential.interim_analysis import ERROR, Design, PairsAnalysis, analyze_at
-from paceline.compare.sequential.spending import analysis_points
+from paceline.compare.judgement import percent_change, verdict_label, verdict_tone
+from paceline.compare.sequential.interim_analysis import (
+    ERROR,
+    Design,
+    PairsAnalysis,
+    analysis_points,
+    analyze_at,
+)
 from paceline.compare.significance import MARGIN
-from paceline.compare.verdicts import percent_change, verdict_label, verdict_tone
 from paceline.core.errors import UserError
 from paceline.core.interrupts import deferred_interrupts
 from paceline.core.secrets import redact

@@ -11,9 +11,8 @@ from paceline.compare.comparability import COMPARED_SETTINGS, FIGURE_SETTINGS
 from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
 from paceline.compare.published import nearest_row, published_side, rows_with_step_time
-from paceline.compare.run_variation import RunVariation
 from paceline.compare.sides import ComparisonSide, Pair
-from paceline.compare.significance import MARGIN, MIN_REPEATS
+from paceline.compare.significance import MARGIN, MIN_REPEATS, RunVariation
 from paceline.core.errors import PacelineError, UserError, did_you_mean
 from paceline.core.metrics import METRICS
 from paceline.files import references

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from paceline.compare.judgement import Comparison, MetricComparison
-from paceline.compare.verdicts import change_text
+from paceline.compare.judgement import Comparison, MetricComparison, change_text
 from paceline.core.text import printable
 from paceline.report.terminal import plain_text
 from paceline.runs.comparison_report import comparison_document

@@ -12,8 +12,10 @@ from paceline.compare.judgement import (
     SideSummary,
     independent_metrics,
     lead_metric,
+    percent_change,
+    verdict_label,
+    verdict_tone,
 )
-from paceline.compare.verdicts import percent_change, verdict_label, verdict_tone
 from paceline.core.units import percent, pluralize
 from paceline.report.document import (
     Column,

@@ -10,9 +10,9 @@ from typing import Literal
 
 from paceline.compare.comparability import COMPARED_SETTINGS
 from paceline.compare.over_time.environment import environment_changes, item_name
-from paceline.compare.over_time.settings import IGNORED_SETTINGS, flat_settings
+from paceline.compare.over_time.repeats import IGNORED_SETTINGS, flat_settings
+from paceline.core.assets import RunInput, RunInputs
 from paceline.core.run import RunSpec
-from paceline.core.run_inputs import RunInput, RunInputs
 from paceline.core.run_report import RunReport
 from paceline.core.value import Value
 from paceline.files.documents import read_value

@@ -15,17 +15,19 @@ from paceline.compare.over_time.environment import (
     Items,
     environment_changes,
 )
-from paceline.compare.over_time.settings import distinguishing, flat_settings
-from paceline.compare.over_time.step_changes import Drift, SeriesFit, StepChange, fit_series
-from paceline.compare.over_time.timeline import (
+from paceline.compare.over_time.repeats import distinguishing, flat_settings
+from paceline.compare.over_time.step_changes import (
+    Drift,
     History,
     LevelChange,
     RunSeries,
+    SeriesFit,
     SeriesPoint,
     SlowDrift,
+    StepChange,
+    fit_series,
 )
-from paceline.compare.run_variation import RunVariation, estimate_run_variation
-from paceline.compare.significance import MARGIN
+from paceline.compare.significance import MARGIN, RunVariation, estimate_run_variation
 from paceline.core.errors import PacelineError, UserError, did_you_mean
 from paceline.core.metrics import METRICS, metric_class
 from paceline.core.result import Result, finite_value

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import altair as alt
 
-from paceline.compare.over_time.timeline import History, RunSeries, change_text
+from paceline.compare.over_time.step_changes import History, RunSeries, change_text
 from paceline.core.text import one_line
 from paceline.report.step_charts import finish_chart
 from paceline.report.theme import ChartTheme

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.compare.over_time.timeline import (
+from paceline.compare.over_time.step_changes import (
     History,
     LevelChange,
     RunSeries,

@@ -12,8 +12,8 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
+from paceline.compare.judge import single_run_verdict
 from paceline.compare.published import compare_with_references
-from paceline.compare.single_run import single_run_verdict
 from paceline.core.errors import UserError
 from paceline.core.layout import AXIS_FIELDS
 from paceline.core.result import Result, Status

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.compare.judge import single_run_verdict
 from paceline.compare.published import compare_with_references
-from paceline.compare.single_run import single_run_verdict
 from paceline.core.binding import Place, binding_warnings
-from paceline.core.levels import uneven_warning
 from paceline.core.metrics import measure
 from paceline.core.ranks import find_straggler, memory_by_part, merge_ranks, rank_summaries
 from paceline.core.result import (
@@ -32,7 +31,7 @@ from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.core.timed_run import TimedRun, timed_run
 from paceline.core.units import pluralize
-from paceline.core.window import MIN_STEADY, Window, steady_window
+from paceline.core.window import MIN_STEADY, Window, steady_window, uneven_warning
 from paceline.files.documents import read_json
 from paceline.files.events import RankLog, StartEvent
 from paceline.files.run_folder import (

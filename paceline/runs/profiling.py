@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import UserError
-from paceline.core.profiling import Profiling, ToolName
 from paceline.core.result import Metric, finite_value
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
+from paceline.core.training import Profiling, ToolName
 from paceline.core.units import pluralize
 from paceline.engines import engine
 from paceline.files.documents import write_text, write_value

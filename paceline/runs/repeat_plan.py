@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from paceline.compare.over_time.repeats import has_figure
-from paceline.compare.over_time.settings import distinguishing, flat_settings
+from paceline.compare.over_time.repeats import distinguishing, flat_settings, has_figure
 from paceline.core.errors import UserError
 from paceline.core.result import Result
 from paceline.files.run_folder import RunRecord, current_status, groups, read_record, run_folders

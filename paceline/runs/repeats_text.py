@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.compare.judgement import verdict_label
 from paceline.compare.over_time.repeats import GroupResult, SeriesResult, has_figure
-from paceline.compare.verdicts import verdict_label
 from paceline.core.result import Result, finite_value
 from paceline.core.text import printable
 from paceline.core.units import percent, pluralize

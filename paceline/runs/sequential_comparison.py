@@ -11,9 +11,8 @@ from pathlib import Path
 from paceline.compare.comparability import compare_settings
 from paceline.compare.judgement import SideSummary
 from paceline.compare.over_time.repeats import SeriesResult, has_figure
-from paceline.compare.sequential.interim_analysis import Design
+from paceline.compare.sequential.interim_analysis import Design, analysis_points
 from paceline.compare.sequential.judgement import SequentialComparison, judge_pairs
-from paceline.compare.sequential.spending import analysis_points
 from paceline.compare.sides import ComparedRun, ComparisonSide, Pair
 from paceline.compare.significance import MARGIN
 from paceline.core.errors import UserError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.compare.judgement import percent_change, verdict_label, verdict_tone
 from paceline.compare.sequential.judgement import InterimAnalysis, SequentialComparison
-from paceline.compare.verdicts import percent_change, verdict_label, verdict_tone
 from paceline.core.units import percent, pluralize
 from paceline.report.document import Column, Document, Notes, Table, Verdict
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from paceline.compare.judgement import Comparison
-from paceline.compare.over_time.timeline import History
+from paceline.compare.over_time.step_changes import History
 from paceline.estimate.costs import Prices
 from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.report import EstimateOutput, estimate_document

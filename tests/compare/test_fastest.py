@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.compare.fastest import rank_options
+from paceline.compare.significance import rank_options
 
 
 def test_without_repeats_nothing_is_claimed():

@@ -11,8 +11,8 @@ import pytest
 
 from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
-from paceline.compare.run_variation import RunVariation, estimate_run_variation
 from paceline.compare.sides import ComparisonSide
+from paceline.compare.significance import RunVariation, estimate_run_variation
 from paceline.core.result import LevelShift
 from tests.compare.members import FACTS, WINDOW, member, repeats
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.compare.single_run import single_run_verdict
+from paceline.compare.judge import single_run_verdict
 from paceline.core.result import LevelShift, ReferenceComparison, WindowRecord
 
 WINDOW = WindowRecord(rule="auto", first_step=1, last_step=50, n=50, n_warmup=0, state="steady")

@@ -11,9 +11,9 @@ import pytest
 from paceline.cli.verbs import GROUPS, VERBS
 from paceline.compare.comparability import COMPARED_SETTINGS, FIGURE_SETTINGS
 from paceline.core.flops import CONVENTIONS
+from paceline.core.hardware import FabricLevel, Site
 from paceline.core.layout_checks import RULES
 from paceline.core.metrics import METRICS
-from paceline.core.site import FabricLevel, Site
 from paceline.files.field_docs import field_docs
 from paceline.files.recipe import Recipe, override_keys, recipe_names
 from paceline.reference import (

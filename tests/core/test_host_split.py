@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import UserError
-from paceline.core.host_split import Split, split_rounds
+from paceline.core.node_groups import Split, split_rounds
 
 
 def hosts_of(n: int) -> list[str]:

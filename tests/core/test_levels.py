@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.core.levels import two_levels, uneven_warning
-from paceline.core.window import choose_window, steady_window
+from paceline.core.window import choose_window, steady_window, two_levels, uneven_warning
 from paceline.files.documents import write_value
 from paceline.files.run_folder import RUN_FILE
 from paceline.logs.facts import UserSettings

@@ -8,13 +8,13 @@ from math import log
 import numpy as np
 import pytest
 
-from paceline.estimate.elasticity import FIGURES, Elasticity, elasticities
 from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.fit.interval import Z80
 from paceline.estimate.fit.posterior import predict
 from paceline.estimate.model.case import cases_of
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import case_of
+from paceline.estimate.scenarios import FIGURES, Elasticity, elasticities
 from paceline.estimate.single_estimate import estimate
 
 NODES = EstimateRequest("llama31-70b", "H100-SXM", 64, intra_link="450 GB/s", inter_link="50 GB/s")

@@ -10,8 +10,13 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.estimate.fit.evidence import shipped_evidence
-from paceline.estimate.memory.published import memory_as_reported, read_memory_row
-from paceline.estimate.validation import REQUIRED_COLUMNS, read_table, validate_rows
+from paceline.estimate.validation import (
+    REQUIRED_COLUMNS,
+    memory_as_reported,
+    read_memory_row,
+    read_table,
+    validate_rows,
+)
 from tests.estimate.fit.test_published import ROW
 
 ROWS = [

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from paceline.core.assets import Asset, Manifest, StagedFile, content_digest
-from paceline.core.run_inputs import RunInput
+from paceline.core.assets import Asset, Manifest, RunInput, StagedFile, content_digest
 from paceline.core.training import Data
 from paceline.files import inputs
 from paceline.files.documents import write_text, write_value

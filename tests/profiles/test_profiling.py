@@ -14,10 +14,9 @@ from paceline.cli.output import TableFormat, render
 from paceline.cli.profile import ToolChoice, print_profile
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
-from paceline.core.profiling import Profiling, ToolName
-from paceline.core.result import Status
+from paceline.core.result import Status, WaterfallLevel
 from paceline.core.run import RunSettings
-from paceline.core.waterfall import WaterfallLevel
+from paceline.core.training import Profiling, ToolName
 from paceline.engines.native import settings
 from paceline.files.run_folder import folder_name
 from paceline.profiles.breakdown import CATEGORIES

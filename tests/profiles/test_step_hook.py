@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from paceline.core.job import Job
-from paceline.core.profiling import Profiling
 from paceline.core.run import RunSpec
+from paceline.core.training import Profiling
 from paceline.profiles import nccl_logs, torch_traces
 from tests.example import make_spec
 

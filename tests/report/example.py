@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from paceline.compare.single_run import single_run_verdict
+from paceline.compare.judge import single_run_verdict
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
 from paceline.core.metrics import measure
@@ -20,6 +20,7 @@ from paceline.core.result import (
     Result,
     RunVerdict,
     Status,
+    WaterfallLevel,
 )
 from paceline.core.run import RunSettings, RunSpec
 from paceline.core.run_report import RunReport
@@ -28,7 +29,6 @@ from paceline.core.steps import Step, Steps
 from paceline.core.timed_run import timed_run
 from paceline.core.training import Data, Training
 from paceline.core.units import GIB, MIB
-from paceline.core.waterfall import WaterfallLevel
 from paceline.core.window import steady_window
 from paceline.report.html import render_document
 from paceline.report.run_document import run_document

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.compare.judge import judge
+from paceline.compare.judge import judge, single_run_verdict
 from paceline.compare.published import (
     compare_with_references,
     nearest_row,
@@ -18,7 +18,6 @@ from paceline.compare.published import (
     rows_with_step_time,
 )
 from paceline.compare.sides import ComparedRun, ComparisonSide
-from paceline.compare.single_run import single_run_verdict
 from paceline.core.errors import UserError
 from paceline.core.result import WindowRecord
 from paceline.core.run import RunSettings

@@ -8,9 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from paceline.compare.judge import judge
-from paceline.compare.judgement import Comparison, independent_metrics
+from paceline.compare.judgement import Comparison, independent_metrics, percent_change
 from paceline.compare.sides import ComparisonSide
-from paceline.compare.verdicts import percent_change
 from paceline.report.document import Notes, Table
 from paceline.report.markdown import markdown
 from paceline.report.terminal import plain_text

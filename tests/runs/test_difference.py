@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.core.run_inputs import RunInput, RunInputs
+from paceline.core.assets import RunInput, RunInputs
 from paceline.core.training import Data
 from paceline.files.documents import write_value
 from paceline.files.inputs import INPUTS_FILE

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.compare.over_time.timeline import History, RunSeries
+from paceline.compare.over_time.step_changes import History, RunSeries
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.run import RunSettings

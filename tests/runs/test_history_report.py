@@ -8,7 +8,7 @@ import pytest
 
 from paceline.cli.options import ReportFormat
 from paceline.cli.output import render
-from paceline.compare.over_time.timeline import History
+from paceline.compare.over_time.step_changes import History
 from paceline.files.run_folder import run_folders
 from paceline.runs.history import recipe_history
 from paceline.runs.history_report import (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.compare.judgement import Comparison
-from paceline.compare.over_time.timeline import History
+from paceline.compare.over_time.step_changes import History
 from paceline.report.html import render_document
 from paceline.report.theme import EXPORT
 from paceline.runs.comparison_charts import comparison_charts

@@ -10,7 +10,6 @@ import pytest
 
 from paceline.core.layout import Layout
 from paceline.core.mmdit import MMDiTShape
-from paceline.core.profiling import Profiling
 from paceline.core.shape import DecoderShape, LoraSpec
 from paceline.core.training import (
     Checkpointing,
@@ -19,6 +18,7 @@ from paceline.core.training import (
     LossScale,
     LrSchedule,
     MlperfLog,
+    Profiling,
     Training,
 )
 from paceline.trainer import config, model_config

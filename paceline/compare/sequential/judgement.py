@@ -13,6 +13,7 @@ from paceline.compare.judgement import (
     MetricVerdict,
     SideSummary,
     Verdict,
+    percent_change,
 )
 from paceline.compare.metric_comparison import metric_verdict
 from paceline.compare.sequential.interim_analysis import (
@@ -23,7 +24,6 @@ from paceline.compare.sequential.interim_analysis import (
     analyze_pairs,
 )
 from paceline.compare.sides import Pair
-from paceline.compare.verdicts import percent_change
 from paceline.core.metrics import metric_class
 from paceline.core.units import percent, pluralize
 from paceline.core.value import NonNegativeInt, PositiveInt, Value

@@ -8,8 +8,7 @@ from math import inf
 from typing import NamedTuple
 
 from paceline.core.errors import UserError
-from paceline.core.hardware import NARROW, Device, Dtype
-from paceline.core.site import Site
+from paceline.core.hardware import NARROW, Device, Dtype, Site
 from paceline.estimate.model.case import Generation
 from paceline.files import catalog
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from paceline.core.waterfall import WaterfallLevel
+from paceline.core.result import WaterfallLevel
 from paceline.estimate.model.block import gemm_rate
 from paceline.estimate.model.case import Cases
 from paceline.estimate.model.step import StepTime

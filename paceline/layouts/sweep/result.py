@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat
 
-from paceline.compare.fastest import MIN_CHANCE, RankedOption, rank_options
+from paceline.compare.significance import MIN_CHANCE, RankedOption, rank_options
 from paceline.core.layout import Layout
 from paceline.core.result import Metric, Status
 from paceline.core.units import pluralize, step_seconds

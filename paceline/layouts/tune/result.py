@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveFloat
 
-from paceline.compare.fastest import MIN_CHANCE, RankedOption, rank_options
+from paceline.compare.significance import MIN_CHANCE, RankedOption, rank_options
 from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.result import Status
 from paceline.core.units import percent, pluralize, significant

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from paceline.core.errors import UserError
 from paceline.core.job import Job
-from paceline.core.profiling import PROFILES_FOLDER
 from paceline.core.run import RunSpec
+from paceline.core.training import PROFILES_FOLDER
 from paceline.profiles.attribution import breakdowns, critical_path, top_kernels
 from paceline.profiles.nsys.reports import ENDINGS, database, nsys_program, reports_of
 from paceline.profiles.nsys.timelines import (

@@ -12,10 +12,9 @@ from paceline.compare.over_time.environment import (
     environment_changes,
     environment_items,
 )
-from paceline.core.assets import Manifest
+from paceline.core.assets import Manifest, RunInput
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
-from paceline.core.run_inputs import RunInput
 from paceline.core.secrets import REDACTED
 from paceline.core.value import Value
 from paceline.engines import engine

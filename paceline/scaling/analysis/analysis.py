@@ -9,28 +9,27 @@ import numpy as np
 
 from paceline.core.errors import UserError
 from paceline.core.node_groups import GroupThroughput, Purpose, ScalingKind, by_size, main_series
-from paceline.scaling.analysis.bisection import (
+from paceline.scaling.analysis.corroboration import (
     MIN_TYPICAL_GROUPS,
     Bisection,
+    Confirmation,
     Group,
+    NodeEvidence,
     SlowGroup,
     bisect,
-    slow_groups,
-)
-from paceline.scaling.analysis.corroboration import (
-    Confirmation,
-    NodeEvidence,
     confirmations,
     evidence,
     known_good_hosts,
     refuted_hosts,
     second_pass,
+    slow_groups,
 )
 from paceline.scaling.analysis.factors import SizeFactors, corrected_logs, size_factors
-from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
-from paceline.scaling.analysis.reliability import (
+from paceline.scaling.analysis.node_speeds import (
+    NodeSpeeds,
     NotSeparable,
     PersistentComponent,
+    node_speeds,
     persistent_component,
 )
 from paceline.scaling.analysis.slow_nodes import (

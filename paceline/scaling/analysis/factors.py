@@ -13,8 +13,13 @@ import numpy as np
 
 from paceline.compare.significance import student_t
 from paceline.core.node_groups import GroupThroughput
-from paceline.scaling.analysis.node_speeds import MAD_EFFICIENCY, MEDIAN_ERROR, NodeSpeeds
-from paceline.scaling.analysis.reliability import NotSeparable, PersistentComponent
+from paceline.scaling.analysis.node_speeds import (
+    MAD_EFFICIENCY,
+    MEDIAN_ERROR,
+    NodeSpeeds,
+    NotSeparable,
+    PersistentComponent,
+)
 
 
 @dataclass(frozen=True)

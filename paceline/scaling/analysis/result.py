@@ -9,9 +9,9 @@ from paceline.core.node_groups import ScalingKind
 from paceline.core.units import percent, pluralize
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.scaling.analysis.analysis import Analysis
-from paceline.scaling.analysis.bisection import Bisection, Group
+from paceline.scaling.analysis.corroboration import Bisection, Group
 from paceline.scaling.analysis.factors import Factor, SizeFactors
-from paceline.scaling.analysis.reliability import NotSeparable
+from paceline.scaling.analysis.node_speeds import NotSeparable
 from paceline.scaling.analysis.slow_nodes import MIN_COMPARED_NODES, MIN_LOSS, WORST_Z, NodeVerdict
 
 

@@ -11,8 +11,12 @@ from typing import Literal
 import numpy as np
 
 from paceline.compare.significance import student_t
-from paceline.scaling.analysis.node_speeds import MEDIAN_ERROR, NodeSpeeds, common_variation
-from paceline.scaling.analysis.reliability import PersistentComponent
+from paceline.scaling.analysis.node_speeds import (
+    MEDIAN_ERROR,
+    NodeSpeeds,
+    PersistentComponent,
+    common_variation,
+)
 
 JudgedBy = Literal["the other nodes", "the reference", "its own history", "nothing"]
 WORST_Z = -4.0

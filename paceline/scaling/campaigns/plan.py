@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError, unreadable
-from paceline.core.host_split import Split, split_rounds
 from paceline.core.hosts import expand
-from paceline.core.node_groups import ScalingKind
+from paceline.core.node_groups import ScalingKind, Split, split_rounds
 from paceline.core.units import pluralize, there_are
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.run_folder import new_folder, run_folders

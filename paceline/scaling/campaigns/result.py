@@ -14,8 +14,7 @@ from paceline.core.units import pluralize
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse
 from paceline.scaling.analysis.result import ScaleResult, scale_result
-from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound
-from paceline.scaling.campaigns.sub_cluster import TrialResult, measured
+from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound, TrialResult, measured
 
 LAMBDA_HEAD = ("Hostnames", "Throughput (samples/sec)", "Status")
 FAILED = -1

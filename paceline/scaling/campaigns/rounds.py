@@ -25,13 +25,16 @@ from paceline.runs.tasks.slot import (
     numbered_slots,
 )
 from paceline.scaling.analysis.analysis import AnalysisContext, analyse, next_groups
-from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound, write_campaign
-from paceline.scaling.campaigns.sub_cluster import (
+from paceline.scaling.campaigns.record import (
+    Campaign,
+    Group,
+    PlannedRound,
     RoundHosts,
     TrialResult,
     known_trials,
     measured,
     trial_result,
+    write_campaign,
 )
 
 

@@ -1,4 +1,4 @@
-"""Check of hosts before a run: one job on all hosts, launched, read and judged."""
+"""Check of hosts before a run: one job on all hosts, launched, read, judged and reported."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from paceline.core.errors import IncompleteError, UserError
 from paceline.core.hardware import Cluster, with_secrets
-from paceline.core.host_split import split_rounds
 from paceline.core.job import Job
 from paceline.core.launchers import capabilities
-from paceline.core.units import pluralize
+from paceline.core.node_groups import split_rounds
+from paceline.core.units import pluralize, si
 from paceline.files.documents import read_text, read_value, write_value
 from paceline.files.run_folder import new_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
@@ -27,10 +27,13 @@ from paceline.machines.node.binding import with_binding
 from paceline.machines.placement import HostPlacement, device_kind, with_placement
 from paceline.machines.probe.inventory import inventory, local_cluster
 from paceline.machines.slurm.client import allocation_hosts
+from paceline.report.document import Column, Document, Notes, Table, Verdict
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.check.fitness import (
+    MEASURES,
     USABLE,
     CheckReport,
+    HostReport,
     Past,
     Reading,
     host_readings,
@@ -300,3 +303,63 @@ def _kind(cluster: Cluster) -> dict[str, Any]:
         "devices_per_host": cluster.devices_per_node,
         "dtype": _dtype(cluster),
     }
+
+
+def check_document(outcome: FinishedCheck) -> Document:
+    """Return the report of a check for every output format."""
+    report = outcome.report
+    num_suspects = sum(host.verdict == "suspect" for host in report.hosts)
+    badge = Verdict("all fit", "good")
+    if report.drain_withheld:
+        badge = Verdict("most hosts failed", "alert")
+    elif report.drain:
+        badge = Verdict(f"{len(report.drain)} to drain", "alert")
+    elif num_suspects:
+        badge = Verdict(f"{num_suspects} suspect", "plain")
+    return Document(
+        kind=f"check of hosts, {report.created}",
+        title=pluralize(len(report.hosts), "host"),
+        verdict=badge,
+        answer=report.sentences,
+        sections=(
+            Table(columns=_columns(), rows=[_row(host) for host in report.hosts]),
+            Notes(
+                title="Evidence",
+                lines=[
+                    f"{host.host} is {host.verdict}: {line}"
+                    for host in report.hosts
+                    for line in (*host.evidence, *host.remarks)
+                ],
+            ),
+        ),
+        notes=(str(outcome.folder),),
+        data={**report.model_dump(mode="json"), "folder": str(outcome.folder)},
+    )
+
+
+def _row(host: HostReport) -> dict[str, Any]:
+    rates = {what: figure.value for what, figure in host.figures.items()}
+    return {
+        "host": host.host,
+        "verdict": host.verdict,
+        "gpus": len(host.facts.get("gpus") or []) if host.facts else None,
+        "cores": host.facts.get("num_cores"),
+        **rates,
+        "why": "; ".join((*host.evidence, *host.remarks)) or None,
+    }
+
+
+def _columns() -> list[Column]:
+    titles = {"gemm": "gemm", "memory": "memory", "collective": "in host", "pair": "pairs"}
+    rates = [
+        Column(what, titles[what], lambda value, unit=unit: si(value, unit), "right")
+        for what, (_, unit) in MEASURES.items()
+    ]
+    return [
+        Column("host", "host"),
+        Column("verdict", "verdict"),
+        Column("gpus", "GPUs", str, "right"),
+        Column("cores", "cores", str, "right"),
+        *rates,
+        Column("why", "why"),
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.compare.over_time.settings import distinguishing, flat_settings
+from paceline.compare.over_time.repeats import distinguishing, flat_settings
 from paceline.core.layout import Layout
 from tests.example import make_spec
 

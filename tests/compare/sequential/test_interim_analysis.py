@@ -9,10 +9,10 @@ from scipy import stats
 from paceline.compare.sequential.interim_analysis import (
     Design,
     PairsAnalysis,
+    analysis_points,
     analyze_at,
     analyze_pairs,
 )
-from paceline.compare.sequential.spending import analysis_points
 
 DESIGN = Design(16)
 

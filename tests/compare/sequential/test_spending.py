@@ -7,7 +7,11 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from paceline.compare.sequential.spending import analysis_points, error_spent, nominal_levels
+from paceline.compare.sequential.interim_analysis import (
+    analysis_points,
+    error_spent,
+    nominal_levels,
+)
 
 
 def test_a_single_look_may_spend_everything():

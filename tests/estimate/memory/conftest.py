@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.estimate.fit.published import UnsupportedRowError
-from paceline.estimate.memory.published import PublishedMemory, read_memory_row
+from paceline.estimate.validation import PublishedMemory, read_memory_row
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ import pytest
 from benchmarks._memory_fit import fit_memory, held_out_sd, leave_one_source_out
 from paceline.estimate.memory.device_memory import memory
 from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, PRIORS, Framework
-from paceline.estimate.memory.published import GIB, PublishedMemory, memory_as_reported
 from paceline.estimate.model.case import cases_of
+from paceline.estimate.validation import GIB, PublishedMemory, memory_as_reported
 from tests.estimate.memory.test_device_memory import LLAMA_8B
 from tests.estimate.memory.test_published import read
 

@@ -9,7 +9,8 @@ import pytest
 
 from paceline.estimate.fit.published import UnsupportedRowError
 from paceline.estimate.memory.device_memory import memory, p_oom, rank_memory, verdict
-from paceline.estimate.memory.published import (
+from paceline.estimate.model.case import cases_of
+from paceline.estimate.validation import (
     GIB,
     MORE_STAGES,
     NO_MEMORY,
@@ -17,7 +18,6 @@ from paceline.estimate.memory.published import (
     memory_as_reported,
     read_memory_row,
 )
-from paceline.estimate.model.case import cases_of
 
 GPT = {
     "id": "one", "source": "a table (via a copy)", "model": "GPT", "layers": "24", "hidden": "2048",

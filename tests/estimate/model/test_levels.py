@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.core.site import FabricLevel, Site
+from paceline.core.hardware import FabricLevel, Site
 from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.model.case import Case, cases_of
 from paceline.estimate.model.coefficients import coefficient_values

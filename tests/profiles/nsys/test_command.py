@@ -11,8 +11,8 @@ import pytest
 
 from paceline.core.hardware import Cluster
 from paceline.core.job import Job
-from paceline.core.profiling import Profiling
 from paceline.core.run import RunSpec
+from paceline.core.training import Profiling
 from paceline.engines import native
 from paceline.profiles import nccl_logs as nccl
 from paceline.profiles.nsys import tool as nsys

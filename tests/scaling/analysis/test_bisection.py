@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import analyse, next_groups
-from paceline.scaling.analysis.bisection import Bisection, Group, SlowGroup, bisect, slow_groups
+from paceline.scaling.analysis.corroboration import Bisection, Group, SlowGroup, bisect, slow_groups
 from paceline.scaling.analysis.result import sentences
 from tests.scaling.analysis.lambda_values import alone, group
 

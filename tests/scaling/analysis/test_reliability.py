@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from paceline.core.node_groups import GroupThroughput, by_size
-from paceline.scaling.analysis.node_speeds import node_speeds
-from paceline.scaling.analysis.reliability import (
+from paceline.scaling.analysis.node_speeds import (
     NotSeparable,
     PersistentComponent,
     group_slope,
+    node_speeds,
     persistent_component,
 )
 from tests.scaling.analysis.lambda_values import alone

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from benchmarks.blame_power import HARD, SETTINGS, ClusterKind, label, missed, rates, with_tables
-from paceline.core.host_split import Split
+from paceline.core.node_groups import Split
 from paceline.scaling.analysis.result import scale_result
 
 ROOT = Path(__file__).parents[3]

@@ -10,8 +10,7 @@ import pytest
 
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import analyse
-from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
-from paceline.scaling.analysis.reliability import PersistentComponent
+from paceline.scaling.analysis.node_speeds import NodeSpeeds, PersistentComponent, node_speeds
 from paceline.scaling.analysis.slow_nodes import (
     HealthySpeed,
     SlowNodeReport,

@@ -31,7 +31,14 @@ from paceline.scaling.campaigns.plan import (
     resumed_campaign,
     with_folder,
 )
-from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound, exclusive_lock
+from paceline.scaling.campaigns.record import (
+    Campaign,
+    Group,
+    PlannedRound,
+    TrialResult,
+    exclusive_lock,
+    known_trials,
+)
 from paceline.scaling.campaigns.result import campaign_analysis
 from paceline.scaling.campaigns.rounds import (
     CampaignRunner,
@@ -40,7 +47,6 @@ from paceline.scaling.campaigns.rounds import (
     SubCluster,
     SubClusterEnd,
 )
-from paceline.scaling.campaigns.sub_cluster import TrialResult, known_trials
 from tests.scaling.fleet import STEP_S, Fleet, FleetRun
 
 BATCH = 8

@@ -29,8 +29,7 @@ from paceline.scaling.campaigns.plan import (
     scaling_kind,
     with_folder,
 )
-from paceline.scaling.campaigns.record import Campaign, read_campaign
-from paceline.scaling.campaigns.sub_cluster import known_trials
+from paceline.scaling.campaigns.record import Campaign, known_trials, read_campaign
 from tests.machines.slurm.fake_slurm import put
 from tests.runs.series_example import make_finished
 from tests.scaling.campaigns.test_campaign import campaign_request, made

@@ -11,7 +11,7 @@ import pytest
 from paceline.cli.campaign import exit_code
 from paceline.cli.campaign_progress import remaining_text
 from paceline.scaling.analysis.analysis import AnalysisContext
-from paceline.scaling.campaigns.record import Campaign
+from paceline.scaling.campaigns.record import Campaign, TrialResult
 from paceline.scaling.campaigns.result import (
     COLUMNS,
     CampaignResult,
@@ -22,7 +22,6 @@ from paceline.scaling.campaigns.result import (
     trials_csv,
 )
 from paceline.scaling.campaigns.rounds import Remaining
-from paceline.scaling.campaigns.sub_cluster import TrialResult
 from paceline.scaling.tables import measured_table, read_rows
 from tests.scaling.campaigns.test_plan import campaign_request, planned, quick
 

@@ -9,7 +9,6 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.report.html import render_document
-from paceline.scaling.network.page import network_document
 from paceline.scaling.network.readings import (
     CollectiveTiming,
     PairRow,
@@ -19,7 +18,7 @@ from paceline.scaling.network.readings import (
     nominal_fabric,
     pair_rows,
 )
-from paceline.scaling.network.report import NetworkReport, network_report
+from paceline.scaling.network.report import NetworkReport, network_document, network_report
 
 IDENTITY = {"device": "H100-SXM", "nodes": 9, "devices_per_node": 8}
 
