@@ -1,4 +1,4 @@
-"""Metrics: one function each, registered with name, unit and meaning.
+"""Metrics: one function each, registered with name and title; its docstring says what it measures.
 
 A metric reads one `TimedRun`. It returns a value, or None with the reason.
 """
@@ -83,11 +83,12 @@ def measure(run: TimedRun) -> dict[str, Metric]:
 
 
 def _metric(
-    name: str, title: str, describes: str, compares: MetricClass, **options: Any
+    name: str, title: str, compares: MetricClass, **options: Any
 ) -> Callable[[Callable[[TimedRun], Metric]], Callable[[TimedRun], Metric]]:
-    """Register the decorated function as metric `name`."""
+    """Register the decorated function as metric `name`; its docstring's first line describes it."""
 
     def register(compute: Callable[[TimedRun], Metric]) -> Callable[[TimedRun], Metric]:
+        describes = (compute.__doc__ or "").partition("\n")[0]
         METRICS[name] = MetricKind(name, title, describes, compares, compute, **options)
         return compute
 
@@ -99,14 +100,9 @@ def _kind_of_interval(run: TimedRun) -> str:
     return kind + (ROUNDING_SUFFIX if run.resolution_s else "")
 
 
-@_metric(
-    "step_time_s",
-    "Step time, median",
-    "Median steady step (mean if uneven): what the machine can do.",
-    TIME,
-    needs="steps",
-)
+@_metric("step_time_s", "Step time, median", TIME, needs="steps")
 def _step_time(run: TimedRun) -> Metric:
+    """Median steady step (mean if uneven): what the machine can do."""
     low, high = run.interval_s or (None, None)
     return Metric(
         value=run.typical_step_s,
@@ -120,86 +116,55 @@ def _step_time(run: TimedRun) -> Metric:
     )
 
 
-@_metric(
-    "step_time_mean_s",
-    "Step time, mean",
-    "Mean of the window, spikes included: what the clock pays.",
-    TIME,
-    needs="steps",
-)
+@_metric("step_time_mean_s", "Step time, mean", TIME, needs="steps")
 def _step_time_mean(run: TimedRun) -> Metric:
+    """Mean of the window, spikes included: what the clock pays."""
     return Metric(value=run.times.mean, unit="s", n=run.times.n, statistic="mean")
 
 
-@_metric(
-    "step_time_p05_s",
-    "Step time, 5th percentile",
-    "5th percentile of the window's step times.",
-    TIME,
-    needs="many steps",
-)
+@_metric("step_time_p05_s", "Step time, 5th percentile", TIME, needs="many steps")
 def _step_time_p05(run: TimedRun) -> Metric:
+    """5th percentile of the window's step times."""
     return Metric(value=run.times.p05, unit="s", n=run.times.n, statistic="p05")
 
 
-@_metric(
-    "step_time_p95_s",
-    "Step time, 95th percentile",
-    "95th percentile of the window's step times.",
-    TIME,
-    needs="many steps",
-)
+@_metric("step_time_p95_s", "Step time, 95th percentile", TIME, needs="many steps")
 def _step_time_p95(run: TimedRun) -> Metric:
+    """95th percentile of the window's step times."""
     return Metric(value=run.times.p95, unit="s", n=run.times.n, statistic="p95")
 
 
-@_metric(
-    "jitter_overhead",
-    "Jitter overhead",
-    "Mean over median step time, minus 1: what spikes cost.",
-    OVERHEAD,
-    needs="steps",
-)
+@_metric("jitter_overhead", "Jitter overhead", OVERHEAD, needs="steps")
 def _jitter_overhead(run: TimedRun) -> Metric:
+    """Mean over median step time, minus 1: what spikes cost."""
     return Metric(value=run.times.jitter_overhead, unit="fraction", n=run.times.n)
 
 
-@_metric(
-    "tokens_per_s",
-    "Throughput",
-    "Real (unpadded) tokens per second at the median step, all devices.",
-    RATE,
-)
+@_metric("tokens_per_s", "Throughput", RATE)
 def _tokens_per_s(run: TimedRun) -> Metric:
+    """Real (unpadded) tokens per second at the median step, all devices."""
     return _rate(run, _real_tokens_per_s(run), "tokens/s")
 
 
-@_metric(
-    "tokens_per_s_per_device",
-    "Throughput per device",
-    "Real tokens per second at the median step and device.",
-    RATE,
-)
+@_metric("tokens_per_s_per_device", "Throughput per device", RATE)
 def _tokens_per_s_per_device(run: TimedRun) -> Metric:
+    """Real tokens per second at the median step and device."""
     rate, num_devices = _real_tokens_per_s(run), run.facts.num_devices
     per_device = rate / num_devices if rate is not None and num_devices else None
     return _rate(run, per_device, "tokens/s/device", "num_devices")
 
 
-@_metric(
-    "padded_tokens_per_s",
-    "Throughput with padding",
-    "Token positions per second, padding included, all devices.",
-    RATE,
-)
+@_metric("padded_tokens_per_s", "Throughput with padding", RATE)
 def _padded_tokens_per_s(run: TimedRun) -> Metric:
+    """Token positions per second, padding included, all devices."""
     seq_len, batch = run.seq_len, run.global_batch
     rate = tokens_per_s(seq_len, batch, run.typical_step_s) if seq_len and batch else None
     return _rate(run, rate, "tokens/s", "seq_len", "global_batch")
 
 
-@_metric("real_token_fraction", "Real tokens", "Real tokens over token positions.", NEUTRAL)
+@_metric("real_token_fraction", "Real tokens", NEUTRAL)
 def _real_token_fraction(run: TimedRun) -> Metric:
+    """Real tokens over token positions."""
     real, seq_len, batch = _real_tokens(run), run.seq_len, run.global_batch
     if real is None or not seq_len or not batch:
         return Metric(
@@ -208,35 +173,32 @@ def _real_token_fraction(run: TimedRun) -> Metric:
     return Metric(value=real / (batch * seq_len), unit="fraction", n=run.times.n)
 
 
-@_metric(
-    "attended_share",
-    "Attended pairs",
-    "What document masking leaves of attention's pairs in a sequence.",
-    NEUTRAL,
-)
+@_metric("attended_share", "Attended pairs", NEUTRAL)
 def _attended_share(run: TimedRun) -> Metric:
-    """Return sum l^2 / seq_len^2 over documents of l tokens, as the FLOPs of the run count it."""
+    """Share of attention's pairs in a sequence that document masking leaves.
+
+    It is sum l^2 / seq_len^2 over documents of l tokens, as the FLOPs of the run count it.
+    """
     share = run.attended_share
     if share is None:
         return Metric(value=None, unit="fraction", note="document masking is not reported")
     return Metric(value=share, unit="fraction", n=run.times.n, statistic="mean")
 
 
-@_metric("samples_per_s", "Samples", "Sequences per second at the median step, all devices.", RATE)
+@_metric("samples_per_s", "Samples", RATE)
 def _samples_per_s(run: TimedRun) -> Metric:
+    """Sequences per second at the median step, all devices."""
     batch = run.global_batch
     rate = samples_per_s(batch, run.typical_step_s) if batch else None
     return _rate(run, rate, "samples/s", "global_batch")
 
 
-@_metric(
-    "samples_per_s_mean",
-    "Samples, mean",
-    "Sequences of the steady steps over their seconds, all devices.",
-    MEAN_RATE,
-)
+@_metric("samples_per_s_mean", "Samples, mean", MEAN_RATE)
 def _samples_per_s_mean(run: TimedRun) -> Metric:
-    """Return per_device_batch x world x timed steps / their seconds, as in Lambda's benchmark."""
+    """Sequences of the steady steps over their seconds, all devices.
+
+    It is per_device_batch x world x timed steps / their seconds, as in Lambda's benchmark.
+    """
     batch, unit = run.global_batch, "samples/s"
     if not batch:
         return Metric(value=None, unit=unit, note=run.facts.unknown("global_batch"))
@@ -244,46 +206,36 @@ def _samples_per_s_mean(run: TimedRun) -> Metric:
     return Metric(value=rate, unit=unit, n=run.times.n, statistic="mean")
 
 
-@_metric(
-    "model_flops_per_s_per_device",
-    "Model FLOP/s per device",
-    "FLOP/s of one device, recomputation not counted.",
-    RATE,
-)
+@_metric("model_flops_per_s_per_device", "Model FLOP/s per device", RATE)
 def _flops(run: TimedRun) -> Metric:
+    """FLOP/s of one device, recomputation not counted."""
     return _flops_rate(run, run.flops_per_s_per_device, run.model_convention, *FLOPS_SETTINGS)
 
 
-@_metric(
-    "hardware_flops_per_s_per_device",
-    "Hardware FLOP/s per device",
-    "As model FLOP/s, recomputation counted as work.",
-    RATE,
-)
+@_metric("hardware_flops_per_s_per_device", "Hardware FLOP/s per device", RATE)
 def _hardware_flops(run: TimedRun) -> Metric:
+    """Model FLOP/s with recomputation counted as work."""
     rate, convention = run.hardware_flops_per_s_per_device, run.hardware_convention
     return _flops_rate(run, rate, convention, *FLOPS_SETTINGS, "layout")
 
 
-@_metric("mfu", "MFU", "Model FLOP/s over the device's dense data-sheet peak.", RATE)
+@_metric("mfu", "MFU", RATE)
 def _mfu(run: TimedRun) -> Metric:
+    """Model FLOP/s over the device's dense data-sheet peak."""
     rate, convention = run.flops_per_s_per_device, run.model_convention
     return _share(run, rate, convention, run.peak_flops_per_s, run.peak_source)
 
 
-@_metric("hfu", "HFU", "As MFU, with the configured recomputation counted as work.", RATE)
+@_metric("hfu", "HFU", RATE)
 def _hfu(run: TimedRun) -> Metric:
+    """MFU with the configured recomputation counted as work."""
     rate, convention = run.hardware_flops_per_s_per_device, run.hardware_convention
     return _share(run, rate, convention, run.peak_flops_per_s, run.peak_source)
 
 
-@_metric(
-    "achievable_fraction",
-    "Of what is reachable here",
-    "Model FLOP/s over the best GEMM rate measured on this machine.",
-    RATE,
-)
+@_metric("achievable_fraction", "Of what is reachable here", RATE)
 def _of_achievable(run: TimedRun) -> Metric:
+    """Model FLOP/s over the best GEMM rate measured on this machine."""
     rate, num_devices = run.flops_per_s_per_device, run.facts.num_devices
     return _share(
         run,
@@ -295,111 +247,74 @@ def _of_achievable(run: TimedRun) -> Metric:
     )
 
 
-@_metric(
-    "achievable_flops_per_s",
-    "Reachable on this machine",
-    "Best GEMM rate measured here, all devices together.",
-    NEUTRAL,
-    in_window=False,
-)
+@_metric("achievable_flops_per_s", "Reachable on this machine", NEUTRAL, in_window=False)
 def _achievable(run: TimedRun) -> Metric:
+    """Best GEMM rate measured here, all devices together."""
     return Metric(value=run.achievable_flops_per_s, unit="FLOP/s", source=run.achievable_source)
 
 
-@_metric(
-    "startup_s", "Start-up", "From the launch to the first step's begin.", TIME, in_window=False
-)
+@_metric("startup_s", "Start-up", TIME, in_window=False)
 def _startup(run: TimedRun) -> Metric:
+    """From the launch to the first step's begin."""
     return Metric(value=run.startup_s, unit="s", n=1 if run.startup_s is not None else None)
 
 
-@_metric(
-    "first_step_s",
-    "First step",
-    "The first step, with lazy initialisation and compilation.",
-    TIME,
-    needs="steps",
-    in_window=False,
-)
+@_metric("first_step_s", "First step", TIME, needs="steps", in_window=False)
 def _first_step(run: TimedRun) -> Metric:
+    """First step, with lazy initialisation and compilation."""
     if not len(run.steps) or run.steps.index[0] > 1 or run.steps.averaged_over[0] > 1:
         return Metric(value=None, unit="s", note="the log begins later or averages over steps")
     return Metric(value=first_value(run.steps["step_time_s"][:1]), unit="s", n=1)
 
 
-@_metric(
-    "memory_allocated_bytes",
-    "Memory, allocated peak",
-    "Peak of the allocator's live tensors, largest rank.",
-    USAGE,
-    in_window=False,
-)
-def _memory_allocated(run: TimedRun) -> Metric:
-    return _peak_memory(run, "allocated")
+def _peak_memory(kind: str, describes: str) -> Callable[[TimedRun], Metric]:
+    """Return the function of the largest rank's peak of one kind of memory."""
+
+    def compute(run: TimedRun) -> Metric:
+        column = run.steps[f"{kind}_bytes"]
+        peaks = column[np.isfinite(column)]
+        if len(peaks):
+            peak, devices = float(peaks.max()), run.facts.num_devices
+            return Metric(value=peak, unit="bytes", n=devices, statistic="max")
+        measured_here = run.facts.origin == "measured"
+        none = f"this device reports no {kind.replace('_', ' ')} memory"
+        note = none if measured_here else "the log does not say"
+        return Metric(value=None, unit="bytes", note=note)
+
+    compute.__doc__ = describes
+    return compute
 
 
-@_metric(
-    "memory_reserved_bytes",
-    "Memory, reserved peak",
-    "Peak that the allocator holds from the device, largest rank.",
-    USAGE,
-    in_window=False,
-)
-def _memory_reserved(run: TimedRun) -> Metric:
-    return _peak_memory(run, "reserved")
+for _kind, _title, _describes in (
+    ("allocated", "allocated peak", "Peak of the allocator's live tensors, largest rank."),
+    ("reserved", "reserved peak", "Peak that the allocator holds from the device, largest rank."),
+    ("resident", "resident peak", "Peak resident set of the process, largest rank."),
+    (
+        "device_used",
+        "used on the device",
+        "Peak in use on a device by all programs, context included.",
+    ),
+):
+    _metric(f"memory_{_kind}_bytes", f"Memory, {_title}", USAGE, in_window=False)(
+        _peak_memory(_kind, _describes)
+    )
 
 
-@_metric(
-    "memory_resident_bytes",
-    "Memory, resident peak",
-    "Peak resident set of the process, largest rank.",
-    USAGE,
-    in_window=False,
-)
-def _memory_resident(run: TimedRun) -> Metric:
-    return _peak_memory(run, "resident")
-
-
-@_metric(
-    "memory_device_used_bytes",
-    "Memory, used on the device",
-    "Peak in use on a device by all programs, context included.",
-    USAGE,
-    in_window=False,
-)
-def _memory_device_used(run: TimedRun) -> Metric:
-    return _peak_memory(run, "device_used")
-
-
-@_metric(
-    "data_wait_fraction",
-    "Waiting for data",
-    "Share of the step that the slowest loader keeps its rank waiting, median step.",
-    OVERHEAD,
-    needs="steps",
-)
+@_metric("data_wait_fraction", "Waiting for data", OVERHEAD, needs="steps")
 def _data_wait(run: TimedRun) -> Metric:
+    """Share of the step that the slowest loader keeps its rank waiting, median step."""
     return _fraction_of_step(run, "data_wait_s")
 
 
-@_metric(
-    "comm_wait_fraction",
-    "Waiting in collectives",
-    "Share of the step blocked in collectives, median rank.",
-    OVERHEAD,
-    needs="steps",
-)
+@_metric("comm_wait_fraction", "Waiting in collectives", OVERHEAD, needs="steps")
 def _comm_wait(run: TimedRun) -> Metric:
+    """Share of the step blocked in collectives, median rank."""
     return _fraction_of_step(run, "comm_wait_s")
 
 
-@_metric(
-    "days_to_train",
-    "Whole training",
-    "Days for the recipe's total tokens at the mean step, no failures.",
-    MEAN_TIME,
-)
+@_metric("days_to_train", "Whole training", MEAN_TIME)
 def _days_to_train(run: TimedRun) -> Metric:
+    """Days for the recipe's total tokens at the mean step, no failures."""
     total, tokens = run.facts.total_tokens, _tokens_trained_on(run)
     if total is None:
         return Metric(value=None, unit="days", note="the recipe names no total of tokens")
@@ -411,8 +326,9 @@ def _days_to_train(run: TimedRun) -> Metric:
     )
 
 
-@_metric("loss_last", "Loss at the end", "Mean loss of the window's last five steps.", NEUTRAL)
+@_metric("loss_last", "Loss at the end", NEUTRAL)
 def _loss_last(run: TimedRun) -> Metric:
+    """Mean loss of the window's last five steps."""
     last = run.window["loss"][-5:]
     model = run.facts.model
     unit = model.loss_unit if model else "nats/token"
@@ -468,20 +384,6 @@ def _share(
         source=source,
         note=note,
     )
-
-
-def _peak_memory(run: TimedRun, kind: str) -> Metric:
-    column = run.steps[f"{kind}_bytes"]
-    peaks = column[np.isfinite(column)]
-    if not len(peaks):
-        measured_here = run.facts.origin == "measured"
-        note = (
-            f"this device reports no {kind.replace('_', ' ')} memory"
-            if measured_here
-            else "the log does not say"
-        )
-        return Metric(value=None, unit="bytes", note=note)
-    return Metric(value=float(peaks.max()), unit="bytes", n=run.facts.num_devices, statistic="max")
 
 
 def _fraction_of_step(run: TimedRun, name: str) -> Metric:
