@@ -15,7 +15,7 @@ from paceline.core.run import RunSpec
 from paceline.files.recipe import load_recipe, resolve
 
 STEPS = 50
-REFUSALS = ("does not multiply so with", "needs torchao", "needs a GPU")
+REFUSALS = ("does not support it with PyTorch", "needs torchao", "needs a GPU")
 """Messages of the trainer if a device or torchao lacks a GEMM."""
 
 
