@@ -102,7 +102,7 @@ def until_decided(
 
 
 def by_day(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The series that `paceline history` makes of runs: medians of days, where these are enough."""
+    """The series that `paceline runs history` makes of runs: medians of days if enough."""
     days = [values[at : at + RUNS_A_DAY] for at in range(0, len(values), RUNS_A_DAY)]
     return np.array([np.median(day) for day in days]) if len(days) >= MIN_OCCASIONS else values
 

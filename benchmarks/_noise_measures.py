@@ -222,7 +222,7 @@ def _straggler(cluster: Cluster) -> float:
 
 
 def history_cells(size: Size) -> Iterator[Cell]:
-    """Steps that `paceline history` sees, where there is none and where there is one."""
+    """Steps that `paceline runs history` sees, where there is none and where there is one."""
     for noise in RUN_NOISES:
         if "drift" in noise.name:
             continue

@@ -151,7 +151,7 @@ class Case:
         if problems:
             return problems[0]
         if installed(engine) is None:
-            return f"`paceline engines install {engine}` has not been run"
+            return f"`paceline recipes engines install {engine}` has not been run"
         folder = Path(tempfile.mkdtemp(dir=root))
         job = framework.job(spec, "peer")
         for path, text in job.files.items():

@@ -1,4 +1,4 @@
-"""False alarms and detected step changes of `paceline history`.
+"""False alarms and detected step changes of `paceline runs history`.
 
     python benchmarks/step_changes.py [--quick]
 

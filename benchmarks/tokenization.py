@@ -6,10 +6,11 @@ Both read the same jsonl (sources of the interpreter), use the same tokenizer.js
 8192 tokens, trained on them) and the same number of worker processes on the same cores, and end
 when both files are on the disk. Megatron's side is a pool of workers that encode a record each and
 one writer, its own IndexedDatasetBuilder, as in its tools/preprocess_data.py; `--python` names an
-interpreter that has megatron-core and tokenizers (`paceline engines install megatron`). Sides run
-in turn (A B A B ...); a pair's ratio is taken inside the pair, and starting Python and importing
-count for neither, but the start of the workers does. Processor seconds (all processes of a side)
-hold where other programs use the cores too. The files of both sides must be equal byte by byte.
+interpreter that has megatron-core and tokenizers (`paceline recipes engines install megatron`).
+Sides run in turn (A B A B ...); a pair's ratio is taken inside the pair, and starting Python and
+importing count for neither, but the start of the workers does. Processor seconds (all processes of
+a side) hold where other programs use the cores too. The files of both sides must be equal byte by
+byte.
 """
 
 from __future__ import annotations

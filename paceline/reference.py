@@ -57,16 +57,17 @@ def command_reference() -> str:
         rows = [(f"[`{verb.name}`](#paceline-{verb.name})", verb.line) for verb in verbs]
         parts += [f"**{heading}**\n", table(("command", "what it does"), rows)]
     for verb in (verb for verbs in VERBS.values() for verb in verbs):
-        if verb.source != "group":
+        members = GROUPS.get(verb.name, ())
+        if verb.source == "group":
+            parts += [f"## `paceline {verb.name}`\n", f"{verb.line}\n"]
+        else:
             parts += _verb(verb, f"paceline {verb.name}")
-            continue
-        members = GROUPS[verb.name]
-        rows = [
-            (f"[`{verb.name} {member.name}`](#paceline-{verb.name}-{member.name})", member.line)
-            for member in members
-        ]
-        parts += [f"## `paceline {verb.name}`\n", f"{verb.line}\n"]
-        parts.append(table(("command", "what it does"), rows))
+        if members:
+            rows = [
+                (f"[`{verb.name} {member.name}`](#paceline-{verb.name}-{member.name})", member.line)
+                for member in members
+            ]
+            parts.append(table(("command", "what it does"), rows))
         for member in members:
             parts += _verb(member, f"paceline {verb.name} {member.name}")
     return "\n".join(parts)

@@ -42,7 +42,7 @@ def test_estimate_gives_the_figures_of_the_command():
 def test_runs_are_listed_loaded_and_compared(tmp_path: Path):
     for tag in ("before", "after"):
         log = LOG.with_name(f"{tag}-1.log")
-        added = command("import", log, "--tag", tag, "--model", "llama31-8b", runs=tmp_path)
+        added = command("runs", "import", log, "--tag", tag, "--model", "llama31-8b", runs=tmp_path)
         assert added.returncode == 0, added.stderr
     listed = paceline.runs(runs_dir=tmp_path)
     assert list(listed.to_dataframe()["tag"]) == ["before", "after"]

@@ -12,14 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline import __version__
 from paceline.cli.terminal import check_folder, echo, prepare_streams
 from paceline.cli.verbs import VERBS, VerbGroup, add_verbs
 from paceline.core.errors import EXIT_BAD_INPUT, EXIT_SYSTEM_FAULT, PacelineError
 
 EPILOG = (
     "First steps: `paceline run tiny-llama` measures this machine in a minute; "
-    "`paceline recipes` lists what else can be run; `paceline show last` repeats the report. "
+    "`paceline recipes` lists what else can be run; `paceline runs show last` repeats the report. "
     "Exit codes: 0 ok, 1 bad input, 2 system fault, 3 check failed, 4 incomplete."
 )
 
@@ -42,7 +41,9 @@ for panel, verbs in VERBS.items():
 
 def _print_version(is_requested: bool) -> None:
     if is_requested:
-        echo(f"paceline {__version__}")
+        from paceline.cli.version import versions  # Reading the versions of packages takes time.
+
+        echo("\n".join(f"{program} {version}" for program, version in versions().items()))
         raise typer.Exit
 
 
@@ -55,7 +56,7 @@ def _root(
             "-V",
             callback=_print_version,
             is_eager=True,
-            help="Print the version and exit; `paceline version` adds Python and torch.",
+            help="Print the versions of Paceline, Python and torch, and exit.",
         ),
     ] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`paceline audit`: find inconsistent figures in published tables."""
+"""`paceline table audit`: find inconsistent figures in published tables."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def audit(
 
     Examples:
 
-      paceline audit                       all tables that come with Paceline
+      paceline table audit                       all tables that come with Paceline
 
-      paceline audit nvidia-llama31 --all
+      paceline table audit nvidia-llama31 --all
 
-      paceline audit mine.csv --model llama31-70b --convention causal
+      paceline table audit mine.csv --model llama31-70b --convention causal
 
-      paceline audit mine.csv --fail-on-findings --format md
+      paceline table audit mine.csv --fail-on-findings --format md
     """
     form = TableFormat.json if as_json else form
     result = run_audit(target, _declared_settings(model, device, dtype, convention, peak, tokens))

@@ -1,4 +1,4 @@
-"""`paceline bundle` and `paceline verify`: write and verify a run as one archive."""
+"""`paceline runs bundle` and `paceline runs verify`: write and verify a run as one archive."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def bundle(
         ),
     ] = False,
 ) -> None:
-    """Write a run as one archive that `verify`, `diff`, `import` and `run --from` can read.
+    """Write a run as one archive for `runs verify`, `runs diff`, `runs import` and `run --from`.
 
     The bundle holds the run folder without checkpoints and secrets, and the SHA-256 of every file.
     The same run always gives the same bytes.
 
-    Example: paceline bundle last --output run.bundle.tar.gz
+    Example: paceline runs bundle last --output run.bundle.tar.gz
     """
     path, content = write_bundle(find_run(runs_root(runs_dir), run), output)
     for part in content.left_out:
@@ -57,7 +57,7 @@ def bundle(
 
 def verify(
     file: Annotated[
-        Path, typer.Argument(metavar="BUNDLE", help="Bundle written by `paceline bundle`.")
+        Path, typer.Argument(metavar="BUNDLE", help="Bundle written by `paceline runs bundle`.")
     ],
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -67,7 +67,7 @@ def verify(
     Nothing in the bundle is executed. Exit code 3 if a file or a figure differs. Digests detect
     damage and mistakes; they do not prove that the author was honest.
 
-    Example: paceline verify run.bundle.tar.gz
+    Example: paceline runs verify run.bundle.tar.gz
     """
     check = check_bundle(file)
     form = TableFormat.json if as_json else form

@@ -1,4 +1,4 @@
-"""`paceline calibrate`: measure this machine for the time model."""
+"""`paceline probe calibrate`: measure this machine for the time model."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def calibrate(
 
     Examples:
 
-      paceline calibrate
+      paceline probe calibrate
 
-      paceline calibrate tiny-llama gpt-1b3-tiny --device cpu --dtype fp32
+      paceline probe calibrate tiny-llama gpt-1b3-tiny --device cpu --dtype fp32
     """
     if dtype not in (None, "fp32", "bf16", "fp16"):
         raise UserError(f"--dtype {dtype}", "is not calibrated", allowed="fp32, bf16, fp16")

@@ -1,4 +1,4 @@
-"""`paceline devices`: list the hardware catalog."""
+"""`paceline recipes devices`: list the hardware catalog."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def devices(
 
     Examples:
 
-      paceline devices                   all devices
+      paceline recipes devices                   all devices
 
-      paceline devices H100              one device, with the source of every figure
+      paceline recipes devices H100              one device, with the source of every figure
 
-      paceline devices --links           interconnects, per device and direction
+      paceline recipes devices --links           interconnects, per device and direction
 
-      paceline devices --where vendor=AMD --format csv
+      paceline recipes devices --where vendor=AMD --format csv
     """
     form = TableFormat.json if as_json else form
     if links:

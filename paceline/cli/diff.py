@@ -1,4 +1,4 @@
-"""`paceline diff`: list the differences between two runs."""
+"""`paceline runs diff`: list the differences between two runs."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def diff(
 
     Examples:
 
-      paceline diff baseline last
+      paceline runs diff baseline last
 
-      paceline diff vendor.bundle.tar.gz last --json
+      paceline runs diff vendor.bundle.tar.gz last --json
     """
     with ExitStack() as stack:
         reports = [_report(stack, name, runs_root(runs_dir)) for name in (first, second)]

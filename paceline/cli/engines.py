@@ -1,4 +1,4 @@
-"""`paceline engines`: list training frameworks and install their environments."""
+"""`paceline recipes engines`: list training frameworks and install their environments."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def engines(
 
     Examples:
 
-      paceline engines
+      paceline recipes engines
 
-      paceline engines --features --where engine=megatron
+      paceline recipes engines --features --where engine=megatron
 
-      paceline engines install deepspeed_chat
+      paceline recipes engines install deepspeed_chat
 
-      paceline engines remove deepspeed_chat
+      paceline recipes engines remove deepspeed_chat
     """
     form = TableFormat.json if as_json else form
     lists = [name for name, on in (("--features", features), ("--log-formats", formats)) if on]
@@ -119,7 +119,7 @@ def _row(name: str) -> dict[str, Any]:
     else:
         state = "missing"
         remedy = (
-            f"paceline engines install {name}"
+            f"paceline recipes engines install {name}"
             if engine_needs.requirements
             else f"{', '.join(absent)} in Paceline's environment"
         )
@@ -178,7 +178,7 @@ def _install(name: str, form: TableFormat, isolated: bool) -> None:
             f"engine {name}",
             "has no environment of its own",
             allowed=_installable(),
-            remedy="`paceline engines` shows what it needs",
+            remedy="`paceline recipes engines` shows what it needs",
         )
     environment = environments.install(
         name,

@@ -67,7 +67,7 @@ def estimate(
         typer.Option(
             "--device",
             "--gpu",
-            help="GPU, as listed by `paceline devices`, e.g. H100.",
+            help="GPU, as listed by `paceline recipes devices`, e.g. H100.",
             rich_help_panel=Panel.hosts,
         ),
     ] = None,

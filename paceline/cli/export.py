@@ -1,4 +1,4 @@
-"""`paceline export`: export a checkpoint as a Hugging Face model."""
+"""`paceline runs export`: export a checkpoint as a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def export(
 
     Examples:
 
-      paceline export last --to model
+      paceline runs export last --to model
 
-      paceline export runs/RUN/checkpoints/step-000040 --to model --dtype bf16
+      paceline runs export runs/RUN/checkpoints/step-000040 --to model --dtype bf16
 
-      paceline export lora --to merged --merged
+      paceline runs export lora --to merged --merged
     """
     model = export_checkpoint(
         run,

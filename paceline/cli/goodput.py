@@ -1,4 +1,4 @@
-"""`paceline goodput`: show how the wall time of a training was spent."""
+"""`paceline runs goodput`: show how the wall time of a training was spent."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def goodput(
 
     Examples:
 
-      paceline goodput first second third --html goodput.html
+      paceline runs goodput first second third --html goodput.html
 
-      paceline goodput pretrain.log --steps 500000 --json
+      paceline runs goodput pretrain.log --steps 500000 --json
     """
     root = runs_root(runs_dir)
     attempts = one_training([_attempts(path) for path in _places(root, names)])

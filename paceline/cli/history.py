@@ -1,4 +1,4 @@
-"""`paceline history`: detect when a recipe became slower or faster."""
+"""`paceline runs history`: detect when a recipe became slower or faster."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def history(
 
     Examples:
 
-      paceline history tiny-llama
+      paceline runs history tiny-llama
 
-      paceline history llama31-8b --metric mfu --where device=H100-SXM --since 2026-11-01
+      paceline runs history llama31-8b --metric mfu --where device=H100-SXM --since 2026-11-01
 
-      paceline history tiny-llama --fail-on-findings        for a nightly job
+      paceline runs history tiny-llama --fail-on-findings        for a nightly job
     """
     limit = parse_margin(margin)
     name, folders = _folders(recipe, where, since, runs_dir)

@@ -1,4 +1,4 @@
-"""`paceline hosts`: create hostfiles, and check the hosts in them."""
+"""`paceline check hosts`: create hostfiles, and check the hosts in them."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def hosts(
 
     Examples:
 
-      paceline hosts 'node[001-064]' --slots 8 > hosts.txt
+      paceline check hosts 'node[001-064]' --slots 8 > hosts.txt
 
-      paceline hosts hosts.txt --head
+      paceline check hosts hosts.txt --head
 
-      paceline hosts --idle --partition gpu --take 4
+      paceline check hosts --idle --partition gpu --take 4
 
-      paceline hosts hosts.txt --check
+      paceline check hosts hosts.txt --check
     """
     if ssh_config is not None and not ssh_config.is_file():
         raise UserError(str(ssh_config), "is not a file")

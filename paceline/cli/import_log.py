@@ -1,4 +1,4 @@
-"""`paceline import`: store a training log as a run."""
+"""`paceline runs import`: store a training log as a run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def import_log(
     *,
     log: LogOptions,
 ) -> None:
-    """Store a training log as a run for `list`, `show`, `report` and `compare`.
+    """Store a training log as a run for `compare`, `explain` and all commands of `runs`.
 
     The raw log is copied into the run folder, without secrets. Settings that the log does not
     state are added with options, as for `parse`.
@@ -48,7 +48,7 @@ def import_log(
     A bundle is stored unchanged. In any other archive, e.g. from `llmb-run archive`, every
     training log becomes a run, and its path in the archive supplies missing settings.
 
-    Example: paceline import train.log --model llama31-8b --device B200 --gpus 8 --seq-len 8192
+    Example: paceline runs import train.log --model llama31-8b --device B200 --gpus 8 --seq-len 8192
     """
     settings = log.settings()
     form = options.ReportFormat.json if as_json else form
@@ -67,7 +67,7 @@ def import_log(
 def _print_archive(archive: ImportedArchive, form: options.ReportFormat) -> None:
     """Print a row per imported log, and to standard error what was left out."""
     if form is options.ReportFormat.html:
-        raise UserError("--format html", "shows a single run", remedy="`paceline report RUN`")
+        raise UserError("--format html", "shows a single run", remedy="`paceline runs report RUN`")
     for reason in archive.left_out:
         echo(f"left out: {reason}", err=True)
     if archive.passed_over:

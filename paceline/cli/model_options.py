@@ -21,7 +21,7 @@ SOFTWARE_CATEGORIES = ("fused", "torch", "softmax")
 """Categories of software by how it computes."""
 DEVICES_PER_NODE = 8
 NEEDED = {
-    "--device": "a name listed by `paceline devices`, e.g. H100",
+    "--device": "a name listed by `paceline recipes devices`, e.g. H100",
     "--gpus": "a number of devices",
 }
 """Allowed values of options that only some calls need, for error messages."""
@@ -49,7 +49,7 @@ Recipe = Annotated[
     ),
 ]
 DeviceName = Annotated[
-    str, typer.Option(help="Device name, as listed by `paceline devices`, e.g. H100.")
+    str, typer.Option(help="Device name, as listed by `paceline recipes devices`, e.g. H100.")
 ]
 PerNode = Annotated[
     int | None,
@@ -138,7 +138,7 @@ EvidenceFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Calibration file that `paceline calibrate --output` wrote; default: the stored "
+        help="Calibration file that `paceline probe calibrate --output` wrote; default: the stored "
         "calibration of the device, or the coefficients that come with Paceline.",
         rich_help_panel=Panel.time_model,
     ),

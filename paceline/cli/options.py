@@ -81,7 +81,7 @@ EngineName = Annotated[
     str | None,
     typer.Option(
         "--engine",
-        help="Training framework (`paceline engines` lists them); same as --set engine=NAME.",
+        help="Training framework (`paceline recipes engines`); same as --set engine=NAME.",
         rich_help_panel=Panel.recipe,
     ),
 ]

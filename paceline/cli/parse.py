@@ -69,8 +69,8 @@ def parse(
     """Read training logs and report how fast the runs were.
 
     The log format is detected: NeMo, Megatron, DeepSpeed, torchtitan, Hugging Face Trainer,
-    MaxText, MLPerf and more (`paceline engines --log-formats`). What a log does not state can be
-    added with options; nothing is guessed.
+    MaxText, MLPerf and more (`paceline recipes engines --log-formats`). What a log does not
+    state can be added with options; nothing is guessed.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`paceline profile`: profile the time or the memory of a step."""
+"""`paceline probe profile`: profile the time or the memory of a step."""
 
 from __future__ import annotations
 
@@ -132,24 +132,24 @@ def profile(
 ) -> None:
     """Show where the time or the memory of a training step goes, with one profiler.
 
-    Profiling takes a run of its own. `compare` refuses it and `history` leaves it out, because a
+    Profiling takes a run of its own. `compare` and `runs history` leave it out, because a
     profiler slows the steps that it records; the slowdown is measured on the other steps of the
     run. The files of the profiler are kept in the run's folder `profiles/`, their evaluation in
     profile.json.
 
     Examples:
 
-      paceline profile tiny-llama                         where the time of a step goes
+      paceline probe profile tiny-llama                         where the time of a step goes
 
-      paceline profile last --ranks all --steps 10-12     repeat the newest run under the profiler
+      paceline probe profile last --ranks all --steps 10-12     profile the newest run once more
 
-      paceline profile tiny-llama --tool memory           memory in use over a step
+      paceline probe profile tiny-llama --tool memory           memory in use over a step
 
-      paceline profile --from trace.json.gz               evaluate an existing PyTorch trace
+      paceline probe profile --from trace.json.gz               evaluate an existing PyTorch trace
 
-      paceline profile tiny-llama --tool nccl --devices 2  bytes per axis, measured and expected
+      paceline probe profile tiny-llama --tool nccl --devices 2  bytes per axis, measured, expected
 
-      paceline profile --tool nccl --from nccl.log        evaluate an existing NCCL log
+      paceline probe profile --tool nccl --from nccl.log        evaluate an existing NCCL log
     """
     form = TableFormat.json if as_json else form
     if source is not None:
@@ -160,7 +160,7 @@ def profile(
         return
     if name is None:
         raise UserError(
-            "paceline profile",
+            "paceline probe profile",
             "needs an input",
             allowed="one of RECIPE, RUN and --from FILE",
         )

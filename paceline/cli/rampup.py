@@ -1,4 +1,4 @@
-"""`paceline rampup`: plan the stages of a batch-size ramp-up."""
+"""`paceline estimate rampup`: plan the stages of a batch-size ramp-up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rampup(
     device: Annotated[
         str | None,
         typer.Option(
-            help="Device name, as listed by `paceline devices`, e.g. V100-32GB.",
+            help="Device name, as listed by `paceline recipes devices`, e.g. V100-32GB.",
             rich_help_panel=Panel.hosts,
         ),
     ] = None,
@@ -125,10 +125,10 @@ def rampup(
 
     Examples:
 
-      paceline rampup gpt-1b3 --variant ramp-up --stages 32,64,128,256,512
+      paceline estimate rampup gpt-1b3 --variant ramp-up --stages 32,64,128,256,512
       --device V100-32GB --per-node 4
 
-      paceline rampup gpt-1b3 --variant ramp-up --cluster jean-zay-v100-16g
+      paceline estimate rampup gpt-1b3 --variant ramp-up --cluster jean-zay-v100-16g
       --set layout.pp=2 --check table.md
 
     Nothing runs. Each stage gets the fastest layout that fits in memory, on the largest number of
@@ -170,7 +170,7 @@ def _site(cluster: str | None, device: str | None, per_node: int | None) -> Clus
     if cluster:
         return catalog.cluster(cluster)
     if device is None:
-        raise UserError("paceline rampup", "needs devices", remedy="--device or --cluster")
+        raise UserError("paceline estimate rampup", "needs devices", remedy="--device or --cluster")
     return None
 
 

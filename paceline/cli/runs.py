@@ -1,4 +1,4 @@
-"""`paceline list`, `show`, `report` and `db`: stored runs."""
+"""`paceline runs list`, `show`, `report` and `index`: stored runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def list_runs(
     has. Unreadable folders are reported on standard error. `--where group=NAME` lists the repeats
     of one group.
 
-    Example: paceline list --where status=ok --where recipe=tiny-llama --format csv
+    Example: paceline runs list --where status=ok --where recipe=tiny-llama --format csv
     """
     root = runs_root(runs_dir)
     run_list = listing(root, computed_result)
@@ -92,7 +92,7 @@ def show(
     The figures are recomputed from the raw files, so this works during a run and after it was
     killed.
 
-    Example: paceline show last --json
+    Example: paceline runs show last --json
     """
     report = evaluate(find_run(runs_root(runs_dir), run))
     form = ReportFormat.json if as_json else form
@@ -133,7 +133,7 @@ def report(
 
     The HTML report is one file that opens without a network. `--output -` prints it instead.
 
-    Example: paceline report last --charts svg,png
+    Example: paceline runs report last --charts svg,png
     """
     printed = str(output) == "-" or (output is None and form is ReportFormat.text)
     if printed and as_json:
@@ -176,12 +176,12 @@ def _saved_charts(content: RunReport, folder: Path, charts: str) -> list[Path]:
     return save_charts(content, folder / "charts", formats)
 
 
-def rebuild(
+def index(
     runs_dir: RunsDir = None, form: TableForm = TableFormat.text, as_json: Json = False
 ) -> None:
-    """Rebuild the index from all run folders.
+    """Rebuild the index of runs from all run folders.
 
-    Example: paceline db rebuild --runs-dir /shared/runs
+    Example: paceline runs index --runs-dir /shared/runs
     """
     root = runs_root(runs_dir)
     count, unreadable = Index.open(root, rebuild=True).rebuild(computed_result)

@@ -23,7 +23,7 @@ class _ScenarioKey(NamedTuple):
 
 _WHOLE_NUMBERS = f"whole numbers from 1 to {LARGEST_INT:,}"
 SCENARIO_KEYS = {
-    "device": _ScenarioKey("device", str, "a name listed by `paceline devices`"),
+    "device": _ScenarioKey("device", str, "a name listed by `paceline recipes devices`"),
     "gpus": _ScenarioKey("devices", int, _WHOLE_NUMBERS, 1),
     "price": _ScenarioKey("prices", float, MONEY_FORMS),
     "per_node": _ScenarioKey("devices_per_node", int, _WHOLE_NUMBERS, 1),

@@ -1,4 +1,4 @@
-"""`paceline stage`: fetch and verify the assets of a recipe."""
+"""`paceline recipes stage`: fetch and verify the assets of a recipe."""
 
 from __future__ import annotations
 
@@ -122,13 +122,13 @@ def stage(
 
     Examples:
 
-      paceline stage opt-350m-sft --dry-run --bandwidth 500
+      paceline recipes stage opt-350m-sft --dry-run --bandwidth 500
 
-      paceline stage opt-350m-sft --to /shared/stage
+      paceline recipes stage opt-350m-sft --to /shared/stage
 
-      paceline stage opt-350m-sft-tiny --verify
+      paceline recipes stage opt-350m-sft-tiny --verify
 
-      paceline stage opt-350m-sft --local /scratch/stage --hosts hosts.txt
+      paceline recipes stage opt-350m-sft --local /scratch/stage --hosts hosts.txt
 
     An interrupted call resumes where it stopped, and complete files are not fetched again. Access
     tokens are taken from the environment (HF_TOKEN), from `hf auth login` and from ~/.netrc.
@@ -310,7 +310,7 @@ def _verify(plan: StagingPlan, form: TableFormat, jobs: int) -> int:
     if form is TableFormat.text:
         echo("; ".join(f"{name}: {state}" for name, state in states.items()))
         if incomplete:
-            echo(f"run `paceline stage {plan.recipe.name}` to repair it", err=True)
+            echo(f"run `paceline recipes stage {plan.recipe.name}` to repair it", err=True)
     return EXIT_GATE_FAILED if incomplete else 0
 
 

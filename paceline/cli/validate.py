@@ -1,4 +1,4 @@
-"""`paceline validate`: compare the time model with measurements."""
+"""`paceline table validate`: compare the time model with measurements."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def validate(
 
     Examples:
 
-      paceline validate measured.csv
+      paceline table validate measured.csv
 
-      paceline validate measured.csv --where gpu=H100-SXM-80GB --json
+      paceline table validate measured.csv --where gpu=H100-SXM-80GB --json
 
     Rows that cannot be modelled are listed with the reason. --format csv lists the rows; the other
     formats show the accuracy overall, by kind and by source.

@@ -147,87 +147,94 @@ VERBS = _verbs("""
 Measure
   run = run:run
     Train a recipe on this machine or on hosts, measure it, and write a report.
+  ab = ab:ab
+    Run two commands in turns until it is decided which one is better.
   sweep = sweep:sweep
     Run a recipe in all combinations of some settings and report which is fastest.
   tune = tune:tune
     Find the fastest layout of a recipe, with a few runs or by estimate only.
-  calibrate = calibrate:calibrate
-    Measure this machine, so that `estimate`, `sweep` and `tune` predict it better.
-  profile = profile:profile
-    Show where the time or the memory of a training step goes, with one profiler.
   probe = group
-    Measure the parts of a machine: GEMMs, memory, network, storage.
+    Measure the parts of a machine, calibrate estimates with them, or profile a step.
   mlperf = group
     Run, score, check and package MLPerf Training benchmarks. Never an official result.
-Prepare
-  stage = stage:stage
-    Fetch and verify what a recipe needs: models, data, code and containers.
+Plan
+  estimate = estimate:estimate
+    Estimate step time, throughput, duration, cost and energy of a training, with 80% intervals.
+  convert = convert:convert
+    Convert a published MFU, TFLOP/s or step time to another FLOPs convention.
+Analyse
+  parse = parse:parse
+    Read training logs and report how fast the runs were.
+  compare = compare:compare
+    Test whether B is slower than A, faster, the same, or whether that is undecided.
+  explain = explain:explain
+    Explain why a run is slow: causes, time lost to each, evidence and remedies.
+  table = group
+    Audit published tables, and compare them with estimates.
 Clusters
-  hosts = hosts:hosts
-    Create hostfiles, and check the hosts in them.
   check = check:check
     Check all hosts at the same time and report which to drain, with the evidence.
   scale = scale:scale
     Split scaling efficiency into stragglers and communication, and identify slow nodes.
-Plan
-  estimate = estimate:estimate
-    Estimate step time, throughput, duration, cost and energy of a training, with 80% intervals.
-  rampup = rampup:rampup
-    Plan a batch-size ramp-up: layout, nodes, device-hours and days of every stage.
-  validate = validate:validate
-    Predict the step time of every row of a table and compare it with the measured one.
-Logs and tables
-  parse = parse:parse
-    Read training logs and report how fast the runs were.
-  import = import_log:import_log
-    Store a training log as a run for `list`, `show`, `report` and `compare`.
-  audit = audit:audit
-    Recompute published tables, report inconsistent cells and explain them.
-  convert = convert:convert
-    Convert a published MFU, TFLOP/s or step time to another FLOPs convention.
-Analyse
-  explain = explain:explain
-    Explain why a run is slow: causes, time lost to each, evidence and remedies.
-  goodput = goodput:goodput
-    Show how the wall time of a training was spent over its restarts, and the days left.
-  compare = compare:compare
-    Test whether B is slower than A, faster, the same, or whether that is undecided.
-  ab = ab:ab
-    Run two commands in turns until it is decided which one is better.
-  diff = diff:diff
-    List the differences between two runs, the most important first.
-  history = history:history
-    Show all runs of a recipe over time, detect step changes, and list what changed with them.
-Runs
-  watch = watch:watch
-    Watch a run in progress: speed, rates, waits, memory, clocks and ETA.
+Runs and recipes
+  runs = group
+    List, show, watch, compare, share and delete stored runs.
+  recipes = recipes:recipes
+    List the recipes, or print one as a starting point for your own.
+""")
+"""Verbs by heading of `paceline --help`; each line is the first sentence of the docstring.
+
+The verbs with entries in GROUPS are groups. Those that are not declared as `group` also work alone.
+"""
+GROUPS = _verbs("""
+runs
   list = runs:list_runs
     List runs, oldest first, with their status and key figures.
   show = runs:show
     Show one run: status, figures, and where its files are.
+  watch = watch:watch
+    Watch a run in progress: speed, rates, waits, memory, clocks and ETA.
   report = runs:report
     Write the report of a run to a file, and its charts as images.
+  history = history:history
+    Show all runs of a recipe over time, detect step changes, and list what changed with them.
+  diff = diff:diff
+    List the differences between two runs, the most important first.
+  goodput = goodput:goodput
+    Show how the wall time of a training was spent over its restarts, and the days left.
+  import = import_log:import_log
+    Store a training log as a run for `compare`, `explain` and all commands of `runs`.
   bundle = bundle:bundle
-    Write a run as one archive that `verify`, `diff`, `import` and `run --from` can read.
-  export = export:export
-    Export a checkpoint as a Hugging Face model: safetensors, their index, config.json.
+    Write a run as one archive for `runs verify`, `runs diff`, `runs import` and `run --from`.
   verify = bundle:verify
     Verify a bundle: check the digest of every file and recompute its figures.
-  db = group
-    Manage the index of runs, which can be deleted and rebuilt at any time.
-Reference
-  recipes = recipes:recipes
-    List the recipes, or print one as a starting point for your own.
+  export = export:export
+    Export a checkpoint as a Hugging Face model: safetensors, their index, config.json.
+  index = runs:index
+    Rebuild the index of runs from all run folders.
+recipes
   devices = devices:devices
     List the hardware that Paceline knows, with the source of every figure.
   engines = engines:engines
     List the training frameworks that `run` can start, and install their environments.
-  version = version:version
-    Print the versions of Paceline, Python and torch.
-""")
-"""Verbs by heading of `paceline --help`; each line is the first sentence of the docstring."""
-GROUPS = _verbs("""
+  stage = stage:stage
+    Fetch and verify what a recipe needs: models, data, code and containers.
+estimate
+  rampup = rampup:rampup
+    Plan a batch-size ramp-up: layout, nodes, device-hours and days of every stage.
+check
+  hosts = hosts:hosts
+    Create hostfiles, and check the hosts in them.
+table
+  audit = audit:audit
+    Recompute published tables, report inconsistent cells and explain them.
+  validate = validate:validate
+    Predict the step time of every row of a table and compare it with the measured one.
 probe
+  gemm = probe:gemm
+    Measure the GEMM throughput that torch reaches on this machine, by data type.
+  attention = probe_machine:attention
+    Measure the trainer's causal attention, forward and backward, with the shape of a recipe.
   memory = probe_machine:memory
     Measure the memory copy bandwidth of a device, reads plus writes.
   collective = probe_machine:collective
@@ -236,14 +243,14 @@ probe
     Measure all collectives, and the latency and bandwidth between all hosts.
   storage = probe_storage:storage
     Measure the storage bandwidth for data loading and checkpoints.
-  attention = probe_machine:attention
-    Measure the trainer's causal attention, forward and backward, with the shape of a recipe.
   latency = probe_machine:latency
     Measure the launch latency of one small operation, which limits tiny models.
-  gemm = probe:gemm
-    Measure the GEMM throughput that torch reaches on this machine, by data type.
   context = probe:context
     Measure the memory that a device uses before any model is loaded.
+  calibrate = calibrate:calibrate
+    Measure this machine, so that `estimate`, `sweep` and `tune` predict it better.
+  profile = profile:profile
+    Show where the time or the memory of a training step goes, with one profiler.
 mlperf
   run = mlperf_run:run
     Train a benchmark to its target several times and score the trials. Never an official
@@ -258,9 +265,6 @@ mlperf
     Score a set of MLPerf runs: run times, olympic mean, convergence test and scaling.
   check = mlperf_score:check
     Run the official MLPerf checkers on logs, a system description or a submission.
-db
-  rebuild = runs:rebuild
-    Rebuild the index from all run folders.
 """)
 """Verbs by group."""
 
@@ -268,19 +272,42 @@ db
 class VerbGroup(TyperGroup):
     """Group that lists verbs without importing them; a callback returns the called command."""
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the verbs in the order of the tables; typer lists groups after commands."""
+        order = [verb.name for verbs in VERBS.values() for verb in verbs]
+        names = super().list_commands(ctx)
+        return names if ctx.parent else sorted(names, key=order.index)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, remaining_words = super().resolve_command(ctx, args)
-        if isinstance(command, TyperCommand) and command.callback:
+        if isinstance(command, VerbGroup):
+            alone = FAMILIES.get(name or "")
+            if alone and not {*remaining_words[:1]} & command.commands.keys():
+                command = alone.command()
+        elif isinstance(command, TyperCommand) and command.callback:
             command = command.callback()
         return name, command, remaining_words
+
+
+FAMILIES = {
+    verb.name: verb
+    for verbs in VERBS.values()
+    for verb in verbs
+    if verb.name in GROUPS and verb.source != "group"
+}
+"""Verbs that work alone and have further verbs under their name."""
 
 
 def add_verbs(app: typer.Typer, verbs: Iterable[Verb], panel: str | None = None) -> None:
     """Add verbs to `app` (a VerbGroup) under a heading of its `--help`."""
     for verb in verbs:
-        if verb.source == "group":
-            group = typer.Typer(cls=VerbGroup, help=verb.line, no_args_is_help=True)
-            add_verbs(group, GROUPS[verb.name])
-            app.add_typer(group, name=verb.name, rich_help_panel=panel)
-        else:
+        # Only at the top: `mlperf check` is not a group.
+        members = GROUPS.get(verb.name, ()) if panel else ()
+        if not members:
             app.command(verb.name, help=verb.line, rich_help_panel=panel)(verb.command)
+            continue
+        names = ", ".join(member.name for member in members)
+        line = f"{verb.line} Also: {names}." if verb.name in FAMILIES else verb.line
+        group = typer.Typer(cls=VerbGroup, help=line, no_args_is_help=True)
+        add_verbs(group, members)
+        app.add_typer(group, name=verb.name, rich_help_panel=panel)

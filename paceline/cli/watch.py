@@ -1,4 +1,4 @@
-"""`paceline watch`: watch a run in progress."""
+"""`paceline runs watch`: watch a run in progress."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ def watch(
 
     Examples:
 
-      paceline watch last
+      paceline runs watch last
 
-      paceline watch last --once --json
+      paceline runs watch last --once --json
 
-      paceline watch last --once --html now.html
+      paceline runs watch last --once --html now.html
 
-      paceline watch -- torchrun --nproc-per-node 8 train.py
+      paceline runs watch -- torchrun --nproc-per-node 8 train.py
     """
     root = runs_root(runs_dir)
     if (run is None) == (not command):
         raise UserError(
             "watch",
             "takes either RUN or -- COMMAND, and exactly one of them",
-            remedy="`paceline list`",
+            remedy="`paceline runs list`",
         )
     if html and not once:
         raise UserError("--html", "requires --once", remedy="add --once")

@@ -203,7 +203,7 @@ class Cluster(Value):
     name: RunLabel[str]
     """Name of the cluster."""
     device: str
-    """Device of the nodes, a name listed by `paceline devices`."""
+    """Device of the nodes, a name listed by `paceline recipes devices`."""
     device_label: RunLabel[str | None] = None
     """Name that the machine reports for its device, for example the CPU model."""
     nodes: PositiveInt = 1
@@ -214,9 +214,9 @@ class Cluster(Value):
     """Memory per device. Overrides the value of the catalog. For `cpu`, it is host memory divided
     by the number of processes."""
     intra_link: str | None = None
-    """Link between the devices of a node, a name listed by `paceline devices --links`."""
+    """Link between the devices of a node, a name listed by `paceline recipes devices --links`."""
     inter_link: str | None = None
-    """Link between nodes, a name listed by `paceline devices --links`."""
+    """Link between nodes, a name listed by `paceline recipes devices --links`."""
     launcher: RunLabel[LauncherName] = "local"
     """Launcher that starts programs on the nodes."""
     hosts: RunLabel[tuple[str, ...]] = ()

@@ -1,9 +1,9 @@
 """Step time with its interval, memory, and the probability of running out of memory.
 
-All commands (`run`, `estimate`, `sweep`, `tune`, `rampup`, `explain`) use this module and therefore
-report the same values for the same run. Estimates are arrays with one row per run. A single
-estimate simulates its pipeline. Thousands of layouts are first ranked in closed form, and only the
-best of them are simulated.
+All commands (`run`, `estimate`, `sweep`, `tune`, `estimate rampup`, `explain`) use this module and
+therefore report the same values for the same run. Estimates are arrays with one row per run. A
+single estimate simulates its pipeline. Thousands of layouts are first ranked in closed form, and
+only the best of them are simulated.
 """
 
 from __future__ import annotations

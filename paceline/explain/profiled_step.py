@@ -36,7 +36,9 @@ def load_profiled_step(root: Path, name: str) -> ProfiledStep:
     path = Path(name)
     path = path if path.is_file() else find_run(root, name) / PROFILE_FILE
     if not path.exists():
-        raise UserError(f"--profile {name}", "was not profiled", remedy=f"paceline profile {name}")
+        raise UserError(
+            f"--profile {name}", "was not profiled", remedy=f"paceline probe profile {name}"
+        )
     step = _step(path)
     if step is None:
         raise UserError(

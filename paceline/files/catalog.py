@@ -30,7 +30,7 @@ _DESCRIBES_LINK = re.compile(r"\d+(x\d+)?x?(gb|gbps|gbit|tb)?|s|uni|per|node|gpu
 
 LinkPlace = Literal["intra", "inter"]
 OTHER_PLACE: dict[LinkPlace, LinkPlace] = {"intra": "inter", "inter": "intra"}
-LINK_ALLOWED = "a link of the right kind from `paceline devices --links`"
+LINK_ALLOWED = "a link of the right kind from `paceline recipes devices --links`"
 _RATE = re.compile(r"[1-9][\d.,]*\s*[GTM]i?[Bb]")
 """Start of a description that states its own rate; the caller checks the rate."""
 _PLACES = {"intra": "a link inside a node", "inter": "a network between nodes"}

@@ -268,7 +268,7 @@ def _remedy(error: Exception) -> str:
     if os.environ.get("PACELINE_DB"):
         return "check PACELINE_DB; without it the index is in your cache"
     if _is_damage(error) or isinstance(error, IntegrityError):
-        return "`paceline db rebuild` creates it again"
+        return "`paceline runs index` creates it again"
     return "set XDG_CACHE_HOME to a writable folder"
 
 

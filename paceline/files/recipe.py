@@ -123,7 +123,7 @@ class Recipe(Value):
     description: str = ""
     """Description of the workload and the source of its settings."""
     engine: str = "native"
-    """Framework that trains: `native`, or another engine of `paceline engines`."""
+    """Framework that trains: `native`, or another engine of `paceline recipes engines`."""
     engine_settings: EngineSettings = {}
     """Settings that only the chosen engine knows, by its own names. Unknown names are refused."""
     model: Shape
@@ -163,7 +163,7 @@ class Recipe(Value):
     references: tuple[str, ...] = ()
     """Published tables or rows, by id, that the run is compared with."""
     assets: tuple[Asset, ...] = ()
-    """Models, data, code and containers that `paceline stage` fetches or builds."""
+    """Models, data, code and containers that `paceline recipes stage` fetches or builds."""
     variants: dict[str, dict[str, Any]] = {}
     """Named sets of overrides, selected with `--variant`."""
     notes: tuple[str, ...] = ()

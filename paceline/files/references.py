@@ -1,7 +1,7 @@
 """Published figures: tables of printed cells with the configuration of each measurement.
 
 A reference is not an expectation of Paceline. Cells keep the source's characters, even if they
-contradict their row; `paceline audit` reports contradictions with their cause.
+contradict their row; `paceline table audit` reports contradictions with their cause.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ def find_run(root: Path, name: str) -> Path:
         return matches[0]
     if not matches:
         raise UserError(
-            f"run {name!r}", f"is not in {root}", remedy="`paceline list` shows the runs"
+            f"run {name!r}", f"is not in {root}", remedy="`paceline runs list` shows the runs"
         )
     names = ", ".join(f.name for f in matches[:5])
     raise UserError(f"run {name!r}", f"matches {len(matches)} runs", allowed=names)

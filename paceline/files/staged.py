@@ -123,7 +123,7 @@ def staging_error(
     return UserError(
         f"{recipe.name}: staged in {root}",
         ", ".join(not_staged),
-        remedy=f"`paceline stage {recipe.name}` fetches missing files"
+        remedy=f"`paceline recipes stage {recipe.name}` fetches missing files"
         f" (${STAGE_VARIABLE} sets the folder)",
     )
 

@@ -110,8 +110,9 @@ BENCHMARKS = {
             10,
             0.586,
             "flux1-schnell",
-            trains_on="CC12M as encoded latents, texts and pooled texts: shards as `paceline stage "
-            "flux1-schnell --asset energon` makes them, or an index in JSON and bf16 files",
+            trains_on="CC12M as encoded latents, texts and pooled texts: shards as `paceline "
+            "recipes stage flux1-schnell --asset energon` makes them, or an index in JSON and bf16 "
+            "files",
         ),
     )
 }

@@ -1,6 +1,6 @@
 """Inputs of a comparison: stored runs, logs, folders, archives, step times and result files.
 
-Nothing is stored: a log becomes the same run as after `paceline import`, in memory.
+Nothing is stored: a log becomes the same run as after `paceline runs import`, in memory.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def _runs(root: Path, part: str, settings: UserSettings) -> Iterable[ComparedRun
         raise UserError(
             f"run {part!r}",
             f"is not in {root}, and it is not a file or folder either",
-            remedy=close or "give a training log, a folder of logs, or a run of `paceline list`",
+            remedy=close
+            or "give a training log, a folder of logs, or a run of `paceline runs list`",
         ) from error
     return map(_stored_run, folders)
 
@@ -113,7 +114,7 @@ def _runs_of_file(path: Path, settings: UserSettings) -> Iterable[ComparedRun]:
 
 
 def report_of_file(path: Path, settings: UserSettings, display_name: str = "") -> RunReport:
-    """Return the run that `paceline import` would store; raise UserError for a log without one."""
+    """Return the run that `paceline runs import` would store; raise UserError if there is none."""
     display_name = display_name or as_text(str(path))
     parsing = parse_run(path, settings, display_path=Path(display_name))
     digest = file_digest(path)
@@ -161,7 +162,7 @@ def _bundled_run(path: Path) -> list[ComparedRun]:
     with open_bundle(path) as contents:
         if check_contents(contents, path).faults:
             raise UserError(
-                str(path), "is damaged", remedy=f"`paceline verify {path}` lists what differs"
+                str(path), "is damaged", remedy=f"`paceline runs verify {path}` lists what differs"
             )
         run = member_of_run(evaluate(contents.folder), contents.bundle.sha256)
     # The folder is gone now, and so is its history.

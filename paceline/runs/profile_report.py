@@ -329,7 +329,7 @@ def _notes(profile: Profile) -> Iterator[str]:
     yield f"Files: {', '.join(profile.files)}"
     if profile.waterfall and profile.peak_source:
         yield f"The peak is {profile.peak_source}"
-    yield "Profiling slows a run down: `compare` rejects it and `history` excludes it."
+    yield "Profiling slows a run down: `compare` rejects it and `runs history` excludes it."
     yield from map(printable, profile.warnings)
 
 

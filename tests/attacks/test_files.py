@@ -51,7 +51,9 @@ def test_lists_of_endless_depth_are_refused(tmp_path: Path):
     refused(paceline("run", tmp_path / "deep.yaml", "--dry-run", runs=tmp_path), 1, "deep.yaml")
 
 
-@pytest.mark.parametrize("words", [["show", "last"], ["report", "last"], ["compare", "a", "b"]])
+@pytest.mark.parametrize(
+    "words", [["runs", "show", "last"], ["runs", "report", "last"], ["compare", "a", "b"]]
+)
 def test_a_record_of_endless_depth_is_one_clear_error(tmp_path: Path, words: list[str]):
     for name in ("a", "b"):
         (stored_run(tmp_path, name) / "run.json").write_text('{"name": ' + DEEP)
@@ -62,13 +64,13 @@ def test_a_record_of_endless_depth_is_one_clear_error(tmp_path: Path, words: lis
 
 def test_an_inventory_of_endless_depth_loses_only_itself(tmp_path: Path):
     (stored_run(tmp_path) / "inventory.json").write_text('{"cpu": ' + DEEP)
-    done = paceline("show", "last", "--json", runs=tmp_path)
+    done = paceline("runs", "show", "last", "--json", runs=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["metrics"]["step_time_s"]["value"] > 0
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
-@pytest.mark.parametrize("words", [["show", "last"], ["list"]])
+@pytest.mark.parametrize("words", [["runs", "show", "last"], ["runs", "list"]])
 def test_a_step_file_that_is_no_file_is_not_read(tmp_path: Path, kind: str, words: list[str]):
     path = stored_run(tmp_path, ended_unix=None) / "steps" / "rank-00000.jsonl"
     path.unlink()
@@ -91,7 +93,9 @@ def test_a_report_follows_a_link_and_leaves_it(tmp_path: Path):
     (tmp_path / "target.html").write_text("old")
     (tmp_path / "link.html").symlink_to("target.html")
 
-    done = paceline("report", "last", "--output", tmp_path / "link.html", runs=tmp_path / "runs")
+    done = paceline(
+        "runs", "report", "last", "--output", tmp_path / "link.html", runs=tmp_path / "runs"
+    )
 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "link.html").is_symlink()
@@ -102,7 +106,7 @@ def test_a_report_into_a_device_leaves_the_device(tmp_path: Path):
     stored_run(tmp_path / "runs")
     (tmp_path / "null").symlink_to(os.devnull)
 
-    done = paceline("report", "last", "--output", tmp_path / "null", runs=tmp_path / "runs")
+    done = paceline("runs", "report", "last", "--output", tmp_path / "null", runs=tmp_path / "runs")
 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "null").is_symlink()
@@ -116,9 +120,13 @@ def test_a_folder_of_another_version_is_refused_by_name(version: int, remedy: st
     stored_run(tmp_path, "other", schema_version=version)
     stored_run(tmp_path, "ours")
 
-    refused(paceline("show", "other", runs=tmp_path), 1, f"has schema {version}, but this version")
+    refused(
+        paceline("runs", "show", "other", runs=tmp_path),
+        1,
+        f"has schema {version}, but this version",
+    )
 
-    listed = paceline("list", runs=tmp_path)
+    listed = paceline("runs", "list", runs=tmp_path)
     assert listed.returncode == 0 and remedy in listed.stderr
     assert "ours" in listed.stdout and "other" not in listed.stdout
 
@@ -134,11 +142,11 @@ def test_one_folder_that_no_index_can_hold_hides_no_other(tmp_path: Path):
     (unknown / "run.json").write_text(json.dumps(record))
     (unknown / "result.json").unlink()
 
-    for words in (["list"], ["db", "rebuild"], ["list"]):
+    for words in (["runs", "list"], ["runs", "index"], ["runs", "list"]):
         done = paceline(*words, runs=tmp_path)
         assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
         assert "left out: " in done.stderr and "huge" in done.stderr
-        assert words != ["list"] or "ours" in done.stdout
+        assert words != ["runs", "list"] or "ours" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -164,7 +172,7 @@ def test_names_that_are_no_text_are_refused_before_anything_is_made(tmp_path: Pa
     name = os.fsdecode(b"\xff")
     runs = tmp_path / "runs"
     refused(paceline("run", "tiny-llama", "--tag", name, runs=runs), 1, "--tag: \\udcff is not")
-    refused(paceline("list", "--runs-dir", tmp_path / name, runs=runs), 1, "is not UTF-8")
+    refused(paceline("runs", "list", "--runs-dir", tmp_path / name, runs=runs), 1, "is not UTF-8")
     assert not list(tmp_path.glob("*/20*")) and not (tmp_path / name).exists()
 
 

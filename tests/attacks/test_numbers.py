@@ -31,8 +31,8 @@ def test_true_is_no_number(tmp_path: Path, setting: str):
     ("words", "refusal"),
     [
         (["parse", "no.log", "--tokens", "inf"], "must be a finite number"),
-        (["import", "no.log", "--tokens", "inf"], "must be a finite number"),
-        (["import", "no.log", "--gpus", "99999999999999999999"], "is too large"),
+        (["runs", "import", "no.log", "--tokens", "inf"], "must be a finite number"),
+        (["runs", "import", "no.log", "--gpus", "99999999999999999999"], "is too large"),
         ([*ESTIMATE, "--set", "total_tokens=.inf"], "inf is not a finite number"),
         (
             [*ESTIMATE, "--checkpoint-time", "1e308", "--mtbf", "1", "--json"],
@@ -53,7 +53,7 @@ def test_numbers_that_no_quantity_has_are_refused(tmp_path: Path, words: list[st
 def test_no_table_counts_beyond_whole_numbers(tmp_path: Path):
     table = tmp_path / "table.csv"
     table.write_text(f"id,num_devices,step_time_s\na,{'9' * 24},1.5\n")
-    refused(paceline("audit", table, runs=tmp_path), 1, "is too large")
+    refused(paceline("table", "audit", table, runs=tmp_path), 1, "is too large")
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_an_imported_log_loses_its_secrets_and_nothing_else(tmp_path: Path, pack
     log.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
     runs = tmp_path / "runs"
     facts = ("--model", "tiny-gpt", "--seq-len", 256, "--device", "H100", "--gpus", 8)
-    done = paceline("import", log, *facts, runs=runs, env=PROCESS)
+    done = paceline("runs", "import", log, *facts, runs=runs, env=PROCESS)
     assert done.returncode == 0 and "tokens/s" in done.stdout, done.stderr
     assert_clean(done.stdout + done.stderr, "streams")
     assert_clean_folder(runs)
@@ -228,7 +228,7 @@ def test_an_imported_log_loses_its_secrets_and_nothing_else(tmp_path: Path, pack
     content = copy.read_bytes()
     kept = (gzip.decompress(content) if packed else content).decode()
     assert kept.endswith(LOG) and kept.count(" and more\n") == len(LOGGED)
-    assert paceline("show", "last", runs=runs).returncode == 0
+    assert paceline("runs", "show", "last", runs=runs).returncode == 0
 
 
 def test_a_log_of_one_endless_line_is_searched_in_blocks(

@@ -43,13 +43,13 @@ def assert_error(done: subprocess.CompletedProcess[bytes], code: int, words: str
     assert done.stdout == b""
 
 
-@pytest.mark.parametrize("verb", ["list", "recipes", "devices H100 --json"])
+@pytest.mark.parametrize("verb", ["runs list", "recipes", "recipes devices H100 --json"])
 def test_a_closed_output_is_a_system_fault(tmp_path: Path, verb: str):
     assert_error(shell(f"$paceline {verb} >&-", tmp_path), 2, "standard output: is closed")
 
 
 def test_nothing_can_be_said_with_all_streams_closed(tmp_path: Path):
-    assert shell("$paceline list <&- >&- 2>&-", tmp_path).returncode == 2
+    assert shell("$paceline runs list <&- >&- 2>&-", tmp_path).returncode == 2
 
 
 def test_a_closed_error_stream_changes_no_answer(tmp_path: Path):
@@ -67,19 +67,19 @@ def test_a_closed_input_is_an_empty_one(tmp_path: Path):
 def test_a_narrow_encoding_gets_escapes_for_what_it_lacks(tmp_path: Path, encoding: str):
     (tmp_path / "log.txt").write_text(LOG)
     facts = "--model tiny-gpt --seq-len 256 --device H100 --gpus 8"
-    stored = f"$paceline import log.txt {facts} --runs-dir '\u6a21\u578b-\u20ac'"
-    for line in (stored, "$paceline show '\u6a21\u578b-\u20ac'/*"):
+    stored = f"$paceline runs import log.txt {facts} --runs-dir '\u6a21\u578b-\u20ac'"
+    for line in (stored, "$paceline runs show '\u6a21\u578b-\u20ac'/*"):
         done = shell(line, tmp_path, PYTHONIOENCODING=encoding)
         assert done.returncode == 0 and done.stderr == b""
         assert b"tokens/s" in done.stdout and rb"\u6a21\u578b-\u20ac" in done.stdout
 
 
 def test_runs_of_nobody_are_refused(tmp_path: Path):
-    done = shell("$paceline list", tmp_path, PACELINE_RUNS="~nouser/x")
+    done = shell("$paceline runs list", tmp_path, PACELINE_RUNS="~nouser/x")
     assert_error(done, 1, "~nouser/x: refers to a user without a home")
 
 
-@pytest.mark.parametrize("verb", ["list", "run tiny-gpt --dry-run", "recipes"])
+@pytest.mark.parametrize("verb", ["runs list", "run tiny-gpt --dry-run", "recipes"])
 def test_a_deleted_working_folder_is_said(tmp_path: Path, verb: str):
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -87,7 +87,7 @@ def test_a_deleted_working_folder_is_said(tmp_path: Path, verb: str):
     assert_error(done, 1, "working folder: no longer exists")
 
 
-@pytest.mark.parametrize("verb", ["run tiny-gpt --no-probe", "import log.txt"])
+@pytest.mark.parametrize("verb", ["run tiny-gpt --no-probe", "runs import log.txt"])
 @pytest.mark.parametrize("option", ["--tag $'a\\xff'", "--runs-dir $'r\\xff'"])
 def test_names_that_are_no_text_are_refused_before_anything_is_made(
     tmp_path: Path, verb: str, option: str

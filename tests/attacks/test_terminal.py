@@ -43,7 +43,13 @@ def test_a_title_of_a_recipe_cannot_either(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "words", [["list"], ["list", "--format", "md"], ["list", "--format", "csv"], ["show", "ours"]]
+    "words",
+    [
+        ["runs", "list"],
+        ["runs", "list", "--format", "md"],
+        ["runs", "list", "--format", "csv"],
+        ["runs", "show", "ours"],
+    ],
 )
 def test_a_record_cannot_write_to_the_terminal(tmp_path: Path, words: list[str]):
     stored_run(tmp_path, "ours", group=ESCAPES, tag=ESCAPES, reason=ESCAPES, warnings=[ESCAPES])
@@ -54,7 +60,7 @@ def test_a_record_cannot_write_to_the_terminal(tmp_path: Path, words: list[str])
 
 def test_a_record_that_is_refused_cannot_either(tmp_path: Path):
     stored_run(tmp_path, "ours", status=ESCAPES)
-    for words in (["list"], ["show", "ours"]):
+    for words in (["runs", "list"], ["runs", "show", "ours"]):
         assert_clean(paceline(*words, runs=tmp_path))
 
 

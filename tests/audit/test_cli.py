@@ -1,4 +1,4 @@
-"""`paceline audit` on the command line: forms, selection, exit codes."""
+"""`paceline table audit` on the command line: forms, selection, exit codes."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_yaml_file_in_the_form_of_the_references_is_audited(tmp_path: Path):
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_1(arguments: list[str], complaint: str):
-    done = paceline("audit", *arguments)
+    done = paceline("table", "audit", *arguments)
     assert done.returncode == 1 and done.stdout == ""
     assert complaint in done.stderr and len(done.stderr.splitlines()) == 1
 

@@ -28,16 +28,20 @@ from tests.command import paceline
         ),
         (["run", "tiny-llama", "--device", "cuda"], 1, "no visible NVIDIA GPU"),
         (["run", "/no/such/file.yaml"], 1, "yaml: cannot be read: No such file or directory\n"),
-        (["profile", "tiny-llama", "--from", "x"], 1, "RECIPE|RUN: has no effect with"),
-        (["profile"], 1, "paceline profile: needs an input; allowed: one of RECIPE,"),
-        (["profile", ""], 1, "error: RECIPE|RUN '': is not a recipe, and"),
+        (["probe", "profile", "tiny-llama", "--from", "x"], 1, "RECIPE|RUN: has no effect with"),
+        (
+            ["probe", "profile"],
+            1,
+            "paceline probe profile: needs an input; allowed: one of RECIPE,",
+        ),
+        (["probe", "profile", ""], 1, "error: RECIPE|RUN '': is not a recipe, and"),
         (["run", "llama31-70b", "--device", "cpu"], 1, "cannot fit"),
         (["run", "tiny-llama", "--devices", "0"], 1, "0 is too small; allowed: 1 or"),
         (["run", "tiny-llama", "--devices", "two"], 1, "'two' is not a whole number;"),
         (["run"], 1, "Missing argument"),
         (["run", "tiny-llama", "--no-such-option"], 1, "No such option"),
         (["no-such-verb"], 1, "No such command"),
-        (["devices", "H10"], 1, "did you mean 'H100'"),
+        (["recipes", "devices", "H10"], 1, "did you mean 'H100'"),
         (["estimate", "tiny-lama"], 1, "did you mean 'tiny-llama'"),
         (["estimate", "tiny-llama", "--set", "lr=x", "--device", "H100"], 1, "'x' is not a number"),
         (["estimate", "tiny-llama", "--device", "H100"], 1, "needs --gpus; allowed: a number"),
@@ -46,16 +50,24 @@ from tests.command import paceline
         (["tune", "tiny-llama"], 1, "paceline tune: needs --budget; allowed: "),
         (["tune", "tiny-llama", "--estimate-only"], 1, "needs --device; allowed: a name listed"),
         (["tune", "tiny-llama", "--budget", "1m"], 1, "needs --gpus; allowed: a number of devices"),
-        (["show", "nothing"], 1, "contains no runs"),
-        (["list", "--where", "status"], 1, "is not column=value"),
-        (["list", "--where", "status=zzz", "--where", "foo=1"], 1, "foo=1: is not a column"),
-        (["devices", "--where", "vendor=ADM"], 1, "matches none of"),
-        (["devices", "--where", "vendor=ADM"], 1, "allowed: NVIDIA, AMD"),
-        (["devices", "H100", "--where", "vendor=AMD"], 1, "not of 'H100'"),
-        (["devices", "--links", "single node", "--where", "foo=1"], 1, "is not a column"),
+        (["runs", "show", "nothing"], 1, "contains no runs"),
+        (["runs", "list", "--where", "status"], 1, "is not column=value"),
+        (
+            ["runs", "list", "--where", "status=zzz", "--where", "foo=1"],
+            1,
+            "foo=1: is not a column",
+        ),
+        (["recipes", "devices", "--where", "vendor=ADM"], 1, "matches none of"),
+        (["recipes", "devices", "--where", "vendor=ADM"], 1, "allowed: NVIDIA, AMD"),
+        (["recipes", "devices", "H100", "--where", "vendor=AMD"], 1, "not of 'H100'"),
+        (
+            ["recipes", "devices", "--links", "single node", "--where", "foo=1"],
+            1,
+            "is not a column",
+        ),
         (["recipes", "tiny-llama", "--where", "dtype=bf16"], 1, "not of 'tiny-llama'"),
-        (["report", "--json", "--output", "-"], 1, "name a file"),
-        (["report", "last"], 1, "contains no runs"),
+        (["runs", "report", "--json", "--output", "-"], 1, "name a file"),
+        (["runs", "report", "last"], 1, "contains no runs"),
         (["probe", "gemm", "--dtype", "fp12"], 1, "is not a list of data types"),
         (["probe", "context", "--device", "cuda"], 1, "no visible NVIDIA GPU"),
         (["probe", "context", "--device", "tpu"], 1, "not one of 'auto', 'cpu', 'cuda'"),
@@ -77,7 +89,7 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, arguments: list[str], code
     [
         (["parse", ""], "PATHS"),
         (["scale", "--from="], "--from"),
-        (["stage", "tiny-llama", "--to", ""], "--to"),
+        (["recipes", "stage", "tiny-llama", "--to", ""], "--to"),
     ],
 )
 def test_an_empty_path_is_not_the_working_folder(tmp_path: Path, words: list[str], name: str):
@@ -109,29 +121,35 @@ def test_a_place_that_cannot_be_written_is_a_system_fault(tmp_path: Path):
     assert done.returncode == 2 and "run folder cannot be created" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["list"], ["show", "last"], ["db", "rebuild"]])
+@pytest.mark.parametrize(
+    "arguments", [["runs", "list"], ["runs", "show", "last"], ["runs", "index"]]
+)
 def test_a_runs_folder_that_is_a_file_is_the_users_error(tmp_path: Path, arguments: list[str]):
     (tmp_path / "file").write_text("")
     done = paceline(*arguments, "--runs-dir", str(tmp_path / "file"), runs=tmp_path)
     assert done.returncode == 1 and "is not a folder" in done.stderr and done.stdout == ""
 
 
-@pytest.mark.parametrize("verb", ["run", "recipes", "devices", "list", "show", "report", "version"])
+@pytest.mark.parametrize(
+    "verb", ["run", "recipes", "recipes devices", "runs list", "runs show", "runs report"]
+)
 def test_help_teaches_with_an_example(verb: str):
-    text = paceline(verb, "--help").stdout
+    text = paceline(*verb.split(), "--help").stdout
     assert "Usage" in text and "xample" in text
 
 
 def test_help_without_arguments_lists_the_verbs():
     text = paceline("--help").stdout
     assert all(
-        verb in text for verb in ("run", "recipes", "devices", "list", "show", "report", "db")
+        f"│ {verb} " in text for verb in ("run", "recipes", "runs", "table", "probe", "estimate")
     )
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
 def test_the_version_is_printed_by_the_usual_option(option: str):
-    assert paceline(option).stdout == f"paceline {__version__}\n"
+    lines = paceline(option).stdout.splitlines()
+    assert lines[0] == f"paceline {__version__}"
+    assert [line.split()[0] for line in lines[1:]] == ["python", "torch"]
 
 
 def test_completion_can_be_shown():
@@ -140,7 +158,14 @@ def test_completion_can_be_shown():
 
 
 @pytest.mark.parametrize(
-    "words", [["devices"], ["recipes", "--format", "json"], ["version"], ["--help"], ["list", "-h"]]
+    "words",
+    [
+        ["recipes", "devices"],
+        ["recipes", "--format", "json"],
+        ["--version"],
+        ["--help"],
+        ["runs", "list", "-h"],
+    ],
 )
 def test_a_reader_that_stops_early_ends_a_verb_quietly(words: list[str]):
     reading, writing = os.pipe()
@@ -159,7 +184,7 @@ def test_a_reader_that_stops_early_ends_a_verb_quietly(words: list[str]):
 def test_a_full_disk_under_standard_output_is_a_system_fault():
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "paceline", "devices"],
+            [sys.executable, "-m", "paceline", "recipes", "devices"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

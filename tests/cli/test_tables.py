@@ -52,28 +52,26 @@ def test_a_dry_run_writes_nothing_and_prints_the_script_alone(tmp_path: Path):
 def test_list_shows_selects_and_rebuilds(tmp_path: Path):
     make_run(tmp_path, "a", created="2026-01-01")
     make_run(tmp_path, "b", created="2026-01-02", status="failed")
-    assert [r["run"] for r in json.loads(paceline("list", "--json", runs=tmp_path).stdout)] == [
+    assert [
+        r["run"] for r in json.loads(paceline("runs", "list", "--json", runs=tmp_path).stdout)
+    ] == [
         "a",
         "b",
     ]
-    chosen = paceline("list", "--where", "status=failed", "--json", runs=tmp_path)
+    chosen = paceline("runs", "list", "--where", "status=failed", "--json", runs=tmp_path)
     assert [r["run"] for r in json.loads(chosen.stdout)] == ["b"]
-    wrong = paceline("list", "--where", "state=ok", runs=tmp_path)
+    wrong = paceline("runs", "list", "--where", "state=ok", runs=tmp_path)
     assert wrong.returncode == 1 and "is not a column" in wrong.stderr
-    assert json.loads(paceline("db", "rebuild", "--json", runs=tmp_path).stdout)["runs"] == 2
+    assert json.loads(paceline("runs", "index", "--json", runs=tmp_path).stdout)["runs"] == 2
 
 
 def test_a_hostile_tag_is_no_formula_in_the_csv_of_all_runs(tmp_path: Path):
     make_run(tmp_path, "a", tag="=cmd|x")
-    shown = paceline("list", "--format", "csv", runs=tmp_path).stdout
+    shown = paceline("runs", "list", "--format", "csv", runs=tmp_path).stdout
     assert next(csv.DictReader(io.StringIO(shown)))["tag"] == "'=cmd|x"
 
 
 def test_an_empty_list_is_no_error_and_valid_json(tmp_path: Path):
-    done = paceline("list", "--json", runs=tmp_path)
+    done = paceline("runs", "list", "--json", runs=tmp_path)
     assert done.returncode == 0 and json.loads(done.stdout) == []
-    assert "paceline run tiny-llama" in paceline("list", runs=tmp_path).stderr
-
-
-def test_version_as_json():
-    assert {"paceline", "python", "torch"} == set(json.loads(paceline("version", "--json").stdout))
+    assert "paceline run tiny-llama" in paceline("runs", "list", runs=tmp_path).stderr

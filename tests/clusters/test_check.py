@@ -108,7 +108,7 @@ def test_hosts_are_looked_at_without_measuring(ssh_hosts: Bed):
     assert ssh_hosts.sshd
     ssh_hosts.sshd.lock_out(ssh_hosts.hosts["node-004"])
     over_ssh = (str(ssh_hosts.hostfile), "--ssh-config", str(ssh_hosts.ssh_config), "--json")
-    done = paceline(ssh_hosts, "hosts", *over_ssh, "--check", "--fail-on-findings")
+    done = paceline(ssh_hosts, "check", "hosts", *over_ssh, "--check", "--fail-on-findings")
     assert done.returncode == 3
     faults = {row["host"]: row["fault"] for row in json.loads(done.stdout) if row["fault"]}
     assert list(faults) == ["node-004"]
@@ -172,7 +172,7 @@ def test_slurm_leaves_out_the_hosts_of_a_drain_file(slurm_cluster: Bed, tmp_path
 def test_slurms_hosts_become_hostfiles(slurm_cluster: Bed):
     assert slurm_cluster.slurm
     slurm_cluster.slurm.drain(slurm_cluster.hosts["node-002"], "memory")
-    idle = paceline(slurm_cluster, "hosts", "--idle", "--slots", "2")
+    idle = paceline(slurm_cluster, "check", "hosts", "--idle", "--slots", "2")
     assert idle.stdout == "".join(f"node-00{n} slots=2\n" for n in (1, 3, 4)), idle.stderr
     inside = [
         "salloc",
@@ -181,6 +181,7 @@ def test_slurms_hosts_become_hostfiles(slurm_cluster: Bed):
         sys.executable,
         "-m",
         "paceline",
+        "check",
         "hosts",
         "--slurm",
         "--head",

@@ -70,6 +70,6 @@ def test_a_shared_disk_that_fills_ends_the_run_and_keeps_the_steps(
     assert f"cannot be written: {FULL}" in run.errors.splitlines()[-1]
     assert "Traceback" not in run.errors
     ballast.unlink()
-    record = json.loads(paceline("show", "last", "--json", runs=runs).stdout)
+    record = json.loads(paceline("runs", "show", "last", "--json", runs=runs).stdout)
     assert (record["status"], record["steps_done"] > STEPS) == ("incomplete", True)
     assert record["reason"].endswith(FULL)

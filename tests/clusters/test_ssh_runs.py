@@ -174,7 +174,7 @@ def test_a_cut_link_is_told_with_its_host_and_the_ranks_behind_it_end(
 def test_a_run_whose_controller_was_killed_is_listed_as_incomplete(
     disturbed: dict[str, Run],
 ) -> None:
-    (listed,) = json.loads(paceline("list", "--json", runs=disturbed["kill"].runs).stdout)
+    (listed,) = json.loads(paceline("runs", "list", "--json", runs=disturbed["kill"].runs).stdout)
     assert listed["status"] == "incomplete"
 
 

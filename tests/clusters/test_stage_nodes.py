@@ -44,8 +44,8 @@ def source() -> Iterator[Path]:
 
 
 def stage(root: Path, *words: object, env: dict[str, str] | None = None) -> tuple[int, Any]:
-    """The exit code of `paceline stage`, and what became of each node by its name."""
-    done = paceline("stage", RECIPE, "--to", root, "--json", *words, env=env)
+    """The exit code of `paceline recipes stage`, and what became of each node by its name."""
+    done = paceline("recipes", "stage", RECIPE, "--to", root, "--json", *words, env=env)
     print(done.stderr)  # shown where the test fails
     document = json.loads(done.stdout) if done.stdout else {"nodes": []}
     return done.returncode, {node["host"]: node for node in document["nodes"]}
@@ -139,4 +139,6 @@ def test_a_job_reads_the_copy_of_its_node_and_ends_where_there_is_none(
     folder = ssh_hosts.shared / "reads-nothing"
     assert follow([start(type(job)(**{**vars(job), **reads}), folder)]) == [66]
     assert f"error: {hosts[1]}: corpus-" in log_of(folder, hosts[1])
-    assert f"is not staged in {LOCAL}; run `paceline stage RECIPE`" in log_of(folder, hosts[1])
+    assert f"is not staged in {LOCAL}; run `paceline recipes stage RECIPE`" in log_of(
+        folder, hosts[1]
+    )

@@ -31,7 +31,7 @@ def shown_in(path: Path) -> Iterator[str]:
     blocks += re.findall(r"^ {4}.*$", text, re.MULTILINE)
     for line in re.sub(r"\s*\\\n\s*", " ", "\n".join(blocks)).splitlines():
         command = line.strip().removeprefix("$ ")
-        if command.startswith("paceline "):
+        if re.match(r"paceline (?!--)", command):
             yield without_remark(command)
 
 

@@ -107,7 +107,7 @@ def test_the_wheel_runs_in_a_clean_environment_without_torch(wheel: Path, tmp_pa
         return done.stdout
 
     assert run("python", "-c", "import paceline; print(paceline.__file__)").startswith(str(site))
-    assert run("paceline", "--version") == f"paceline {__version__}\n"
+    assert run("paceline", "--version").startswith(f"paceline {__version__}\n")
     assert "tokens/s/GPU" in run(
         "paceline", "estimate", "llama31-8b", "--gpu", "H100", "--gpus", "8"
     )
@@ -202,7 +202,7 @@ def test_help_loads_no_heavy_library() -> None:
 
 
 def test_a_light_verb_loads_only_what_typer_itself_loads() -> None:
-    assert heavy_modules(run_here("version")) <= {"pydantic"}
+    assert heavy_modules(run_here("--version")) <= {"pydantic"}
 
 
 def test_a_heavy_library_is_noticed() -> None:

@@ -62,7 +62,7 @@ def test_an_environment_has_what_was_asked_for_and_sees_what_runs_paceline(wheel
     named = Cluster(name="x", device="cpu", devices_per_node=2, python="/opt/python")
     assert environments.interpreter(make_spec(engine=NAME, cluster=named)) == "/opt/python"
     assert environments.remove(NAME) and not environments.remove(NAME)
-    assert "no_such_module cannot be imported; run `paceline engines install" in str(
+    assert "no_such_module cannot be imported; run `paceline recipes engines install" in str(
         environments.not_installed(spec, ("no_such_module", "json"))
     )
 
@@ -84,7 +84,7 @@ def test_what_was_never_finished_is_no_environment(
 
 
 def test_the_verb_lists_what_can_be_started_and_refuses_what_has_no_environment(tmp_path: Path):
-    listed = paceline("engines", "--format", "csv", runs=tmp_path)
+    listed = paceline("recipes", "engines", "--format", "csv", runs=tmp_path)
     assert listed.returncode == 0 and "native,Paceline,here" in listed.stdout
     for words, message in (
         (("install",), "needs the name of an engine; allowed: "),
@@ -92,5 +92,5 @@ def test_the_verb_lists_what_can_be_started_and_refuses_what_has_no_environment(
         (("remove", "nativ"), "did you mean 'native'?"),
         (("install", "native", "--where", "name=x"), "--where"),
     ):
-        done = paceline("engines", *words, runs=tmp_path)
+        done = paceline("recipes", "engines", *words, runs=tmp_path)
         assert done.returncode == 1 and message in done.stderr

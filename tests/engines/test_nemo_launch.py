@@ -211,7 +211,7 @@ def test_the_published_run_is_shown_before_it_is_submitted(tmp_path: Path) -> No
 
 
 def test_the_list_of_engines_says_what_is_not_here(tmp_path: Path) -> None:
-    done = paceline("engines", "--json", env={"PATH": str(tmp_path)})
+    done = paceline("recipes", "engines", "--json", env={"PATH": str(tmp_path)})
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert rows["nemo"]["state"] == "missing" and "sbatch" in rows["nemo"]["remedy"]
     assert "Pyxis" in rows["mlperf"]["requires"][0]

@@ -188,7 +188,7 @@ def test_a_published_run_is_refused_for_nothing():
 
 
 def test_the_list_of_features_says_what_an_engine_takes():
-    done = paceline("engines", "--features", "--where", "engine=torchtitan", "--json")
+    done = paceline("recipes", "engines", "--features", "--where", "engine=torchtitan", "--json")
     rows = {row["feature"]: row for row in json.loads(done.stdout)}
     assert rows.keys() == engine("torchtitan").SUPPORT[""].keys()
     assert (rows["training.dtype"]["takes"], rows["lora"]["takes"]) == ("fp32, bf16", "no")
@@ -196,5 +196,5 @@ def test_the_list_of_features_says_what_an_engine_takes():
 
 @pytest.mark.parametrize("words", [("--log-formats",), ("install", "megatron")])
 def test_the_list_of_features_stands_alone(words: tuple[str, ...]) -> None:
-    done = paceline("engines", *words, "--features")
+    done = paceline("recipes", "engines", *words, "--features")
     assert done.returncode == 1 and "--features: cannot be combined with" in done.stderr

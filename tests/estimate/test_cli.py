@@ -1,4 +1,4 @@
-"""`paceline estimate` and `validate` as a user and as a script call them."""
+"""`paceline estimate` and `table validate` as a user and as a script call them."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_bad_input_is_one_error_with_exit_code_1(arguments: tuple[str, ...], mes
 
 def test_without_a_run_the_devices_must_be_said():
     for options, missing in (
-        (("--gpus", "8"), "needs --device; allowed: a name listed by `paceline devices`"),
+        (("--gpus", "8"), "needs --device; allowed: a name listed by `paceline recipes devices`"),
         (("--device", "H100"), "needs --gpus; allowed: a number"),
     ):
         done = paceline("estimate", "llama31-8b", *options)
@@ -220,7 +220,9 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
     axes = ("--set", "steps=30", "--set", "layout.micro_batch=4")
     assert paceline("run", recipe, "--devices", "2", *axes, runs=runs).returncode == 0
     without = paceline("estimate", recipe, "--measured-run", "last", runs=runs)
-    assert without.returncode == 1 and "run `paceline calibrate --dtype fp32`" in without.stderr
+    assert (
+        without.returncode == 1 and "run `paceline probe calibrate --dtype fp32`" in without.stderr
+    )
     (own,) = calibrations()
     write_value(tmp_path / "own.json", own)
     file = ("--calibration", str(tmp_path / "own.json"))
@@ -239,14 +241,14 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
         assert done.returncode == 1 and f"other.json: {words}" in done.stderr
     ranked = paceline("tune", recipe, "--device", "cpu", "--gpus", "2", "--estimate-only", *file)
     assert ranked.returncode == 0 and "layouts estimated" in ranked.stdout
-    plain = paceline("show", "last", "--format", "html", runs=runs)
+    plain = paceline("runs", "show", "last", "--format", "html", runs=runs)
     assert "No expected step time: this CPU is not calibrated in fp32" in plain.stdout
     for kept in calibrations():
         write_value(calibration_path(kept.device, kept.dtype), kept)
     output = json.loads(
         paceline("estimate", recipe, "--measured-run", "last", "--json", runs=runs).stdout
     )
-    shown = json.loads(paceline("show", "last", "--json", runs=runs).stdout)
+    shown = json.loads(paceline("runs", "show", "last", "--json", runs=runs).stdout)
     assert output["measured"]["step_time_s"] == shown["metrics"]["step_time_s"]["value"]
     same = ("step_time_s", "provenance", "waterfall")
     assert [json.loads(by_file.stdout)[key] for key in same] == [output[key] for key in same]
@@ -256,7 +258,7 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
         "estimate", recipe, "--measured-run", "last", "--layout", "micro_batch=8", runs=runs
     )
     assert refused.returncode == 1 and "layout.micro_batch is 4, not 8" in refused.stderr
-    assert paceline("report", "last", runs=runs).returncode == 0
+    assert paceline("runs", "report", "last", runs=runs).returncode == 0
     (page,) = runs.glob("*/report.html")
     text = page.read_text()
     assert "MFU waterfall to the measured step" in text and "times the estimate of" in text
@@ -276,7 +278,7 @@ def test_validate_lists_scores_and_what_it_left_out(tmp_path: Path):
         writer = csv.DictWriter(file, list(ROWS[0]))
         writer.writeheader()
         writer.writerows(ROWS)
-    output = json.loads(paceline("validate", str(path), "--json").stdout)
+    output = json.loads(paceline("table", "validate", str(path), "--json").stdout)
     assert set(output["overall"]) >= {
         "n",
         "mape",
@@ -297,12 +299,14 @@ def test_validate_lists_scores_and_what_it_left_out(tmp_path: Path):
     }
     assert len(output["rows"]) + len(output["unsupported_rows"]) == len(ROWS)
     write_value(tmp_path / "own.json", calibrated(2, 1))
-    wrong = paceline("validate", str(path), "--calibration", str(tmp_path / "own.json"))
+    wrong = paceline("table", "validate", str(path), "--calibration", str(tmp_path / "own.json"))
     assert wrong.returncode == 1 and "and does not apply to a GPU" in wrong.stderr
-    text = paceline("validate", str(path), "--where", "source=a")
+    text = paceline("table", "validate", str(path), "--where", "source=a")
     assert "median |ln|" in text.stdout and "predicted by" in text.stdout
     rows = list(
-        csv.DictReader(paceline("validate", str(path), "--format", "csv").stdout.splitlines())
+        csv.DictReader(
+            paceline("table", "validate", str(path), "--format", "csv").stdout.splitlines()
+        )
     )
     assert [row["id"] for row in rows] == ["a-1", "a-2", "b-1"]
 
@@ -335,7 +339,7 @@ def test_a_ranking_says_when_no_layout_fits():
     assert f"own layout: cannot run: {own}" in done.stdout
     nowhere = paceline(*arguments[:2], "--estimate-only", "--gpus", "8")
     assert nowhere.returncode == 1
-    needed = "needs --device; allowed: a name listed by `paceline devices`, e.g. H100"
+    needed = "needs --device; allowed: a name listed by `paceline recipes devices`, e.g. H100"
     assert f"error: paceline tune: {needed}; or --cluster FILE\n" in nowhere.stderr
 
 

@@ -202,12 +202,12 @@ def test_without_a_calibration_the_report_says_how_to_get_one(
     done = with_expected_step_time(report_of(tmp_path, make_spec()))
     assert done.waterfall == ()
     assert done.expected.startswith(
-        "No expected step time: this CPU is not calibrated in fp32; run `paceline calibrate"
+        "No expected step time: this CPU is not calibrated in fp32; run `paceline probe calibrate"
     )
     calibration_path("cpu", "fp32").parent.mkdir(parents=True)
     calibration_path("cpu", "fp32").write_text("{")
     assert (
-        "does not contain a calibration; create one with `paceline calibrate`"
+        "does not contain a calibration; create one with `paceline probe calibrate`"
         in with_expected_step_time(report_of(tmp_path, make_spec())).expected
     )
 

@@ -124,4 +124,4 @@ def test_an_unknown_name_is_an_error_of_the_user(arguments: tuple[str, ...]):
 
 def test_help_teaches_with_examples():
     shown = run("--help").stdout
-    assert "paceline devices H100" in shown and "sparsity" in shown
+    assert "paceline recipes devices H100" in shown and "sparsity" in shown

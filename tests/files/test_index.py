@@ -140,7 +140,7 @@ def test_a_table_that_takes_no_rows_is_told_and_rebuilt(root: Path, tmp_path: Pa
         f"create trigger t before insert on {RUNS.name} begin select raise(abort, 'no'); end",
     )
     listed = listing(root, computed)
-    assert listed.rows == before and "paceline db rebuild" in str(listed.fault)
+    assert listed.rows == before and "paceline runs index" in str(listed.fault)
     assert Index.open(root, rebuild=True).rebuild(computed) == (1, [])
     assert rows(root) == before
 

@@ -1,1 +1,1 @@
-"""Frameworks really started, each in the environment that `paceline engines install` makes."""
+"""Real frameworks, each in the environment that `paceline recipes engines install` makes."""

@@ -37,7 +37,9 @@ TWO_RANKS = {"device": "cpu", "devices": 2}
 def python() -> Path:
     environment = installed("deepspeed_chat")
     if environment is None:
-        pytest.skip("no environment of deepspeed_chat: paceline engines install deepspeed_chat")
+        pytest.skip(
+            "no environment of deepspeed_chat: paceline recipes engines install deepspeed_chat"
+        )
     return environment.python
 
 

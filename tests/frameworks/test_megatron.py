@@ -29,7 +29,8 @@ for consumed in map(int, sys.argv[1:]):
     print(batch.get_current_global_batch_size())
 """
 pytestmark = pytest.mark.skipif(
-    installed("megatron") is None, reason="`paceline engines install megatron` has not been run"
+    installed("megatron") is None,
+    reason="`paceline recipes engines install megatron` has not been run",
 )
 
 

@@ -37,7 +37,7 @@ CASES: list[tuple[int, tuple[float, ...] | None, dict[str, float] | None]] = [
 ]
 """Steps, split, blend."""
 pytestmark = pytest.mark.skipif(
-    ENVIRONMENT is None, reason="`paceline engines install megatron` has not been run"
+    ENVIRONMENT is None, reason="`paceline recipes engines install megatron` has not been run"
 )
 
 

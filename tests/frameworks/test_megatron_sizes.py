@@ -43,7 +43,8 @@ TINY = DecoderShape.model_validate(
 )
 PROGRAM = Path(__file__).with_name("megatron_sizes_program.py")
 pytestmark = pytest.mark.skipif(
-    installed("megatron") is None, reason="`paceline engines install megatron` has not been run"
+    installed("megatron") is None,
+    reason="`paceline recipes engines install megatron` has not been run",
 )
 
 

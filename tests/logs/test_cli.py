@@ -1,4 +1,4 @@
-"""`paceline parse` and `paceline import` as a user meets them."""
+"""`paceline parse` and `paceline runs import` as a user meets them."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def test_exit_codes(log: Path, tmp_path: Path):
 
 def test_an_imported_log_is_a_run_like_any_other(log: Path, tmp_path: Path):
     runs = ("--runs-dir", tmp_path / "runs")
-    result = answer("import", log, *ADDED, "--tag", "old", *runs, "--json")
+    result = answer("runs", "import", log, *ADDED, "--tag", "old", *runs, "--json")
     assert result["status"] == "ok"
     assert result["metrics"]["step_time_s"]["value"] == pytest.approx(5.7, rel=0.01)
-    (row,) = answer("list", *runs, "--json")
+    (row,) = answer("runs", "list", *runs, "--json")
     assert (row["tag"], row["device"], row["devices"]) == ("old", "B200", 8)
-    assert "40 steady steps (2-41)" in paceline("show", "old", *runs).stdout
+    assert "40 steady steps (2-41)" in paceline("runs", "show", "old", *runs).stdout
     page = tmp_path / "page.html"
-    assert paceline("report", "old", *runs, "--output", page).returncode == 0
+    assert paceline("runs", "report", "old", *runs, "--output", page).returncode == 0
     assert "megatron" in page.read_text()
     (kept,) = (tmp_path / "runs").glob("*/logs/train.log")
     assert kept.read_bytes() == log.read_bytes()
@@ -112,15 +112,15 @@ def test_an_imported_log_is_a_run_like_any_other(log: Path, tmp_path: Path):
 
 def test_a_log_is_imported_once_unless_asked(log: Path, tmp_path: Path):
     runs = ("--runs-dir", tmp_path / "runs")
-    assert paceline("import", log, *runs).returncode == 0
-    twice = paceline("import", log, *runs)
+    assert paceline("runs", "import", log, *runs).returncode == 0
+    twice = paceline("runs", "import", log, *runs)
     assert twice.returncode == 1 and "was imported as" in twice.stderr
-    assert paceline("import", log, *runs, "--reimport").returncode == 0
+    assert paceline("runs", "import", log, *runs, "--reimport").returncode == 0
 
 
 def test_what_is_no_log_is_not_imported(tmp_path: Path):
     (tmp_path / "a.txt").write_text("no log")
-    done = paceline("import", tmp_path / "a.txt", "--runs-dir", tmp_path / "runs")
+    done = paceline("runs", "import", tmp_path / "a.txt", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 1 and "not-a-training-log" in done.stderr
     assert not (tmp_path / "runs").exists()
 
@@ -131,7 +131,7 @@ def test_a_hostile_name_stays_a_name(tmp_path: Path):
     shown = paceline("parse", path)
     assert shown.returncode == 0 and "\x1b" not in shown.stdout
     runs = ("--runs-dir", tmp_path / "runs")
-    assert paceline("import", path, *runs).returncode == 0
+    assert paceline("runs", "import", path, *runs).returncode == 0
     page = next((tmp_path / "runs").glob("*/report.html")).read_text()
     assert "<script>$(touch" not in page
 
@@ -164,7 +164,7 @@ def test_a_name_over_two_lines_is_one_row(log: Path):
 def test_a_log_with_a_lost_loss_is_imported_with_that_status(tmp_path: Path):
     path = tmp_path / "train-\udcff.log"
     path.write_text(megatron_log(noisy(20, 5.7)) + megatron_line(21, 5.7, loss="nan"))
-    result = answer("import", path, "--runs-dir", tmp_path / "runs", "--json")
+    result = answer("runs", "import", path, "--runs-dir", tmp_path / "runs", "--json")
     assert result["status"] == "nan" and "step 21" in result["reason"]
     (steps,) = (tmp_path / "runs").glob("*/steps.jsonl")
     last = json.loads(steps.read_text().splitlines()[-1])
@@ -176,6 +176,7 @@ def test_a_log_with_a_lost_loss_is_imported_with_that_status(tmp_path: Path):
 def test_the_published_figures_own_log_is_judged_against_it(tmp_path: Path):
     (path := tmp_path / "train.log").write_text(chat_log("943.455"))
     result = answer(
+        "runs",
         "import",
         path,
         "--recipe",
@@ -189,7 +190,7 @@ def test_the_published_figures_own_log_is_judged_against_it(tmp_path: Path):
         "--json",
     )
     assert result["verdict"]["kind"] == "undecided" and result["references"][0]["comparable"]
-    shown = paceline("show", "last", "--runs-dir", tmp_path / "runs").stdout
+    shown = paceline("runs", "show", "last", "--runs-dir", tmp_path / "runs").stdout
     assert "Step time, mean" in shown and "median" not in shown
     assert "as printed by the source" in shown
     (page,) = (tmp_path / "runs").glob("*/report.html")
@@ -198,5 +199,5 @@ def test_the_published_figures_own_log_is_judged_against_it(tmp_path: Path):
 
 def test_few_steps_are_not_judged_and_the_report_says_why(tmp_path: Path):
     (path := tmp_path / "train.log").write_text(maxtext_log([2.0] * 3))
-    shown = paceline("import", path, "--runs-dir", tmp_path / "runs").stdout
+    shown = paceline("runs", "import", path, "--runs-dir", tmp_path / "runs").stdout
     assert "train.log · maxtext log" in shown and "fewer than 5 steady step lines" in shown

@@ -1,4 +1,4 @@
-"""`paceline hosts` prints hostfiles that the other verbs read."""
+"""`paceline check hosts` prints hostfiles that the other verbs read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native trainer under PyTorch's profiler, as `paceline profile` starts it."""
+"""The native trainer under PyTorch's profiler, as `paceline probe profile` starts it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_a_profiled_step_is_taken_apart(
     changes = [word for change in (*SMALL, "steps=9", *more) for word in ("--set", change)]
     asked = ["--device", "cpu", "--devices", str(devices), "--ranks", "all", "--steps", "7-8"]
     form = ["--no-probe", "--json"]
-    answer = paceline("profile", "tiny-llama", *changes, *asked, *form, runs=tmp_path, env=PATIENT)
+    answer = paceline(
+        "probe", "profile", "tiny-llama", *changes, *asked, *form, runs=tmp_path, env=PATIENT
+    )
     assert answer.returncode == 0, answer.stderr
     assert "the run has 18 steps (--set steps is ignored)" in answer.stderr
     profile = json.loads(answer.stdout)
@@ -76,6 +78,6 @@ def test_a_page_that_could_not_be_written_is_refused_before_anything_is_trained(
     tmp_path: Path,
 ) -> None:
     page = tmp_path / "nowhere" / "page.html"
-    answer = paceline("profile", "tiny-llama", "--html", str(page), runs=tmp_path)
+    answer = paceline("probe", "profile", "tiny-llama", "--html", str(page), runs=tmp_path)
     assert answer.returncode == 1 and "is not a file in an existing folder" in answer.stderr
     assert not list(tmp_path.glob("*/run.json"))

@@ -95,18 +95,18 @@ def test_more_kernels_than_fit_are_refused(tmp_path: Path, monkeypatch: pytest.M
 def test_the_verb_reads_traces_from_elsewhere_and_refuses_bad_ones(tmp_path: Path) -> None:
     events = [*step(1, 0, 100), kernel("sm90_xmma_gemm_bf16", 0, 40)]
     good = write(tmp_path / "trace.json.gz", events)
-    answer = paceline("profile", "--from", good)
+    answer = paceline("probe", "profile", "--from", good)
     assert answer.returncode == 0, answer.stderr
     assert "matrix multiplications" in answer.stdout and "40.0%" in answer.stdout
-    rows = paceline("profile", "--from", good, "--format", "csv").stdout.splitlines()
+    rows = paceline("probe", "profile", "--from", good, "--format", "csv").stdout.splitlines()
     assert rows[0] == "part,seconds,share,in_sum,means"
     (tmp_path / "torn.json").write_text('{"traceEvents": [{"ph"')
-    refused = paceline("profile", "--from", tmp_path / "torn.json")
+    refused = paceline("probe", "profile", "--from", tmp_path / "torn.json")
     assert refused.returncode == 1 and "is not a complete trace" in refused.stderr
     for tool in ("torch", "nccl"):
-        missing = paceline("profile", "--from", tmp_path / "none", "--tool", tool)
+        missing = paceline("probe", "profile", "--from", tmp_path / "none", "--tool", tool)
         assert missing.returncode == 1 and "none: cannot be read: No such file" in missing.stderr
-    refused = paceline("profile", "tiny-lama", runs=tmp_path)
+    refused = paceline("probe", "profile", "tiny-lama", runs=tmp_path)
     assert refused.returncode == 1 and "tiny-llama" in refused.stderr
 
 

@@ -103,7 +103,7 @@ def test_direct_comparison_and_import_give_the_same_figures(logs: Path):
     direct = compare(logs, "a", "b", code=3)
     for side in "ab":
         for log in sorted((logs / side).iterdir()):
-            paceline("import", log, "--tag", side, runs=logs / "stored")
+            paceline("runs", "import", log, "--tag", side, runs=logs / "stored")
     done = paceline("compare", "a", "b", "--json", runs=logs / "stored")
     stored = json.loads(done.stdout)
     for key in ("verdict", "ratio", "low", "high", "p", "metrics", "differing_keys"):
@@ -113,7 +113,7 @@ def test_direct_comparison_and_import_give_the_same_figures(logs: Path):
 
 
 def test_a_log_and_its_own_import_are_one_run(logs: Path):
-    paceline("import", logs / "a.log", "--tag", "stored", runs=logs / "stored")
+    paceline("runs", "import", logs / "a.log", "--tag", "stored", runs=logs / "stored")
     done = paceline("compare", "stored", "a.log", "--json", cwd=logs, runs=logs / "stored")
     assert any("is on both sides" in line for line in json.loads(done.stdout)["warnings"])
     one = paceline("compare", "stored,a.log", "b", "--json", cwd=logs, runs=logs / "stored")

@@ -22,7 +22,7 @@ from tests.runs.test_outcome import make_folder
 
 
 def listed(root: Path) -> Any:
-    done = paceline("list", "--json", runs=root)
+    done = paceline("runs", "list", "--json", runs=root)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -33,7 +33,7 @@ def killed() -> Controller:
 
 def test_a_killed_run_is_listed_with_the_figures_that_show_has(tmp_path: Path):
     make_folder(tmp_path, 30, "running", controller=killed())
-    shown = json.loads(paceline("show", "last", "--json", runs=tmp_path).stdout)
+    shown = json.loads(paceline("runs", "show", "last", "--json", runs=tmp_path).stdout)
     (row,) = listed(tmp_path)
     assert (row["status"], row["steps"]) == ("incomplete", 30)
     assert row["tokens_per_s"] == shown["metrics"]["tokens_per_s"]["value"] > 0
@@ -43,12 +43,12 @@ def test_a_torn_run_is_named_by_list_as_by_rebuild(tmp_path: Path):
     make_run(tmp_path, "a")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / RUN_FILE).write_text("{")
-    for verb in (["list"], ["db", "rebuild"]):
+    for verb in (["runs", "list"], ["runs", "index"]):
         done = paceline(*verb, runs=tmp_path)
         assert done.returncode == 0 and "left out: " in done.stderr and "b/run.json" in done.stderr
 
 
-@pytest.mark.parametrize("verb", [["list"], ["db", "rebuild"]])
+@pytest.mark.parametrize("verb", [["runs", "list"], ["runs", "index"]])
 def test_a_damaged_index_is_made_anew(tmp_path: Path, verb: list[str]):
     make_run(tmp_path, "a")
     before = listed(tmp_path)
@@ -65,8 +65,8 @@ def test_without_a_cache_the_list_comes_from_the_folders_and_says_so(tmp_path: P
     make_run(tmp_path, "a")
     (tmp_path / "cache").write_text("")
     assert [row["run"] for row in listed(tmp_path)] == ["a"]
-    assert "XDG_CACHE_HOME" in paceline("list", runs=tmp_path).stderr
-    done = paceline("db", "rebuild", runs=tmp_path)
+    assert "XDG_CACHE_HOME" in paceline("runs", "list", runs=tmp_path).stderr
+    done = paceline("runs", "index", runs=tmp_path)
     assert done.returncode == 2 and "XDG_CACHE_HOME" in done.stderr
 
 
@@ -74,7 +74,7 @@ def test_the_run_of_the_folder_one_stands_in_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(make_run(tmp_path, "a"))
-    assert json.loads(paceline("show", ".", "--json").stdout)["run"] == "a"
+    assert json.loads(paceline("runs", "show", ".", "--json").stdout)["run"] == "a"
 
 
 def test_the_last_run_is_the_one_created_last_whatever_the_names_say(tmp_path: Path):
@@ -109,7 +109,9 @@ def test_a_place_without_runs_has_none_and_a_file_is_refused(tmp_path: Path):
 
 def test_report_tells_the_written_files_as_json(tmp_path: Path):
     folder = make_folder(tmp_path, 30)
-    done = paceline("report", "last", "--format", "md", "--charts", "svg", "--json", runs=tmp_path)
+    done = paceline(
+        "runs", "report", "last", "--format", "md", "--charts", "svg", "--json", runs=tmp_path
+    )
     written = json.loads(done.stdout)
     assert written["report"] == str(folder / "report.md")
     assert written["charts"] and all(Path(chart).is_file() for chart in written["charts"])
@@ -117,7 +119,9 @@ def test_report_tells_the_written_files_as_json(tmp_path: Path):
 
 def test_a_printed_report_stands_alone_on_standard_output(tmp_path: Path):
     make_folder(tmp_path, 30)
-    done = paceline("report", "--format", "json", "--output", "-", "--charts", "svg", runs=tmp_path)
+    done = paceline(
+        "runs", "report", "--format", "json", "--output", "-", "--charts", "svg", runs=tmp_path
+    )
     assert json.loads(done.stdout)["run"] == "run" and ".svg" in done.stderr
 
 

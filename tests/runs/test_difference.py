@@ -111,9 +111,9 @@ def test_the_verb_tells_a_table_and_can_be_a_gate(tmp_path: Path):
     write_run(tmp_path, "a")
     write_run(tmp_path, "b", torch="2.12.0")
 
-    done = paceline("diff", "a", "b", "--json", runs=tmp_path)
-    gate = paceline("diff", "a", "b", "--fail-on-findings", runs=tmp_path)
-    alike = paceline("diff", "a", "a", "--fail-on-findings", runs=tmp_path)
+    done = paceline("runs", "diff", "a", "b", "--json", runs=tmp_path)
+    gate = paceline("runs", "diff", "a", "b", "--fail-on-findings", runs=tmp_path)
+    alike = paceline("runs", "diff", "a", "a", "--fail-on-findings", runs=tmp_path)
 
     document = json.loads(done.stdout)
     assert document["differences"] == [

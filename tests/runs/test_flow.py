@@ -67,7 +67,7 @@ def assert_gone(pids: list[int]) -> None:
 
 
 def result_of(runs: Path) -> dict[str, Any]:
-    return json.loads(paceline("show", "last", "--json", runs=runs).stdout)
+    return json.loads(paceline("runs", "show", "last", "--json", runs=runs).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -131,22 +131,22 @@ def test_show_computes_the_same_figures_from_the_files(finished: tuple[Path, dic
 
 def test_the_run_is_listed_and_found_by_its_tag(finished: tuple[Path, dict[str, Any]]):
     runs, result = finished
-    rows = json.loads(paceline("list", "--json", runs=runs).stdout)
+    rows = json.loads(paceline("runs", "list", "--json", runs=runs).stdout)
     assert rows[-1]["run"] == result["run"] and rows[-1]["status"] == "ok"
-    assert "tokens/s" in paceline("show", "first", runs=runs).stdout
+    assert "tokens/s" in paceline("runs", "show", "first", runs=runs).stdout
 
 
 @pytest.mark.parametrize("form", ["text", "csv", "md", "html"])
 def test_the_report_comes_in_every_form(finished: tuple[Path, dict[str, Any]], form: str):
     runs, result = finished
-    done = paceline("show", result["run"], "--format", form, runs=runs)
+    done = paceline("runs", "show", result["run"], "--format", form, runs=runs)
     assert done.returncode == 0 and "tokens" in done.stdout
     assert "\x1b[" not in done.stdout
 
 
 def test_charts_are_saved_as_pictures(finished: tuple[Path, dict[str, Any]]):
     runs, _ = finished
-    done = paceline("report", "last", "--charts", "svg,png", runs=runs)
+    done = paceline("runs", "report", "last", "--charts", "svg,png", runs=runs)
     paths = [Path(line) for line in done.stdout.splitlines()]
     assert all(path.stat().st_size > 0 for path in paths)
     assert {path.suffix for path in paths} == {".svg", ".png", ".html"}
@@ -255,7 +255,10 @@ def test_a_killed_controller_leaves_an_incomplete_run_and_no_orphans(tmp_path: P
     assert_gone(pids)
     result = result_of(tmp_path)
     assert result["status"] == "incomplete" and result["steps_done"] >= 10
-    assert json.loads(paceline("list", "--json", runs=tmp_path).stdout)[0]["status"] == "incomplete"
+    assert (
+        json.loads(paceline("runs", "list", "--json", runs=tmp_path).stdout)[0]["status"]
+        == "incomplete"
+    )
 
 
 def test_a_killed_rank_is_a_failed_run(tmp_path: Path):
@@ -301,7 +304,7 @@ def test_a_job_that_stands_still_ends_by_itself_and_leaves_all_stacks(
     assert result["status"] == "failed" and reason in result["reason"]
     page = (folder / REPORT_FILE).read_text()
     assert "Stack trace at the end: " in page and page.count("most recent call first") >= 2
-    shown = paceline("show", "last", runs=runs).stdout
+    shown = paceline("runs", "show", "last", runs=runs).stdout
     assert all(f"{LOGS_FOLDER}/rank-{rank:05d}." in shown for rank in range(2))
 
 

@@ -1,4 +1,4 @@
-"""`paceline history` as a user calls it."""
+"""`paceline runs history` as a user calls it."""
 
 from __future__ import annotations
 
@@ -27,36 +27,38 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_question_is_answered_with_0_and_gates_on_request(runs: Path, tmp_path: Path):
     page = tmp_path / "history.html"
-    done = paceline("history", "example", "--html", str(page), runs=runs)
+    done = paceline("runs", "history", "example", "--html", str(page), runs=runs)
     assert done.returncode == 0 and "% slower" in done.stdout and "kernel" in done.stdout
     assert done.stderr == f"page: {page}\n" and "Last change" in page.read_text()
-    assert paceline("history", "example", "--fail-on-findings", runs=runs).returncode == 3
+    assert paceline("runs", "history", "example", "--fail-on-findings", runs=runs).returncode == 3
 
 
 def test_a_selection_looks_at_some_runs_only(runs: Path):
-    later = paceline("history", "example", "--since", "2026-10-09", "--fail-on-findings", runs=runs)
+    later = paceline(
+        "runs", "history", "example", "--since", "2026-10-09", "--fail-on-findings", runs=runs
+    )
     assert later.returncode == 0 and "7 runs" in later.stdout
-    chosen = paceline("history", "example", "--where", "tag=after", "--json", runs=runs)
+    chosen = paceline("runs", "history", "example", "--where", "tag=after", "--json", runs=runs)
     assert json.loads(chosen.stdout)["series"][0]["n_runs"] == 7
 
 
 def test_json_csv_and_markdown(runs: Path):
-    document = json.loads(paceline("history", "example", "--json", runs=runs).stdout)
+    document = json.loads(paceline("runs", "history", "example", "--json", runs=runs).stdout)
     (change,) = document["series"][0]["changes"]
     assert change["environment"][0]["item"] == "kernel" and change["ratio"] > 1
-    text = paceline("history", "example", "--format", "csv", runs=runs).stdout
+    text = paceline("runs", "history", "example", "--format", "csv", runs=runs).stdout
     rows = list(csv.DictReader(io.StringIO(text)))
     assert len(rows) == 15 and float(rows[8]["ratio"]) == change["ratio"]
-    md = paceline("history", "example", "--format", "md", runs=runs).stdout
+    md = paceline("runs", "history", "example", "--format", "md", runs=runs).stdout
     assert md.startswith("**example**") and "| 2026-10-09 |" in md
 
 
 def test_a_wider_margin_names_less(runs: Path):
-    assert "no change" in paceline("history", "example", "--margin", "5%", runs=runs).stdout
+    assert "no change" in paceline("runs", "history", "example", "--margin", "5%", runs=runs).stdout
 
 
 def test_without_any_figure_the_answer_is_incomplete(runs: Path):
-    done = paceline("history", "example", "--metric", "mfu", runs=runs)
+    done = paceline("runs", "history", "example", "--metric", "mfu", runs=runs)
     assert done.returncode == 4 and "no run has a value" in done.stdout
 
 
@@ -74,25 +76,27 @@ def test_without_any_figure_the_answer_is_incomplete(runs: Path):
     ],
 )
 def test_bad_input_is_one_clear_error(runs: Path, arguments: list[str], words: str):
-    done = paceline("history", *arguments, runs=runs)
+    done = paceline("runs", "history", *arguments, runs=runs)
     assert done.returncode == 1 and words in done.stderr and done.stdout == ""
     assert "Traceback" not in done.stderr
 
 
 def test_a_place_without_runs_says_how_to_start(tmp_path: Path):
-    done = paceline("history", "tiny-llama", runs=tmp_path)
+    done = paceline("runs", "history", "tiny-llama", runs=tmp_path)
     assert done.returncode == 1 and "`paceline run tiny-llama` makes one" in done.stderr
 
 
 def test_the_repeats_of_a_group_can_be_listed(tmp_path: Path):
     make_finished(tmp_path, 1, 0.2, group="night")
     make_finished(tmp_path, 2, 0.2)
-    rows = json.loads(paceline("list", "--where", "group=night", "--json", runs=tmp_path).stdout)
+    rows = json.loads(
+        paceline("runs", "list", "--where", "group=night", "--json", runs=tmp_path).stdout
+    )
     assert [row["group"] for row in rows] == ["night"]
-    assert "group" in paceline("list", runs=tmp_path).stdout.splitlines()[0]
-    assert "night" in paceline("list", "--format", "csv", runs=tmp_path).stdout
+    assert "group" in paceline("runs", "list", runs=tmp_path).stdout.splitlines()[0]
+    assert "night" in paceline("runs", "list", "--format", "csv", runs=tmp_path).stdout
 
 
 def test_help_teaches_with_an_example():
-    text = paceline("history", "--help").stdout
+    text = paceline("runs", "history", "--help").stdout
     assert "Examples" in text and "--fail-on-findings" in text

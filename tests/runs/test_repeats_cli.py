@@ -74,9 +74,9 @@ def test_they_ran_in_turn_and_each_run_knows_its_place(pair: tuple[Path, dict[st
 
 def test_the_group_can_be_listed_and_its_history_seen(pair: tuple[Path, dict[str, Any], str]):
     runs, _, _ = pair
-    rows = json.loads(paceline("list", "--where", "group=ab-a", "--json", runs=runs).stdout)
+    rows = json.loads(paceline("runs", "list", "--where", "group=ab-a", "--json", runs=runs).stdout)
     assert len(rows) == 2
-    text = paceline("history", "tiny-llama", runs=runs).stdout
+    text = paceline("runs", "history", "tiny-llama", runs=runs).stdout
     assert "in 2 series" in text and "seq 64" in text and "seq 32" in text
 
 

@@ -155,7 +155,7 @@ def test_a_killed_call_leaves_no_program_and_no_secret_and_the_next_goes_on(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     recipe, root = tmp_path / "recipe.yaml", tmp_path / "stage"
     recipe.write_text(RECIPE.format(image=registry.image, tag=TAG))
-    command = [sys.executable, "-m", "paceline", "stage", recipe, "--to", root, "--json"]
+    command = [sys.executable, "-m", "paceline", "recipes", "stage", recipe, "--to", root, "--json"]
     command += ["--runtime", "skopeo"]
     registry.hold_after = BETWEEN
     folder = folder_of(image(registry), root, "image")

@@ -66,8 +66,8 @@ def test_no_secret_is_left_in_any_file_or_message(mirror: Mirror, tmp_path: Path
         recipe.write_text(RECIPE.format(url=plain.url))
         secrets = {"HF_TOKEN": TOKEN, "NETRC": str(netrc), "HF_ENDPOINT": mirror.url}
         root = tmp_path / "stage"
-        failed = paceline("stage", recipe, "--to", root, env=secrets)
-        staged = paceline("stage", recipe, "--to", root, "--json", env=secrets)
+        failed = paceline("recipes", "stage", recipe, "--to", root, env=secrets)
+        staged = paceline("recipes", "stage", recipe, "--to", root, "--json", env=secrets)
         basic = {headers.get("Authorization", "") for headers in plain.gets("/file.bin")}
 
     assert failed.returncode != 0 and "assets failed" in failed.stderr

@@ -1,4 +1,4 @@
-"""`paceline stage` as a user calls it, and a run that needs what is staged."""
+"""`paceline recipes stage` as a user calls it, and a run that needs what is staged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_engine_nemo_needs_what_the_published_procedure_fetches(name: str, t
 
 def test_that_an_engine_needs_nothing_is_no_word_on_the_recipe(tmp_path: Path):
     told = [
-        paceline("stage", "llama31-8b", *engine, "--dry-run", "--to", tmp_path).stderr
+        paceline("recipes", "stage", "llama31-8b", *engine, "--dry-run", "--to", tmp_path).stderr
         for engine in (["--engine", "torchtitan"], [])
     ]
     assert "note: llama31-8b declares no assets for engine torchtitan\n" in told[0]
@@ -63,6 +63,7 @@ def test_a_tiny_recipe_needs_nothing_from_elsewhere(name: str):
 def test_a_dry_run_says_what_is_to_come_and_writes_nothing(tmp_path: Path):
     root = tmp_path / "stage"
     done = paceline(
+        "recipes",
         "stage",
         "llama31-8b",
         "--engine",
@@ -88,7 +89,7 @@ def test_a_dry_run_says_what_is_to_come_and_writes_nothing(tmp_path: Path):
 
 
 def test_a_dry_run_tells_what_is_known_of_sizes_and_that_the_room_is_too_small(tmp_path: Path):
-    done = paceline("stage", "flux1-schnell", "--dry-run", "--to", tmp_path)
+    done = paceline("recipes", "stage", "flux1-schnell", "--dry-run", "--to", tmp_path)
     assert "cc12m: no size is stated; as webdataset it has 2,385,802,388,158 bytes" in done.stdout
     free = shutil.disk_usage(tmp_path).free
     assert ("note:" in done.stderr and "needs 2.45 TB" in done.stderr) or free > 2.4e12
@@ -101,27 +102,27 @@ def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
     plan = ("run", "tiny-llama", *data, "--dry-run", "--json", "--devices", 1)
 
     refused = paceline(*plan, env=root)
-    assert refused.returncode == 1 and "`paceline stage tiny-llama`" in refused.stderr
+    assert refused.returncode == 1 and "`paceline recipes stage tiny-llama`" in refused.stderr
 
-    unverified = paceline("stage", "tiny-llama", "--verify", env=root)
+    unverified = paceline("recipes", "stage", "tiny-llama", "--verify", env=root)
     assert unverified.returncode == 3 and "corpus: missing" in unverified.stdout
 
-    staged = paceline("stage", "tiny-llama", env=root)
+    staged = paceline("recipes", "stage", "tiny-llama", env=root)
     assert staged.returncode == 0 and "all assets are staged" in staged.stdout
     assert "corpus: staged" in staged.stderr
     path = Path(json.loads(paceline(*plan, env=root).stdout)["spec"]["data"]["path"])
     assert json.loads(path.read_text().splitlines()[0])["text"]
 
-    assert paceline("stage", "tiny-llama", "--verify", env=root).returncode == 0
+    assert paceline("recipes", "stage", "tiny-llama", "--verify", env=root).returncode == 0
     path.write_text(path.read_text().replace("a", "b", 1))
-    damaged = paceline("stage", "tiny-llama", "--verify", "--json", env=root)
+    damaged = paceline("recipes", "stage", "tiny-llama", "--verify", "--json", env=root)
     assert damaged.returncode == 3
     assert json.loads(damaged.stdout)["faults"] == [
         {"asset": "corpus", "fault": "changed", "path": "code.jsonl"}
     ]
     assert "corpus is damaged" in paceline(*plan, env=root).stderr
-    assert paceline("stage", "tiny-llama", env=root).returncode == 0
-    assert paceline("stage", "tiny-llama", "--verify", env=root).returncode == 0
+    assert paceline("recipes", "stage", "tiny-llama", env=root).returncode == 0
+    assert paceline("recipes", "stage", "tiny-llama", "--verify", env=root).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
     ids=lambda value: str(value)[:20],
 )
 def test_what_cannot_be_meant_is_refused(words: list[str], told: str, tmp_path: Path):
-    done = paceline("stage", *words, "--to", tmp_path)
+    done = paceline("recipes", "stage", *words, "--to", tmp_path)
     assert done.returncode == 1 and told in done.stderr
 
 
@@ -151,13 +152,13 @@ def test_what_cannot_be_meant_is_refused(words: list[str], told: str, tmp_path: 
 @pytest.mark.parametrize("below", ["", "stage"])
 def test_a_file_where_assets_are_to_lie_is_told_once(below: str, mode: list[str], tmp_path: Path):
     (file := tmp_path / "file").write_text("")
-    done = paceline("stage", "opt-350m-sft-tiny", *mode, "--to", file / below)
+    done = paceline("recipes", "stage", "opt-350m-sft-tiny", *mode, "--to", file / below)
     assert done.stderr == f"error: {file}: is not a folder; choose another folder with --to\n"
     assert done.returncode == 1 and not done.stdout
 
 
 def test_what_stops_all_assets_is_told_once():
-    done = paceline("stage", "opt-350m-sft-tiny", "--to", "/proc/nothing")
+    done = paceline("recipes", "stage", "opt-350m-sft-tiny", "--to", "/proc/nothing")
     assert done.returncode == 2
     assert "error: 3 assets failed: /proc/nothing: is not writable: " in done.stderr
     assert done.stderr.count("is not writable") == 1

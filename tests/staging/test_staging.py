@@ -294,7 +294,7 @@ def test_a_field_names_a_staged_file_and_is_refused_before_it_is(mirror: Mirror,
     one = shards(mirror)
     data = one.data.model_copy(update={"source": "jsonl", "path": "staged:shards/part-0"})
     one = one.model_copy(update={"data": data})
-    with pytest.raises(UserError, match=r"shards is missing.*`paceline stage tiny-llama`"):
+    with pytest.raises(UserError, match=r"shards is missing.*`paceline recipes stage tiny-llama`"):
         with_staged_files(one, tmp_path)
     stage_all(one, tmp_path)
     located = with_staged_files(one, tmp_path).data.path

@@ -419,7 +419,7 @@ class RunSeries(Value):
 
 
 class History(Value):
-    """Output of `paceline history --json`."""
+    """Output of `paceline runs history --json`."""
 
     schema_version: int = 1
     recipe: str

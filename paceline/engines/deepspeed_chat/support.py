@@ -185,7 +185,7 @@ def _unknown_arguments(spec: RunSpec, program: Path) -> Iterator[str]:
     if unknown:
         yield (
             f"engine_settings.program {program} does not accept {', '.join(unknown)}: use the "
-            "program of LambdaLabsML/DeepSpeedExamples (`paceline stage`)"
+            "program of LambdaLabsML/DeepSpeedExamples (`paceline recipes stage`)"
         )
 
 

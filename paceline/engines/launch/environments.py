@@ -110,8 +110,8 @@ def not_installed(spec: RunSpec, imports: Sequence[str]) -> str | None:
     if not absent:
         return None
     return (
-        f"{', '.join(absent)} cannot be imported; run `paceline engines install {spec.engine}`, or "
-        "set `python` in a cluster file to an interpreter that has it"
+        f"{', '.join(absent)} cannot be imported; run `paceline recipes engines install "
+        f"{spec.engine}`, or set `python` in a cluster file to an interpreter that has it"
     )
 
 

@@ -1,4 +1,4 @@
-"""Result of `paceline calibrate`: rates, steps, and the coefficients fitted to them."""
+"""Result of `paceline probe calibrate`: rates, steps, and the coefficients fitted to them."""
 
 from __future__ import annotations
 
@@ -156,7 +156,9 @@ def parse_calibration(text: str, path: Path) -> Calibration:
 
 def _no_calibration(path: Path) -> UserError:
     return UserError(
-        str(path), "does not contain a calibration", remedy="create one with `paceline calibrate`"
+        str(path),
+        "does not contain a calibration",
+        remedy="create one with `paceline probe calibrate`",
     )
 
 

@@ -98,7 +98,7 @@ def machine_for(
         raise UserError(
             "this CPU",
             f"is not calibrated in {dtype}",
-            remedy=f"run `paceline calibrate --dtype {dtype}`",
+            remedy=f"run `paceline probe calibrate --dtype {dtype}`",
         )
     if cluster.nodes > 1:
         raise UserError("a CPU's calibration", "does not cover the network between hosts")

@@ -130,5 +130,5 @@ def invalid_evidence(path: Path) -> UserError:
     return UserError(
         str(path),
         "does not contain coefficients of the time model",
-        remedy="create it with `paceline calibrate`",
+        remedy="create it with `paceline probe calibrate`",
     )

@@ -54,7 +54,9 @@ def presence_lines(job: Job) -> list[str]:
     pattern = re.compile(rf"{re.escape(folder)}/([a-z0-9][a-z0-9.-]*)/{CONTENT_FOLDER}\b")
     texts = (*job.program, *job.env.values(), *job.files.values())
     names = sorted({name for text in texts for name in pattern.findall(text)})
-    problem = f"is not staged in {folder}; run `paceline stage RECIPE` with --cluster or --local"
+    problem = (
+        f"is not staged in {folder}; run `paceline recipes stage RECIPE` with --cluster or --local"
+    )
     return [
         f"[ -f {shlex.quote(f'{folder}/{name}/{MANIFEST_FILE}')} ] ||"
         f' {{ echo "error: $(hostname): {name} "{shlex.quote(problem)} >&2; exit 66; }}'

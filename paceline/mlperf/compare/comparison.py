@@ -273,7 +273,7 @@ def _refuse_unknown(accelerator: str | None, published: Sequence[PublishedScore]
     raise UserError(
         f"--accelerator {accelerator}",
         "is in neither the published results nor the catalog",
-        allowed=f"{', '.join(kinds)}, or a name from `paceline devices`",
+        allowed=f"{', '.join(kinds)}, or a name from `paceline recipes devices`",
     )
 
 

@@ -46,7 +46,7 @@ def import_bundle(path: Path, root: Path, reimport: bool) -> RunReport:
             raise UserError(
                 str(path),
                 "is damaged",
-                remedy=f"list the damaged files with `paceline verify {path}`",
+                remedy=f"list the damaged files with `paceline runs verify {path}`",
             )
         before = None if reimport else _imported_before(root, contents.bundle)
         if before is not None:

@@ -63,7 +63,9 @@ def repetition(contents: BundleContents, path: Path, runs: Path) -> Repetition:
     """
     if check_contents(contents, path).faults:
         raise UserError(
-            str(path), "is damaged", remedy=f"list the damaged files with `paceline verify {path}`"
+            str(path),
+            "is damaged",
+            remedy=f"list the damaged files with `paceline runs verify {path}`",
         )
     spec = read_record(contents.folder).spec
     if spec is None:

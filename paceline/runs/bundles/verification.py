@@ -86,7 +86,7 @@ def open_bundle(path: Path) -> Iterator[BundleContents]:
             raise UserError(
                 str(path),
                 f"contains no {BUNDLE_FILE}",
-                remedy="create one with `paceline bundle RUN`",
+                remedy="create one with `paceline runs bundle RUN`",
             )
         bundle = read_value(place / root / BUNDLE_FILE, Bundle)
         if bundle.run != root:

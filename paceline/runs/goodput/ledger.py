@@ -101,7 +101,9 @@ def ledger_of(attempts: Sequence[Attempt], steps_requested: int | None = None) -
     pool = pool[np.isfinite(pool)]
     if not len(pool):
         raise UserError(
-            "goodput", "no step has a measured time", remedy="find other runs with `paceline list`"
+            "goodput",
+            "no step has a measured time",
+            remedy="find other runs with `paceline runs list`",
         )
     usual = float(np.median(pool))
     rows = [_entry(entry, keep, usual) for entry, keep in zip(entries, masks, strict=True)]

@@ -1,4 +1,4 @@
-"""State of a run that `paceline watch` shows."""
+"""State of a run that `paceline runs watch` shows."""
 
 from __future__ import annotations
 

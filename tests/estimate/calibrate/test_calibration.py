@@ -159,7 +159,8 @@ def test_a_calibration_that_cannot_be_read_is_no_file_of_coefficients_alone(
     path = tmp_path / "newer.json"
     path.write_text(json.dumps({**calibration().model_dump(mode="json"), **change}))
     with pytest.raises(
-        UserError, match="does not contain a calibration; create one with `paceline calibrate`"
+        UserError,
+        match="does not contain a calibration; create one with `paceline probe calibrate`",
     ):
         read_evidence(path)
 

@@ -31,6 +31,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Any:
         done = CliRunner().invoke(
             app,
             [
+                "probe",
                 "calibrate",
                 micro(folder),
                 "--device",
@@ -91,14 +92,14 @@ def test_without_a_calibration_the_remedy_is_named(
     _, recipe, _ = calibrated
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     error = estimate(recipe, "--gpus", "1").exception
-    assert isinstance(error, UserError) and "paceline calibrate" in str(error)
+    assert isinstance(error, UserError) and "paceline probe calibrate" in str(error)
 
 
 @pytest.mark.parametrize(
     "wrong", [["--ranks", "0"], ["--ranks", "a"], ["--dtype", "fp8"], ["--device", "tpu"]]
 )
 def test_wrong_options_are_refused(wrong: list[str]):
-    done = CliRunner().invoke(app, ["calibrate", *wrong])
+    done = CliRunner().invoke(app, ["probe", "calibrate", *wrong])
     assert done.exit_code != 0 and not isinstance(done.exception, SystemFaultError)
 
 
@@ -109,7 +110,7 @@ def test_what_cannot_be_kept_or_trained_is_told_before_anything_is_measured(
         raise AssertionError("it measured")
 
     monkeypatch.setattr(measurement, "probe_rates", never)
-    asked = ["calibrate", micro(tmp_path), "--device", "cpu", "--dtype", "fp32"]
+    asked = ["probe", "calibrate", micro(tmp_path), "--device", "cpu", "--dtype", "fp32"]
     ranks = CliRunner().invoke(app, [*asked, "--ranks", "1,3"]).exception
     assert isinstance(ranks, UserError) and "--ranks 3" in str(ranks) and "fits no" in str(ranks)
     for out in (tmp_path, Path("/proc/none/x.json")):

@@ -1,4 +1,4 @@
-"""`paceline rampup` as a user and as a script call it."""
+"""`paceline estimate rampup` as a user and as a script call it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ import pytest
 from tests.cli.test_errors import paceline
 from tests.layouts.rampup.study import SCHEDULE_16GB
 
-STUDY = ("rampup", "gpt-1b3", "--variant", "ramp-up", "--max-nodes", "16", "--software", "softmax")
+STUDY = (
+    "estimate",
+    "rampup",
+    "gpt-1b3",
+    "--variant",
+    "ramp-up",
+    "--max-nodes",
+    "16",
+    "--software",
+    "softmax",
+)
 NODES = ("--cluster", "jean-zay-v100-16g")
 
 

@@ -27,7 +27,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     for text, name in re.findall(r"^printf '(.*)' > (\S+)$", SECTION, re.MULTILINE):
         (folder / name).write_text(text.replace("\\n", "\n"))
     answers: dict[str, dict[str, Any]] = {}
-    for line in re.findall(r"^paceline (rampup .*)$", SECTION, re.MULTILINE):
+    for line in re.findall(r"^paceline (estimate rampup .*)$", SECTION, re.MULTILINE):
         *arguments, name = shlex.split(line)
         answers[name] = json.loads(paceline(*arguments, str(folder / name), "--json").stdout)
     return answers

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.cli.test_errors import paceline
 
-STUDY = ("rampup", "gpt-1b3", "--variant", "ramp-up", "--cluster", "jean-zay-v100-32g")
+STUDY = ("estimate", "rampup", "gpt-1b3", "--variant", "ramp-up", "--cluster", "jean-zay-v100-32g")
 SHORT = ("--engine", "megatron_deepspeed", "--stages", "32,512", "--max-nodes", "4")
 
 

@@ -72,7 +72,7 @@ def test_nothing_is_expected_of_a_processor_that_is_not_calibrated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    with pytest.raises(UserError, match="not calibrated in fp32; run `paceline calibrate"):
+    with pytest.raises(UserError, match="not calibrated in fp32; run `paceline probe calibrate"):
         predict([make_spec(), make_spec()], None)
     assert predict([], None) == []
 

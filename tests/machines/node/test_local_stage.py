@@ -53,7 +53,9 @@ def test_a_node_without_the_asset_says_so(here: Path, tmp_path: Path):
     (line,) = presence_lines(on_node_disks(job_of(here, str(local))))
     missing = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
     assert missing.returncode == 66
-    assert f"corpus-0a1b2c3d is not staged in {local}; run `paceline stage" in missing.stderr
+    assert (
+        f"corpus-0a1b2c3d is not staged in {local}; run `paceline recipes stage" in missing.stderr
+    )
     (local / "corpus-0a1b2c3d").mkdir(parents=True)
     (local / "corpus-0a1b2c3d" / "manifest.json").touch()
     assert subprocess.run(["bash", "-c", line]).returncode == 0

@@ -1,4 +1,4 @@
-"""The native trainer's exchanges, as `paceline profile --tool nccl` counts them."""
+"""The native trainer's exchanges, as `paceline probe profile --tool nccl` counts them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_bytes_of_a_step_stand_beside_what_the_layout_asks_for(tmp_path: Path) -
     changes = [word for change in SMALL for word in ("--set", change)]
     asked = ["--device", "cpu", "--devices", "2", "--ranks", "1", "--steps", "3-4", "--no-probe"]
     tool = ["--tool", "nccl"]
-    answer = paceline("profile", "tiny-llama", *tool, *changes, *asked, runs=tmp_path)
+    answer = paceline("probe", "profile", "tiny-llama", *tool, *changes, *asked, runs=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert "Communication per rank per step (trainer counters, 1 rank)" in answer.stdout
 
@@ -30,13 +30,15 @@ def test_bytes_of_a_step_stand_beside_what_the_layout_asks_for(tmp_path: Path) -
 def test_a_log_from_elsewhere_is_read_as_text_and_as_a_table(tmp_path: Path) -> None:
     log = tmp_path / "nccl.log"
     log.write_text("\n".join([*setup(), *steps()]))
-    told = paceline("profile", "--tool", "nccl", "--from", str(log))
+    told = paceline("probe", "profile", "--tool", "nccl", "--from", str(log))
     assert told.returncode == 0 and "connections: 1 P2P/CUMEM, 1 NET/IB GDRDMA" in told.stdout
 
-    charts = paceline("profile", "--tool", "nccl", "--from", log, "--charts", tmp_path / "charts")
+    charts = paceline(
+        "probe", "profile", "--tool", "nccl", "--from", log, "--charts", tmp_path / "charts"
+    )
     assert "charts: no chart is written, because there is nothing to draw" in charts.stderr
     assert not (tmp_path / "charts").exists()
-    table = paceline("profile", "--tool", "nccl", "--from", str(log), "--format", "csv")
+    table = paceline("probe", "profile", "--tool", "nccl", "--from", str(log), "--format", "csv")
     head, *rows = table.stdout.splitlines()
     assert head.startswith("axis,ranks,stride") and len(rows) == 4
     assert ",4,2,2,reduce_scatter,2.0,16000.0,12000.0," in rows[0]
@@ -45,5 +47,5 @@ def test_a_log_from_elsewhere_is_read_as_text_and_as_a_table(tmp_path: Path) -> 
 def test_a_log_of_something_else_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "other.log"
     log.write_text("step 1 loss 2.0\n")
-    answer = paceline("profile", "--tool", "nccl", "--from", str(log))
+    answer = paceline("probe", "profile", "--tool", "nccl", "--from", str(log))
     assert answer.returncode == 1 and "holds no NCCL lines" in answer.stderr

@@ -45,15 +45,15 @@ def archive(path: Path, files: dict[str, bytes]) -> Path:
 def test_a_bundle_becomes_the_run_that_it_is_of(bundle: Path, tmp_path: Path):
     mine = tmp_path / "mine"
 
-    taken = paceline("import", bundle, "--json", runs=mine)
+    taken = paceline("runs", "import", bundle, "--json", runs=mine)
 
     assert taken.returncode == 0, taken.stderr
     theirs = json.loads((tmp_path / "theirs/2026-01-01-run/result.json").read_text())
     assert json.loads(taken.stdout)["metrics"] == theirs["metrics"]
-    assert "2026-01-01-run" in paceline("list", "--format", "csv", runs=mine).stdout
-    again = paceline("import", bundle, runs=mine)
+    assert "2026-01-01-run" in paceline("runs", "list", "--format", "csv", runs=mine).stdout
+    again = paceline("runs", "import", bundle, runs=mine)
     assert again.returncode == 1 and "was imported as 2026-01-01-run" in again.stderr
-    assert paceline("import", bundle, "--reimport", runs=mine).returncode == 0
+    assert paceline("runs", "import", bundle, "--reimport", runs=mine).returncode == 0
     assert (mine / "2026-01-01-run-2/bundle.json").is_file()
 
 
@@ -63,7 +63,7 @@ def test_a_damaged_bundle_becomes_nothing(bundle: Path, tmp_path: Path):
         for member in list(old)[:-1]:
             new.addfile(member, old.extractfile(member))
 
-    done = paceline("import", other, runs=tmp_path / "mine")
+    done = paceline("runs", "import", other, runs=tmp_path / "mine")
 
     assert done.returncode == 1 and "is damaged" in done.stderr
     assert not (tmp_path / "mine").exists()
@@ -132,20 +132,20 @@ def test_every_log_of_an_archive_becomes_a_run(tmp_path: Path):
         },
     )
 
-    done = paceline("import", path, "--tag", "llmb", "--json", runs=tmp_path / "mine")
+    done = paceline("runs", "import", path, "--tag", "llmb", "--json", runs=tmp_path / "mine")
 
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     times = [run["metrics"]["step_time_s"]["value"] for run in document["runs"]]
     assert times == pytest.approx([5.7, 6.1]) and document["passed_over"] == 1
     assert document["left_out"] == ["workloads/latest: is a link"]
-    again = paceline("import", path, runs=tmp_path / "mine")
+    again = paceline("runs", "import", path, runs=tmp_path / "mine")
     assert again.returncode == 0 and again.stderr.count("was imported as") == 2
 
 
 def test_an_archive_without_a_log_is_bad_input(tmp_path: Path):
     path = archive(tmp_path / "a.tar.gz", {"readme.txt": b"hello\n"})
 
-    done = paceline("import", path, runs=tmp_path / "mine")
+    done = paceline("runs", "import", path, runs=tmp_path / "mine")
 
     assert done.returncode == 1 and "contains no training log (1 file)\n" in done.stderr

@@ -55,9 +55,9 @@ def test_a_bundle_checks_on_another_machine_where_no_run_is(folder: Path, tmp_pa
 
     assert check.verdict == "intact" and check.sha256 == written.sha256
     assert check.n_figures > 5 and check.n_files == len(written.files)
-    done = paceline("verify", path, runs=tmp_path / "none")
+    done = paceline("runs", "verify", path, runs=tmp_path / "none")
     assert done.returncode == 0 and written.sha256 in done.stdout
-    told = paceline("diff", path, path, runs=tmp_path / "none")
+    told = paceline("runs", "diff", path, path, runs=tmp_path / "none")
     assert told.stdout == "no differences in what both runs recorded\n"
 
 
@@ -87,7 +87,7 @@ def test_a_changed_step_a_missing_file_and_a_nicer_figure_are_found(folder: Path
     check = check_bundle(forged)
     assert check.verdict == "figures differ"
     assert [figure.name for figure in check.figures] == ["tokens_per_s"]
-    done = paceline("verify", forged, "--json", runs=tmp_path)
+    done = paceline("runs", "verify", forged, "--json", runs=tmp_path)
     assert done.returncode == 3 and json.loads(done.stdout)["verdict"] == "figures differ"
 
 
@@ -153,7 +153,7 @@ def test_what_would_be_no_json_without_its_secrets_stays_behind(
 def test_a_run_that_goes_on_cannot_be_bundled(tmp_path: Path):
     write_run(tmp_path, "going", status="running")
 
-    done = paceline("bundle", "going", "-o", tmp_path / "a.tar.gz", runs=tmp_path)
+    done = paceline("runs", "bundle", "going", "-o", tmp_path / "a.tar.gz", runs=tmp_path)
 
     assert done.returncode == 1 and "the run is running" in done.stderr
     assert not (tmp_path / "a.tar.gz").exists()
@@ -169,7 +169,7 @@ def test_a_log_outside_of_the_bundle_is_not_read(folder: Path, tmp_path: Path):
         check_bundle(path)
     with pytest.raises(UserError, match="stays inside"), open_bundle(path):
         pass
-    told = paceline("diff", path, path, runs=tmp_path)
+    told = paceline("runs", "diff", path, path, runs=tmp_path)
     assert told.returncode == 1 and "stays inside" in told.stderr
 
 
@@ -177,6 +177,6 @@ def test_an_archive_that_is_no_bundle_is_said_so(tmp_path: Path):
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
         archive.addfile(tarfile.TarInfo("run/run.json"), BytesIO())
 
-    done = paceline("verify", tmp_path / "a.tar.gz", runs=tmp_path)
+    done = paceline("runs", "verify", tmp_path / "a.tar.gz", runs=tmp_path)
 
     assert done.returncode == 1 and "contains no bundle.json" in done.stderr

@@ -177,16 +177,16 @@ def test_an_attempt_that_is_named_twice_is_refused(tmp_path: Path):
 
 def test_of_a_finished_training_no_days_are_told(tmp_path: Path):
     write_attempt(tmp_path, "a", 0, 1, 100)
-    text = paceline("goodput", "a", runs=tmp_path).stdout
+    text = paceline("runs", "goodput", "a", runs=tmp_path).stdout
     assert "all 100 steps are done" in text and "rate so far" not in text
 
 
 def test_the_verb_takes_tags_runs_and_logs(tmp_path: Path):
     ended = write_attempt(tmp_path, "a", 0, 1, 20, killed=True)
     write_attempt(tmp_path, "b", ended, 11, 40)
-    told = json.loads(paceline("goodput", "training", "--json", runs=tmp_path).stdout)
+    told = json.loads(paceline("runs", "goodput", "training", "--json", runs=tmp_path).stdout)
     assert told["steps_kept"] == 40 and told["seconds"]["lost_steps"] == pytest.approx(10.5)
-    text = paceline("goodput", "a", tmp_path / "b", "--steps", 80, runs=tmp_path).stdout
+    text = paceline("runs", "goodput", "a", tmp_path / "b", "--steps", 80, runs=tmp_path).stdout
     assert "2 attempts" in text and "to step 80" in text and "lost steps" in text
 
 

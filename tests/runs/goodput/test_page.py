@@ -75,7 +75,9 @@ def test_what_others_wrote_is_escaped(ledger: GoodputLedger):
 
 def test_the_verb_writes_page_and_chart(root: Path, tmp_path: Path):
     page, folder = tmp_path / "goodput.html", tmp_path / "charts"
-    told = paceline("goodput", "a", "b", "--runs-dir", root, "--html", page, "--charts", folder)
+    told = paceline(
+        "runs", "goodput", "a", "b", "--runs-dir", root, "--html", page, "--charts", folder
+    )
     assert "goodput " in told.stdout and f"page: {page}" in told.stderr
     assert page.read_text("utf-8").startswith("<!doctype html>")
     assert "lost steps" in (folder / "accounts.svg").read_text("utf-8")

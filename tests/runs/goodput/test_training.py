@@ -70,7 +70,7 @@ def test_a_second_run_of_what_was_finished_is_no_restart(tmp_path: Path):
 def test_a_training_may_go_on_elsewhere_and_longer(tmp_path: Path):
     ended = write_attempt(tmp_path, "a", 0, 1, 40, steps_requested=40)
     write_attempt(tmp_path, "b", ended, 41, 60, ranks=2)
-    told = json.loads(paceline("goodput", "a", "b", "--json", runs=tmp_path).stdout)
+    told = json.loads(paceline("runs", "goodput", "a", "b", "--json", runs=tmp_path).stdout)
     assert told["steps_kept"] == 60 and "ran on 1 x cpu, then 2 x cpu" in told["notes"][-1]
 
 
@@ -81,7 +81,7 @@ def test_a_restart_that_died_before_its_start_is_none_from_scratch(
     ended = write_attempt(tmp_path, "a", 0, 1, 40, killed=True, steps_requested=40)
     ended = write_attempt(tmp_path, "b", ended, 1, 0, **settings)
     write_attempt(tmp_path, "c", ended, 41, 60, **settings)
-    told = json.loads(paceline("goodput", "training", "--json", runs=tmp_path).stdout)
+    told = json.loads(paceline("runs", "goodput", "training", "--json", runs=tmp_path).stdout)
     assert told["steps_kept"] == 60 and not told["seconds"]["lost_steps"]
 
 
@@ -130,7 +130,7 @@ def test_a_recipe_for_each_number_of_nodes_may_go_on_from_a_checkpoint(tmp_path:
 def test_a_training_may_begin_again_on_another_number_of_devices(tmp_path: Path):
     ended = write_attempt(tmp_path, "a", 0, 1, 20, killed=True, ranks=2, training=AGAIN)
     write_attempt(tmp_path, "b", ended, 1, 40, training=AGAIN)
-    told = json.loads(paceline("goodput", "a", "b", "--json", runs=tmp_path).stdout)
+    told = json.loads(paceline("runs", "goodput", "a", "b", "--json", runs=tmp_path).stdout)
     assert (told["steps_kept"], told["attempts"][0]["steps_repeated"]) == (40, 20)
     note = "b restarted at step 1 on 1 device instead of 2; earlier steps count as lost"
     assert note in told["notes"]

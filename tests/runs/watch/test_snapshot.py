@@ -71,8 +71,8 @@ def test_what_others_wrote_is_escaped(state: WatchState):
 
 def test_the_verb_writes_the_page_of_this_moment_alone(root: Path, tmp_path: Path):
     page = tmp_path / "now.html"
-    told = paceline("watch", "it", "--once", "--html", page, "--runs-dir", root)
+    told = paceline("runs", "watch", "it", "--once", "--html", page, "--runs-dir", root)
     assert told.returncode == 0 and f"page: {page}" in told.stderr
     assert page.read_text("utf-8").startswith("<!doctype html>")
-    refused = paceline("watch", "it", "--html", page, "--runs-dir", root)
+    refused = paceline("runs", "watch", "it", "--html", page, "--runs-dir", root)
     assert refused.returncode == 1 and "add --once" in refused.stderr

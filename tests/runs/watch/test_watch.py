@@ -94,7 +94,9 @@ def test_a_running_training_is_watched_and_goes_on(tmp_path: Path):
         assert state.status == "running" and len(state.ranks) == 2
         assert state.step_time_s and state.usual_s and state.eta_s and state.memory_bytes
         before = {path: path.read_bytes() for path in folder.glob("*.json")}
-        told = json.loads(paceline("watch", "last", "--once", "--json", runs=tmp_path).stdout)
+        told = json.loads(
+            paceline("runs", "watch", "last", "--once", "--json", runs=tmp_path).stdout
+        )
         assert told["run"] == folder.name and told["step"] >= state.step
         assert run.poll() is None
         assert before == {path: path.read_bytes() for path in folder.glob("*.json")}
@@ -108,7 +110,7 @@ def test_a_command_is_started_and_outlives_its_watcher(tmp_path: Path):
     program = tmp_path / "train.py"
     program.write_text("import time\nprint('working', flush=True)\ntime.sleep(60)\n")
     done = paceline(
-        "watch", "--once", "--json", "--", sys.executable, program, runs=tmp_path / "runs"
+        "runs", "watch", "--once", "--json", "--", sys.executable, program, runs=tmp_path / "runs"
     )
     assert done.returncode == 0, done.stderr
     state = json.loads(done.stdout)
@@ -119,5 +121,5 @@ def test_a_command_is_started_and_outlives_its_watcher(tmp_path: Path):
 
 def test_who_asks_for_nothing_or_for_both_is_told(tmp_path: Path):
     for words in ([], ["it", "--", "true"]):
-        done = paceline("watch", *words, runs=tmp_path)
+        done = paceline("runs", "watch", *words, runs=tmp_path)
         assert done.returncode == 1 and "either RUN or -- COMMAND" in done.stderr

@@ -94,7 +94,7 @@ def test_runs_are_found_by_group_and_tag_and_the_campaign_keeps_its_files(
     names = {path.name for path in folder.iterdir()}
     assert {"campaign.json", "results.csv", "trials.csv", "scale.json", "report.html"} <= names
     rows = json.loads(
-        paceline("list", "--json", "--where", f"group={folder.name}-1x1", runs=runs).stdout
+        paceline("runs", "list", "--json", "--where", f"group={folder.name}-1x1", runs=runs).stdout
     )
     assert len(rows) == 4 and {row["tag"] for row in rows} == {"night"}
     kept = json.loads((folder / "scale.json").read_text())
