@@ -29,8 +29,6 @@ from paceline.engines.log_reading.records import (
     without_colors,
 )
 
-__all__ = ["LOG_FORMAT"]
-
 _STEP = re.compile(
     rb"step (\d{1,18}) \| epoch \d{1,9} \| (loss [^|\r\n]{1,32}\| grad_norm [^\r\n]*)"
     rb'|\{"step": (\d{1,18}), "epoch": \d{1,9}, "timestamp": "[^"\r\n]{1,60}", '

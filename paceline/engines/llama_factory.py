@@ -23,8 +23,6 @@ from paceline.engines.log_reading.records import (
     watch_end,
 )
 
-__all__ = ["LOG_FORMAT"]
-
 ENDS = b'"percentage": 100.0,'
 DECIMAL = 0.01
 """Resolution of the printed tokens/s."""

@@ -26,8 +26,6 @@ from paceline.engines.log_reading.records import (
     without_colors,
 )
 
-__all__ = ["LOG_FORMAT"]
-
 ENDS = b"total average iteration time: "
 
 _STEP = re.compile(

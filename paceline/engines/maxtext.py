@@ -26,8 +26,6 @@ from paceline.engines.log_reading.records import (
     watch_end,
 )
 
-__all__ = ["LOG_FORMAT"]
-
 MIN_UNMASKED = 0.9
 """Share of targets in positions below which more than padding is excluded from the loss."""
 

@@ -20,6 +20,7 @@ from paceline.engines.launch.environments import interpreter
 from paceline.engines.launch.programs import launch, unknown_settings
 from paceline.engines.log_reading.iteration_log import IterationLog
 from paceline.engines.log_reading.log_content import LogContent, LogFormat, numbers
+from paceline.engines.megatron import ENTRY, missing_entry, readable
 from paceline.engines.megatron.arguments import (
     Arguments,
     batch_arguments,
@@ -32,7 +33,6 @@ from paceline.engines.megatron.arguments import (
     shape_arguments,
     words,
 )
-from paceline.engines.megatron.start import ENTRY, missing_entry, readable
 from paceline.engines.megatron.support import (
     FAMILY,
     NO_ARGUMENT,

@@ -30,8 +30,6 @@ from paceline.engines.log_reading.records import (
     without_colors,
 )
 
-__all__ = ["LOG_FORMAT"]
-
 ENDS = b"peak memory "
 
 _STEP = re.compile(

@@ -30,8 +30,6 @@ from paceline.engines.log_reading.records import (
     without_colors,
 )
 
-__all__ = ["LOG_FORMAT"]
-
 ENDS = b"Total training time: "
 
 _STEP = re.compile(rb"step (\d{1,18})(?:/(\d{1,18}))? \([^|()\r\n]{1,24}\) \| (loss: [^\r\n]*)")

@@ -26,8 +26,6 @@ from paceline.engines.log_reading.records import (
     without_colors,
 )
 
-__all__ = ["LOG_FORMAT"]
-
 MFU_REMARK = (
     "the log's MFU is a moving average, by default relative to an A100's peak of 312 TFLOP/s on "
     "any device"

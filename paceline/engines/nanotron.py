@@ -28,8 +28,6 @@ from paceline.engines.log_reading.records import (
     without_colors,
 )
 
-__all__ = ["LOG_FORMAT"]
-
 DIGITS = 3
 """Significant digits of every number; trailing zeros are omitted, `2.61K` is 2610."""
 

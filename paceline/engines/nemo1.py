@@ -25,8 +25,6 @@ from paceline.engines.log_reading.log_content import (
 from paceline.engines.log_reading.nemo_settings import ENDS, NemoSettings
 from paceline.engines.log_reading.records import Records, field, note_resolution, watch_end
 
-__all__ = ["LOG_FORMAT"]
-
 DIGITS = 3
 """Significant digits of every printed number, regardless of trailing zeros."""
 MAX_DIGITS = 15

@@ -24,8 +24,6 @@ from paceline.engines.log_reading.records import (
     without_colors,
 )
 
-__all__ = ["LOG_FORMAT"]
-
 BEGINS = b"[step="
 MAX_BYTES = 8000
 """Maximum length of a record in bytes."""

@@ -13,8 +13,6 @@ from paceline.engines.log_reading.iteration_log import IterationLog
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
 from paceline.engines.log_reading.records import last_match, store_whole_numbers
 
-__all__ = ["LOG_FORMAT"]
-
 _COLOUR = rb"(?:\x1b\[[0-9;]{0,24}m){0,2}"
 _HEAD = rb"rank-(\d{1,9})/(\d{1,9})" + _COLOUR + rb"\]\[" + _COLOUR + rb"[A-Z]{4,8} {0,4}"
 _RECORD = _HEAD + rb"[^|\r\n]{0,160}?iteration {1,24}\d{1,18}/ {0,24}\d{1,18} {0,4}\|"

@@ -1,4 +1,4 @@
-"""The diagnosis of a slow run: its lost time by cause, and the unexplained remainder."""
+"""The diagnosis of a slow run: its lost time by cause, largest first, and the unexplained rest."""
 
 from __future__ import annotations
 
@@ -6,15 +6,29 @@ from dataclasses import asdict
 from pathlib import Path
 
 from paceline.explain.baseline import Baseline, baseline_of, can_estimate
-from paceline.explain.causes import MIN_CAUSE_SHARE, findings
-from paceline.explain.context import DiagnosisContext
+from paceline.explain.context import DiagnosisContext, Finding
 from paceline.explain.explanation import Explanation
 from paceline.explain.observed_run import ObservedRun, observed_run
 from paceline.explain.profiled_step import ProfiledStep, load_profiled_step, own_profiled_step
 from paceline.explain.step_breakdown import StepParts
-from paceline.explain.work_causes import avoidable_recompute_findings
+from paceline.explain.wait_causes import WAIT_CAUSES
+from paceline.explain.work_causes import avoidable_recompute_findings, work_causes
 from paceline.logs.facts import UserSettings
 from paceline.runs.comparison_inputs import NO_SETTINGS
+
+MIN_CAUSE_SHARE = 0.05
+"""Minimum share of the step that a cause must take to be reported."""
+MIN_CAUSE_SHARE_ALONE = 0.1
+"""The same without a baseline that shows how much is normal."""
+
+
+def findings(context: DiagnosisContext) -> list[Finding]:
+    """Return the causes that take enough of the step to be reported, largest first."""
+    alone = context.base.step_s is None
+    min_s = (MIN_CAUSE_SHARE_ALONE if alone else MIN_CAUSE_SHARE) * context.parts.total
+    large = [f for find in WAIT_CAUSES for f in find(context) if f.seconds >= min_s]
+    large += [f for f in work_causes(context) if f.seconds >= min_s]
+    return sorted(large, key=lambda finding: -finding.seconds)
 
 
 def explain(

@@ -1,13 +1,148 @@
-"""The report of `paceline explain` as a document."""
+"""The report of `paceline explain` as a document, with charts of lost time and of the mean step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.units import percent, significant
+import altair as alt
+
+from paceline.core.text import one_line
+from paceline.core.units import percent, pluralize, significant
 from paceline.explain.explanation import CauseEvidence, Explanation
 from paceline.report.document import Column, Document, Figure, Table, Verdict, unknown_figure
+from paceline.report.step_charts import finish_chart
+from paceline.report.theme import ChartTheme
+
+BAR_HEIGHT = 30
+MIN_SHARE = 0.001
+"""Minimum share of a step for which a part is drawn."""
+COLOURS = {
+    "compute": "steady",
+    "data": "ink",
+    "checkpoint": "warmup",
+    "straggler": "accent",
+    "core_wait": "warmup_soft",
+    "bubble": "good_soft",
+    "communication": "good",
+}
+"""The palette's colour of each part of `StepParts`, in the order of the bars."""
+
+
+def explanation_charts(answer: Explanation, look: ChartTheme) -> dict[str, alt.LayerChart]:
+    """Return both charts by name; the chart of causes only if time was lost."""
+    parts = parts_chart(answer, look)
+    if answer.lost_s <= 0:
+        return {"parts": parts}
+    return {"causes": causes_chart(answer, look), "parts": parts}
+
+
+def causes_chart(answer: Explanation, look: ChartTheme) -> alt.LayerChart:
+    """Return a bar chart of the seconds lost per cause, with the unexplained time last."""
+    rows = [_bar(each.cause, each.seconds, each.share, "cause") for each in answer.causes]
+    rest_s = answer.unexplained_s
+    rows.append(_bar("unexplained", rest_s, rest_s / answer.lost_s, "rest"))
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y(
+            "cause:N",
+            sort=[row["cause"] for row in rows],
+            title=None,
+            axis=alt.Axis(labelLimit=180),
+        ),
+        tooltip=[
+            alt.Tooltip("cause:N"),
+            alt.Tooltip("seconds:Q", title="seconds of a step", format=".4~f"),
+            alt.Tooltip("share:N", title="of the lost time"),
+        ],
+    )
+    # Leave room for the label behind the longest bar.
+    longest = 1.4 * max(row["seconds"] for row in rows)
+    x = alt.X("seconds:Q", title="seconds of a step", scale=alt.Scale(domain=[0, longest]))
+    colours = [look.palette.accent, look.palette.warmup]
+    colour = alt.Color(
+        "kind:N", legend=None, scale=alt.Scale(domain=["cause", "rest"], range=colours)
+    )
+    bars = base.mark_bar(height={"band": 0.7}).encode(x=x, color=colour).properties(name="causes")
+    words = base.mark_text(align="left", dx=6, color=look.palette.ink).encode(x=x, text="words:N")
+    note = (
+        f"{significant(answer.lost_s)} s per step are lost {_comparison_phrase(answer)}. Next to "
+        "each bar: its share of the lost time and its seconds."
+    )
+    height = 40 + BAR_HEIGHT * len(rows)
+    return finish_chart([bars, words], look, "Lost time by cause", [note], height, answer.run)
+
+
+def parts_chart(answer: Explanation, look: ChartTheme) -> alt.LayerChart:
+    """Return a bar of the mean step by part, and the baseline's below it if known."""
+    sides = {"this run": answer.parts_s}
+    if answer.baseline_parts_s:
+        sides["baseline"] = answer.baseline_parts_s
+    rows = [row for side, parts in sides.items() for row in _segments(side, parts)]
+    parts_present = [part for part in COLOURS if any(row["part"] == _title(part) for row in rows)]
+    bars = (
+        alt.Chart(alt.Data(values=rows), name="parts")
+        .mark_bar(height=18, stroke=look.palette.card, strokeWidth=1)
+        .encode(
+            x=alt.X("start:Q", title="seconds of a step", axis=alt.Axis(grid=True, tickCount=6)),
+            x2="end:Q",
+            y=alt.Y("side:N", sort=[*sides], title=None, axis=alt.Axis(grid=False)),
+            color=alt.Color(
+                "part:N",
+                scale=alt.Scale(
+                    domain=[_title(part) for part in parts_present],
+                    range=[getattr(look.palette, COLOURS[part]) for part in parts_present],
+                ),
+                legend=alt.Legend(columns=4),
+            ),
+            tooltip=[
+                alt.Tooltip("side:N", title="of"),
+                alt.Tooltip("part:N"),
+                alt.Tooltip("seconds:Q", format=".4~f"),
+                alt.Tooltip("share:N", title="of the step"),
+            ],
+        )
+    )
+    note = f"Mean of {pluralize(answer.n, 'step')}. The parts add up to the step."
+    title = "Mean step by part"
+    return finish_chart([bars], look, title, [note], 60 + BAR_HEIGHT * len(sides), answer.run)
+
+
+def _bar(cause: str, seconds: float, share: float, kind: str) -> dict[str, Any]:
+    words = f"{percent(share, 0)}, {significant(seconds)} s"
+    return {
+        "cause": cause,
+        "seconds": seconds,
+        "share": percent(share),
+        "kind": kind,
+        "words": words,
+    }
+
+
+def _comparison_phrase(answer: Explanation) -> str:
+    if answer.baseline_s is None:
+        return "in which the ranks could not work"
+    return f"compared with {one_line(answer.baseline)}"
+
+
+def _segments(side: str, parts: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    start, whole = 0.0, sum(parts.values())
+    for part in COLOURS:
+        seconds = parts.get(part, 0.0)
+        start += seconds
+        if seconds > MIN_SHARE * whole:
+            yield {
+                "side": side,
+                "part": _title(part),
+                "start": start - seconds,
+                "end": start,
+                "seconds": seconds,
+                "share": percent(seconds / whole),
+            }
+
+
+def _title(part: str) -> str:
+    return part.replace("_", " ")
+
 
 if TYPE_CHECKING:
     from altair import LayerChart
@@ -111,7 +246,7 @@ def evidence_text(evidence: CauseEvidence) -> str:
 
 
 def _charts(answer: Explanation, theme: ChartTheme) -> Mapping[str, LayerChart]:
-    from paceline.explain.charts import explanation_charts  # Altair takes long to import.
+    from paceline.explain.report import explanation_charts  # Altair takes long to import.
 
     return explanation_charts(answer, theme)
 

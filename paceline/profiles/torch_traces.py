@@ -12,7 +12,7 @@ from paceline.core.training import PROFILES_FOLDER
 from paceline.profiles.attribution import breakdowns, critical_path, top_kernels
 from paceline.profiles.kineto import read_timeline
 from paceline.profiles.profile import Profile, profile_of, refuse_duplicate_ranks
-from paceline.profiles.wrapping import wrap_ranks
+from paceline.profiles.tools import wrap_ranks
 
 ENDINGS = (".json.gz", ".json")
 RUN_FILES = "rank-*.trace.json.gz"

@@ -19,9 +19,8 @@ from paceline.core.units import pluralize
 from paceline.engines import engine
 from paceline.files.documents import write_text, write_value
 from paceline.machines.node.binding import with_binding
-from paceline.profiles.profile import PROFILE_FILE, PROFILE_PAGE, Overhead, Profile
+from paceline.profiles.profile import PROFILE_FILE, PROFILE_PAGE, Overhead, Profile, waterfall
 from paceline.profiles.tools import tool
-from paceline.profiles.waterfall import waterfall
 from paceline.runs.plan import Plan
 from paceline.runs.profile_report import profile_document
 

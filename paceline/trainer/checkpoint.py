@@ -41,9 +41,9 @@ from paceline.trainer.checkpoint_tensors import init_optimizer_state, state_tens
 from paceline.trainer.config import ConfigError, TrainerConfig
 from paceline.trainer.measure.clock import background
 from paceline.trainer.measure.outcome import CheckpointError
+from paceline.trainer.model.dropout import restore_rng_states, rng_states
 from paceline.trainer.optim import LossScaler
 from paceline.trainer.parallel.mesh import World
-from paceline.trainer.randomness import restore_rng_states, rng_states
 from paceline.trainer.replica.replica import Replica
 
 SCHEMA = 1

@@ -10,14 +10,20 @@ from __future__ import annotations
 import os
 import platform
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
-from paceline.trainer.config import ConfigError, ModelConfig, TrainerConfig
+from paceline.trainer.config import (
+    MESH_AXES,
+    ConfigError,
+    ModelConfig,
+    ProfileConfig,
+    TrainerConfig,
+)
 from paceline.trainer.config_checks import config_problems
 from paceline.trainer.data.batches import Loader, Sampler, sampler_of
 from paceline.trainer.data.corpus import Corpus, data_record, load_corpus, load_validation
@@ -28,21 +34,62 @@ from paceline.trainer.measure.event_log import SCHEMA, EventLog
 from paceline.trainer.measure.heartbeat import Heartbeat
 from paceline.trainer.measure.machine import device_name, keep_freed_memory, placement
 from paceline.trainer.measure.memory import MemoryWatch
-from paceline.trainer.measure.memory_limit import limit_memory
 from paceline.trainer.measure.mllog import MlperfRun
-from paceline.trainer.measure.outcome import CheckpointError, NotFiniteError
-from paceline.trainer.measure.profiler import closing
+from paceline.trainer.measure.outcome import CheckpointError, NotFiniteError, limit_memory
+from paceline.trainer.measure.profiler import PauseWatchdog, Profiler, UnprofiledRank, closing
 from paceline.trainer.measure.traffic import watch_traffic
 from paceline.trainer.model.attention import AttentionShape, attention_kernel
 from paceline.trainer.model.document_attention import document_kernel
+from paceline.trainer.model.dropout import preserve_rng
 from paceline.trainer.optim import LossScaler
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
-from paceline.trainer.profilers import make_profiler
-from paceline.trainer.randomness import preserve_rng
 from paceline.trainer.replica.assembly import DTYPES, make_replica
 from paceline.trainer.replica.replica import Replica
 from paceline.trainer.schedule import BatchSizes, set_learning_rate
 from paceline.trainer.trainer import Trainer
+
+
+def make_profiler(
+    config: ProfileConfig | None,
+    world: World,
+    mesh: Mesh,
+    pause_watchdog: PauseWatchdog = nullcontext,
+) -> Profiler:
+    """Return this rank's profiler; ranks that are not profiled only wait for the others.
+
+    Writing a profile may take long, so the watchdog does not count time inside `pause_watchdog`.
+    """
+    if config is None or config.tool == "nccl":
+        return Profiler()
+    if config.tool == "nsys" and world.device.type == "cpu":
+        return Profiler()
+    if world.rank not in config.ranks:
+        return UnprofiledRank(config, world, pause_watchdog)
+    if config.tool == "torch":
+        from paceline.trainer.measure.torch_profiler import TorchProfiler  # takes 0.1 s
+
+        return TorchProfiler(config, world, group_axes(mesh), pause_watchdog)
+    if config.tool == "nsys":
+        from paceline.trainer.measure.torch_profiler import NsysProfiler
+
+        return NsysProfiler(config, world, group_axes(mesh), pause_watchdog)
+    from paceline.trainer.measure.memory_profiler import MemoryProfiler
+
+    return MemoryProfiler(config, world, pause_watchdog)
+
+
+def group_axes(mesh: Mesh) -> dict[str, str]:
+    """Return the mesh axis of every process group by the group's name.
+
+    Groups that shard optimizer states count as `dp`.
+    """
+    axes = {name: getattr(mesh, name) for name in reversed(MESH_AXES)}
+    states = [mesh.data, mesh.replicate, mesh.shard]
+    groups: dict[str, str] = {}
+    for name, axis in [*axes.items(), *(("dp", axis) for axis in states)]:
+        if axis.group is not None:
+            groups.setdefault(axis.group.group_name, name)
+    return groups
 
 
 def train(

@@ -21,8 +21,8 @@ from paceline.explain.report import explanation_document
 from paceline.layouts.sweep.report import sweep_document
 from paceline.mlperf.compare.comparison import compare
 from paceline.mlperf.compare.report import scores_document
+from paceline.profiles.profile import waterfall
 from paceline.profiles.torch_traces import read_file
-from paceline.profiles.waterfall import waterfall
 from paceline.report.html import render_document
 from paceline.runs.comparison import ComparisonOptions, compare_runs
 from paceline.runs.comparison_report import comparison_document

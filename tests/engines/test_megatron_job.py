@@ -200,7 +200,9 @@ def test_our_program_starts_where_no_checkout_is_named():
     words = job.program[job.program.index("core_program.py") + 1 :]
     assert engine("megatron").unsupported(spec) == []
     assert settings(words)["--text"] == ("stdlib",) and "--mock-data" not in words
-    assert {"core_program.py", "core_model_program.py", "cuda_on_cpu_program.py"} <= set(job.files)
+    assert {"core_program.py", "core_arguments_program.py", "core_model_program.py"} <= set(
+        job.files
+    )
     assert "PACELINE_WORKING_FOLDER" not in job.env
 
 

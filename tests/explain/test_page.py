@@ -10,10 +10,9 @@ import pytest
 
 from paceline.core.layout import Layout
 from paceline.core.units import percent
-from paceline.explain.charts import explanation_charts
 from paceline.explain.diagnosis import explain
 from paceline.explain.explanation import Explanation
-from paceline.explain.report import explanation_document
+from paceline.explain.report import explanation_charts, explanation_document
 from paceline.report.html import render_document
 from paceline.report.theme import EXPORT
 from tests.command import paceline

@@ -20,11 +20,10 @@ from paceline.core.training import Profiling, ToolName
 from paceline.engines.native import settings
 from paceline.files.run_folder import folder_name
 from paceline.profiles.breakdown import CATEGORIES
-from paceline.profiles.profile import Overhead, Profile
+from paceline.profiles.profile import Overhead, Profile, waterfall
 from paceline.profiles.timeline import intersect, intervals, length_s, subtract, union
 from paceline.profiles.tools import TOOLS, tool
 from paceline.profiles.torch_traces import read_file
-from paceline.profiles.waterfall import waterfall
 from paceline.report.html import render_document
 from paceline.runs.outcome import evaluate
 from paceline.runs.profile_charts import COLOURS

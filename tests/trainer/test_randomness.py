@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from paceline.core.shape import LoraSpec, lora_parameters
-from paceline.trainer.randomness import preserve_rng
+from paceline.trainer.model.dropout import preserve_rng
 from tests.example import SHAPE
 from tests.trainer.example import settings, steps, train
 

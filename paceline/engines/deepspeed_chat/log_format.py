@@ -24,8 +24,6 @@ from paceline.engines.log_reading.log_content import (
 )
 from paceline.engines.log_reading.records import NUMBER, watch_end
 
-__all__ = ["LOG_FORMAT"]
-
 MAX_RESULTS = 1000
 
 _MEMORY = rb"(?:, MemAllocated=" + NUMBER + rb"GB, MaxMemAllocated=" + NUMBER + rb"GB)?"

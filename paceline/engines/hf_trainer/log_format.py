@@ -30,8 +30,6 @@ from paceline.engines.log_reading.records import (
     watch_end,
 )
 
-__all__ = ["LOG_FORMAT"]
-
 ENDS = b"Training completed. Do not forget"
 LONGEST_RECORD = 8000
 LARGEST_STEP = 2.0**53

@@ -1,18 +1,21 @@
 """GPT training with Megatron-Core's public classes and Megatron-LM's arguments and log lines.
 
 Runs once per device with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. Without a
-GPU, it runs on the CPU with gloo.
+GPU, it runs on the CPU with gloo. Micro-batches are random tokens, an indexed data set, or files as
+bytes.
 """
 
 # pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -20,13 +23,13 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from core_arguments_program import parse_arguments, print_arguments
-from core_data_program import micro_batches
 from core_model_program import build_training
-from cuda_on_cpu_program import switch_on
 from megatron.core import num_microbatches_calculator as batch_size
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from token_windows_program import MAX_TEXT_TOKENS, corpus
+from torch.overrides import TorchFunctionMode
 
 GPU = torch.cuda.is_available()
 MIB = 2**20
@@ -184,6 +187,96 @@ def print_on_first_rank(text: str) -> None:
     """Print on the first rank only."""
     if dist.get_rank() == 0:
         print(text, flush=True)
+
+
+def micro_batches(args, device) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield micro-batches endlessly, the same on all ranks of one data-parallel replica."""
+    rank = parallel_state.get_data_parallel_rank()
+    rows = sequences(args, rank, parallel_state.get_data_parallel_world_size())
+    positions = torch.arange(args.seq_length).expand(args.micro_batch_size, -1).to(device)
+    weights = torch.ones(args.micro_batch_size, args.seq_length).to(device)
+    ones = torch.ones(1, 1, args.seq_length, args.seq_length, dtype=torch.bool)
+    later = torch.triu(ones, diagonal=1).to(device)
+    while True:
+        batch = torch.stack([next(rows) for _ in range(args.micro_batch_size)]).to(device)
+        yield {
+            "tokens": batch[:, :-1].contiguous(),
+            "labels": batch[:, 1:].contiguous(),
+            "position_ids": positions,
+            "loss_mask": weights,
+            "attention_mask": later,
+        }
+
+
+def sequences(args, rank: int, ranks: int) -> Iterator[torch.Tensor]:
+    """Yield sequences one token longer than a sample: every `ranks`-th, starting with `rank`."""
+    length = args.seq_length + 1
+    if args.mock_data:
+        generator = torch.Generator(device="cpu").manual_seed(args.seed + rank)
+        while True:
+            yield torch.randint(args.vocab_size, (length,), generator=generator)
+    if args.data_path:
+        tokens = indexed(args.data_path, args.split)
+    else:
+        tokens = corpus({"source": "stdlib"}, MAX_TEXT_TOKENS, args.seed)
+    number = len(tokens) // length
+    if number < ranks:
+        raise SystemExit(
+            f"data: {len(tokens)} tokens are too few for {ranks} ranks with {length} tokens each"
+        )
+    at = rank
+    while True:
+        yield tokens[at * length : (at + 1) * length].long()
+        at = at + ranks if at + ranks < number else rank
+
+
+def indexed(prefix: str, split: str) -> torch.Tensor:
+    """Return the training tokens of an indexed data set, with its documents concatenated."""
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    documents = IndexedDataset(prefix)
+    shares = [float(share) for share in split.split(",")]
+    number = round(len(documents) * shares[0] / sum(shares))
+    return torch.cat([torch.from_numpy(documents[n].astype("int64")) for n in range(number)])
+
+
+class CudaOnCpu(TorchFunctionMode):
+    """Emulation of CUDA on the CPU, so that Megatron-Core runs without a GPU.
+
+    Megatron-Core uses device "cuda" and torch.cuda throughout. Here its tensors are on the CPU,
+    types report their CUDA names, and the random states per tensor-parallel rank are states of the
+    CPU's generator. Only two functions of Megatron-Core are replaced: those that read and write
+    CUDA's random state.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            return func(*args).replace("torch.", "torch.cuda.")
+        if "device" in kwargs and str(kwargs["device"]).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
+
+
+def switch_on() -> None:
+    """Enable the emulation; call it before creating `parallel_state` and models."""
+    from megatron.core.tensor_parallel import random
+
+    CudaOnCpu().__enter__()
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.synchronize = lambda device=None: None
+    torch.cuda.manual_seed = torch.manual_seed
+    torch.cuda.get_rng_state = lambda device=None: torch.get_rng_state()
+    random._get_cuda_rng_state = lambda device=None, clone=False, graph_safe=False: (
+        torch.get_rng_state()
+    )
+    random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(
+        state
+    )
+    # It warns when the CPU's random state changes instead of CUDA's; here they are the same.
+    logging.getLogger(random.__name__).setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

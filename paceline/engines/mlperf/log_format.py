@@ -13,8 +13,6 @@ from paceline.engines.log_reading.mlperf_steps import StepLines
 from paceline.engines.log_reading.mlperf_system import System
 from paceline.engines.log_reading.records import watch_end
 
-__all__ = ["LOG_FORMAT"]
-
 FACT_KEYS = {
     "submission_benchmark": "model",
     "submission_org": "submitter",

@@ -20,8 +20,12 @@ from paceline.core.hardware import with_secrets
 from paceline.core.job import RUN_FOLDER, BatchScript, Job
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
-from paceline.engines.launch.batch import needs_queue, requested_limit_s, site_options
-from paceline.engines.launch.programs import unknown_settings
+from paceline.engines.launch.programs import (
+    needs_queue,
+    requested_limit_s,
+    site_options,
+    unknown_settings,
+)
 from paceline.engines.nemo.overrides import (
     ACTIVATIONS,
     DATA_FOLDER,

@@ -23,8 +23,7 @@ from paceline.core.hardware import with_secrets
 from paceline.core.job import BatchScript, Job
 from paceline.core.run import RunSpec
 from paceline.core.secrets import REDACTED, is_secret
-from paceline.engines.launch.batch import needs_queue, requested_limit_s
-from paceline.engines.launch.programs import unknown_settings
+from paceline.engines.launch.programs import needs_queue, requested_limit_s, unknown_settings
 from paceline.engines.megatron_bridge import RECIPE, gpu_of, recipe_problems
 from paceline.engines.nemo.launch import model_size
 from paceline.engines.support import Support, only, refusals

@@ -20,8 +20,6 @@ from paceline.engines.log_reading.records import (
     without_colors,
 )
 
-__all__ = ["LOG_FORMAT"]
-
 ENDS = b"Training completed"
 
 _STEP = re.compile(

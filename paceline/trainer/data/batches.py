@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.trainer.config import ConfigError, TrainerConfig
 from paceline.trainer.data.corpus import Corpus
-from paceline.trainer.data.document_bounds import attended_share
+from paceline.trainer.data.samples import attended_share
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.network import derive_seed
 from paceline.trainer.model_config import ModelConfig

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.config import ConfigError, DataConfig, TrainerConfig
-from paceline.trainer.data.document_bounds import piece_bounds
 from paceline.trainer.data.samples import (
     Corpus,
     PaddedCorpus,
@@ -36,6 +35,7 @@ from paceline.trainer.data.samples import (
     checked_ids,
     next_tokens,
     part_range,
+    piece_bounds,
     require_samples,
     select_part,
     train_part,

@@ -2,7 +2,7 @@
 
 Shapes: B sequences of T tokens, N query heads in groups over K key/value heads of width D.
 `documents` holds (B, n + 1) integers: the bounds of each sequence's documents from 0 to T. Equal
-neighbors mark empty documents (see data/document_bounds.py).
+neighbors mark empty documents (see data/samples.py).
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from paceline.trainer.model_config import FluxConfig, Model
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.parallel.stages import local_stages, stage_layers
 from paceline.trainer.parallel.tensor import TensorParallel, shard_parameters
-from paceline.trainer.replica.compute_copies import ComputeCopies
 from paceline.trainer.replica.replica import (
+    ComputeCopies,
     DdpReplica,
     PipelineReplica,
     Replica,

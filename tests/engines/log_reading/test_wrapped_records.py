@@ -10,9 +10,8 @@ import pytest
 
 from paceline.core.steps import FLOATS
 from paceline.engines import megatron, megatron_deepspeed
-from paceline.engines.log_reading.iteration_records import RECORD
+from paceline.engines.log_reading.iteration_records import RECORD, Wrapping
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
-from paceline.engines.log_reading.wrapped_records import Wrapping
 from tests.engines.megatron_lines import MS, S, column, read, record
 from tests.engines.promises import check_read
 

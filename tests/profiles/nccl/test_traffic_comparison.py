@@ -11,9 +11,9 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.traffic import step_traffic
 from paceline.core.training import Training
-from paceline.profiles.nccl.counters import read_counters
 from paceline.profiles.nccl.debug_log import DebugLog
 from paceline.profiles.nccl.traffic_comparison import axis_groups, compare_traffic, traffic_warnings
+from paceline.profiles.nccl_logs import read_counters
 from tests.example import SHAPE, make_spec
 from tests.profiles.nccl.debug_lines import call, setup
 

@@ -17,7 +17,7 @@ from paceline.engines import native
 from paceline.profiles import nccl_logs as nccl
 from paceline.profiles.nsys import tool as nsys
 from paceline.profiles.nsys.tool import NsysSettings, first_words, nsys_words, output_pattern
-from paceline.profiles.wrapping import PROGRAM, wrap_ranks
+from paceline.profiles.tools import PROGRAM, wrap_ranks
 from tests.example import make_spec
 
 

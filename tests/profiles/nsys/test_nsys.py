@@ -11,9 +11,8 @@ import pytest
 
 from paceline.core.job import Job
 from paceline.profiles.nsys import tool
-from paceline.profiles.nsys.reports import nsys_program
-from paceline.profiles.nsys.tool import NsysSettings, nsys_words, output_pattern
-from paceline.profiles.wrapping import wrap_ranks
+from paceline.profiles.nsys.tool import NsysSettings, nsys_program, nsys_words, output_pattern
+from paceline.profiles.tools import wrap_ranks
 
 WAITS, WAIT_MS = 7, 20
 PROGRAM = f"""

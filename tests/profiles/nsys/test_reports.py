@@ -14,7 +14,7 @@ from paceline.core import interrupts
 from paceline.core.errors import UserError
 from paceline.profiles.breakdown import CATEGORIES
 from paceline.profiles.nsys import tool
-from paceline.profiles.nsys.reports import database, importer_program, reports_of
+from paceline.profiles.nsys.tool import database, importer_program, reports_of
 from tests.profiles.nsys.report_file import PROCESS, ReportFile
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n"
@@ -130,7 +130,7 @@ def test_half_an_export_is_not_taken_for_a_whole_one(
     program = tmp_path / "nsys"
     program.write_text(f'#!/bin/sh\necho half > "${{4#--output=}}"\n{ends}\n')
     program.chmod(0o755)
-    monkeypatch.setattr("paceline.profiles.nsys.reports.nsys_program", lambda: program)
+    monkeypatch.setattr("paceline.profiles.nsys.tool.nsys_program", lambda: program)
     with pytest.raises(error):
         tool.read(tmp_path)
     assert list(report.parent.iterdir()) == [report]
@@ -207,6 +207,6 @@ def test_what_is_no_report_is_refused(tmp_path: Path, name: str, content: bytes,
 def test_without_the_program_the_file_is_refused_with_a_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.profiles.nsys.reports.nsys_program", lambda: None)
+    monkeypatch.setattr("paceline.profiles.nsys.tool.nsys_program", lambda: None)
     with pytest.raises(UserError, match=r"not in PATH.*export --type sqlite"):
         database(tmp_path / "a.nsys-rep", tmp_path)

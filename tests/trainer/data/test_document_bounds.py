@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.trainer.config import parse_config
 from paceline.trainer.data.corpus import load_corpus, load_validation
-from paceline.trainer.data.document_bounds import piece_bounds, window_bounds
+from paceline.trainer.data.samples import piece_bounds, window_bounds
 from paceline.trainer.data.texts import END_OF_DOCUMENT
 from paceline.trainer.parallel.mesh import ALONE
 from tests.trainer.data.test_indexed import EVALUATION, written

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.trainer.config import ConfigError
-from paceline.trainer.measure.memory_limit import data_bytes, limit_memory
+from paceline.trainer.measure.outcome import data_bytes, limit_memory
 from tests.trainer.example import end, lines, log, settings, train_alone
 
 MIB = 2**20
@@ -45,7 +45,7 @@ def test_the_same_model_trains_under_a_limit_that_is_large_enough(tmp_path: Path
 
 ALLOCATE = """
 import json
-from paceline.trainer.measure.memory_limit import data_bytes, limit_memory
+from paceline.trainer.measure.outcome import data_bytes, limit_memory
 from paceline.trainer.measure.machine import keep_freed_memory
 
 keep_freed_memory()

@@ -10,7 +10,7 @@ import torch
 from paceline.trainer.config import ProfileConfig
 from paceline.trainer.measure.torch_profiler import NsysProfiler
 from paceline.trainer.parallel.mesh import Mesh, World
-from paceline.trainer.profilers import make_profiler
+from paceline.trainer.train import make_profiler
 
 ASKED = ProfileConfig(tool="nsys", ranks=[1], first_step=3, last_step=4)
 

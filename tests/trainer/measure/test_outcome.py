@@ -69,7 +69,7 @@ def test_other_faults_are_the_ranks_own() -> None:
 def test_no_room_for_a_threads_stack_is_lack_of_memory_where_it_is_limited() -> None:
     program = (
         "import threading\n"
-        "from paceline.trainer.measure.memory_limit import limit_memory\n"
+        "from paceline.trainer.measure.outcome import limit_memory\n"
         "from paceline.trainer.measure.outcome import outcome\n"
         "limit_memory(1e6, 'cpu')\n"
         "try:\n    threading.Thread(target=print).start()\n"

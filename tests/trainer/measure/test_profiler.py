@@ -20,7 +20,7 @@ import os, time
 from paceline.trainer.measure import heartbeat
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.parallel.mesh import Mesh, join_world
-from paceline.trainer.profilers import make_profiler
+from paceline.trainer.train import make_profiler
 from paceline.trainer.config import ProfileConfig
 
 heartbeat.MIN_START_LIMIT_S = {LIMIT_S}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.engines import native
-from paceline.profiles.nccl.counters import read_counters
 from paceline.profiles.nccl.traffic_comparison import compare_traffic, traffic_warnings
+from paceline.profiles.nccl_logs import read_counters
 from paceline.trainer.measure.clock import HostClock, StepClock
 from paceline.trainer.measure.traffic import watch_traffic
 from paceline.trainer.parallel.mesh import Mesh, World

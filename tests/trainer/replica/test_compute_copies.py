@@ -13,8 +13,7 @@ from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.measure.clock import HostClock, StepClock
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.replica.assembly import make_replica
-from paceline.trainer.replica.compute_copies import ComputeCopies
-from paceline.trainer.replica.replica import Replica
+from paceline.trainer.replica.replica import ComputeCopies, Replica
 from tests.trainer.example import settings
 
 CPU = torch.device("cpu")
