@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paceline.core.steps import FLOATS
+from paceline.engines import log_format
 from paceline.engines.log_reading.log_content import FACT_NAMES, FIGURE_NAMES, LogContent, LogFormat
 from paceline.files.log_file import BLOCK_BYTES, LogFile
 from paceline.logs.facts import UserSettings
@@ -61,6 +62,11 @@ def check_read(kind: LogFormat, content: bytes, sizes: tuple[int, ...] = SIZES) 
     for size in sizes[1:]:
         assert answer(read(kind, content, size)) == first, f"in pieces of {size}"
     return log
+
+
+def reader_of(name: str) -> Callable[[str], LogContent]:
+    """Return the function that reads a text by a log format, as `check_read` does."""
+    return lambda text: check_read(log_format(name), text.encode())
 
 
 def check_answer(log: LogContent, num_bytes: int) -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from paceline.core.units import GIB
 from paceline.engines.automodel import LOG_FORMAT
-from paceline.engines.log_reading.log_content import LogContent
-from tests.engines.promises import check_read, parsed
+from tests.engines.promises import parsed, reader_of
 
 # After recipes/llm/train_ft.py and components/loggers/metric_logger.py of NVIDIA-NeMo/Automodel,
 # 2025-2026; the lines of experiment details after recipes/base_recipe.py.
@@ -41,8 +40,7 @@ def record(step: int, tokens: int = 32_768, tps: float = 13_107.2, **more: objec
     return json.dumps(metrics | more) + "\n"
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("automodel")
 
 
 def test_a_line_is_read_to_its_figures():
@@ -98,18 +96,7 @@ def test_the_figures_of_a_whole_file(tmp_path):
     assert document["tokens_per_s"] == pytest.approx(13_107.2, rel=1e-4)
 
 
-def test_the_rate_of_a_whole_log(tmp_path):
-    document = parsed(tmp_path / "a.log", WORLD + "".join(line(n) for n in range(30)))
-    assert document["engine"] == "automodel" and document["status"] == "ok"
-    assert document["tokens_per_s"] == pytest.approx(11_278.56, rel=1e-4)
-
-
 def test_a_loss_that_is_no_number_is_told(tmp_path):
     assert parsed(tmp_path / "a.log", line(1) + line(2, loss="nan"))["status"] == "nan"
     text = record(1) + record(2, loss=float("nan"))
     assert parsed(tmp_path / "a.jsonl", text)["status"] == "nan"
-
-
-def test_a_pattern_of_such_lines_is_none(tmp_path):
-    text = "step {} | epoch {} | loss {:.4f} | grad_norm {:.4f} | lr {:.2e} | tps {:.2f}\n" * 9
-    assert parsed(tmp_path / "a.log", text)["status"] == "not-a-training-log"

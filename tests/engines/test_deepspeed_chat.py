@@ -279,12 +279,6 @@ def test_a_last_line_without_a_line_end_is_whole_if_its_record_is(text: bytes):
     assert len(log) == 1 or log.figures["samples_per_s"] == 59233.5004
 
 
-def test_a_crash_for_want_of_memory_is_told():
-    log = check_read(LOG_FORMAT, timer(10, "9.5") + b"[rank3]: torch.OutOfMemoryError: CUDA\n")
-
-    assert log.out_of_memory is not None and "OutOfMemoryError" in log.out_of_memory
-
-
 def test_other_tools_throughput_lines_are_not_read():
     text = b"Throughput: 5000 tokens/s\nthroughput: 12 samples/sec\nsamples/sec\n"
 

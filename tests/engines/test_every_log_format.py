@@ -14,6 +14,7 @@ from paceline.engines import log_format, log_formats
 from paceline.engines.log_reading.log_content import LogFormat
 from paceline.logs.parser import detect
 from tests.engines.promises import InPieces, answer, check_parse, check_read, read
+from tests.engines.recent_samples import RECENT_SAMPLES, TOKENS
 from tests.engines.samples import NOISE, PREFIXES, SAMPLES, log_text, times_of
 
 LOG_FORMATS = pytest.mark.parametrize("name", log_formats())
@@ -153,6 +154,62 @@ def test_the_parsed_log_has_the_status_ok_and_its_steps(name: str, tmp_path: Pat
     assert document["engine"] == name
     assert document["status"] == "ok", document["reason"]
     assert document["n_steps"] == len(TIMES)
+
+
+LOSS = re.compile(rb"(loss['\"]?[:= ]{1,9}(?:np\.float64\()?)[0-9.]+(?:[eE][-+]\d+)?")
+WITH_LOSS = [name for name in SAMPLES if LOSS.search(SAMPLES[name].line(20, 1.25))]
+
+
+@pytest.mark.parametrize("name", WITH_LOSS)
+def test_a_loss_that_is_not_a_number_is_reported(name: str, tmp_path: Path):
+    sample, path = SAMPLES[name], tmp_path / "a.log"
+    last = sample.numbers(len(TIMES) + 1)[-1]
+    nan = rb"\1NaN" if sample.line(last, 1.0).startswith(b"{") else rb"\1nan"
+    lines = log_text(name, TIMES, noise=()).removesuffix(sample.tail)
+    path.write_bytes(lines + LOSS.sub(nan, sample.line(last, 1.0)) + sample.tail)
+
+    assert check_parse(path)["status"] == "nan"
+
+
+@LOG_FORMATS
+def test_running_out_of_memory_is_reported(name: str, tmp_path: Path):
+    message = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    path = tmp_path / "a.log"
+    path.write_bytes(log_text(name, TIMES).removesuffix(SAMPLES[name].tail) + message + b"\n")
+
+    document = check_parse(path)
+    assert (document["status"], document["reason"]) == ("oom", message.decode())
+
+
+@pytest.mark.parametrize("name", RECENT_SAMPLES.keys() - {"modded_nanogpt", "primus"})
+def test_tokens_per_second_are_those_of_all_devices(name: str, tmp_path: Path):
+    path = tmp_path / "a.log"
+    path.write_bytes(log_text(name, [2.5] * 40))
+
+    rate = check_parse(path)["tokens_per_s"]
+    assert rate == pytest.approx(TOKENS / 2.5, rel=SAMPLES[name].digits)
+
+
+NOT_LOGS = {
+    "automodel": "step {} | epoch {} | loss {:.4f} | grad_norm {:.4f} | lr {:.2e} | tps {:.2f}",
+    "llama_factory": '{"current_steps": 10, "total_steps": 1000, "percentage": 1.0}',
+    "llm_c": "| step | loss | norm | ms | tok/s |\n| 1/3 | 11.0 | 22.1 | 2517 ms | 208262 tok/s |",
+    "nanochat": "| step 100 | loss: 5.1 | dt: 480ms | tok/sec: 1,092,000 |",
+    "nanotron": "Look for iteration: 3 / 100 and elapsed_time_per_iteration_ms: in the output.",
+    "olmo_core": "The figures are called throughput/device/TPS and train/CE loss, a step "
+    "[step=1/10].",
+    "primus": "[20260506 13:47:27][rank-7/8][INFO ] [-trainer.py:2560] :  iteration 3 of 36000 "
+    "begins; [rank-7/8][INFO ] says so",
+    "verl": "- perf/time_per_step: mean=28.3 min=25.3\n- timing_s/step: mean=28.3\nstep:3 - x:1",
+}
+"""Text that only resembles the lines of a format: sentences, tables and patterns."""
+
+
+@pytest.mark.parametrize("name", NOT_LOGS)
+def test_text_about_its_lines_is_not_a_log(name: str, tmp_path: Path):
+    path = tmp_path / "a.log"
+    path.write_text(f"{NOT_LOGS[name]}\n" * 9)
+    assert check_parse(path)["status"] == "not-a-training-log"
 
 
 def kept_bytes(name: str, n: int) -> int:

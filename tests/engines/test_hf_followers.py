@@ -8,8 +8,7 @@ import pytest
 
 from paceline.core.units import GIB
 from paceline.engines.hf_trainer.log_format import LOG_FORMAT, STEP_TIME_REMARK
-from paceline.engines.log_reading.log_content import LogContent
-from tests.engines.promises import check_read, parsed
+from tests.engines.promises import parsed, reader_of
 
 
 # After trainer/grpo_trainer.py of huggingface/trl, 2025-2026.
@@ -48,8 +47,7 @@ def bar(step: int, rate: str = " 2.50s/it") -> str:
     return f"\r  1%|#         | {step}/500 [00:20<03:00, {rate}]"
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("hf_trainer")
 
 
 def test_trls_tokens_are_a_running_total():

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.engines.hf_trainer import LOG_FORMAT
-from paceline.engines.log_reading.log_content import LogContent
-from tests.engines.promises import check_read, read
+from tests.engines.promises import check_read, read, reader_of
 
 REAL = "logs/bigscience_hf_ds_gpt2_perf_n16_bs4-mbs8.txt"
 
@@ -43,8 +42,7 @@ def summary(run_time: float = 273.0144, rate: float = 3.663, **more: float) -> s
     return f"{fields}\n"
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("hf_trainer")
 
 
 def test_the_real_log_gives_one_figure_for_the_run(reference_data: Path):

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.llama_factory import LOG_FORMAT
-from paceline.engines.log_reading.log_content import LogContent
-from tests.engines.promises import check_read, parsed
+from tests.engines.promises import parsed, reader_of
 
 
 # After LogCallback of src/llamafactory/train/callbacks.py of hiyouga/LLaMA-Factory, 2024-2026.
@@ -33,8 +31,7 @@ def line(step: int, clock: str, total_s: float | None = None, **more: object) ->
     return json.dumps(record | more) + "\n"
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("llama_factory")
 
 
 def test_whole_seconds_are_shared_by_the_steps_between():
@@ -90,24 +87,6 @@ def test_another_run_appended_to_the_file_begins_anew():
     assert "start over" in log.remarks[0]
 
 
-def test_the_figures_of_a_whole_log(tmp_path):
-    text = "".join(line(n, "0:00:25", 3 + 2.5 * n) for n in range(10, 400, 10))
-    document = parsed(tmp_path / "trainer_log.jsonl", text)
-    assert document["engine"] == "llama_factory" and document["status"] == "ok"
-    assert document["step_time_s"]["median"] == pytest.approx(2.5, rel=1e-4)
-    assert document["tokens_per_s"] == pytest.approx(65_536 / 2.5, rel=1e-4)
-
-
-def test_a_loss_that_is_no_number_is_told(tmp_path):
-    text = line(10, "0:00:25") + line(20, "0:00:50", loss=float("nan"))
-    assert parsed(tmp_path / "a.jsonl", text)["status"] == "nan"
-
-
 def test_its_terminal_is_hugging_face_trainers(tmp_path):
     terminal = "{'loss': 1.2345, 'learning_rate': 1.0000e-04, 'epoch': 0.10, 'throughput': 9.5}\n"
     assert parsed(tmp_path / "a.log", terminal * 9)["engine"] == "hf_trainer"
-
-
-def test_objects_of_others_are_none(tmp_path):
-    text = '{"current_steps": 10, "total_steps": 1000, "percentage": 1.0}\n' * 9
-    assert parsed(tmp_path / "a.jsonl", text)["status"] == "not-a-training-log"

@@ -7,8 +7,7 @@ import pytest
 
 from paceline.core.units import MIB
 from paceline.engines.llm_c import LOG_FORMAT
-from paceline.engines.log_reading.log_content import LogContent
-from tests.engines.promises import check_read, parsed
+from tests.engines.promises import reader_of
 from tests.engines.recent_samples import LLM_C_HEAD
 
 
@@ -20,8 +19,7 @@ def line(step: int, ms: float = 1234.56, share: str = "41.5%", loss: str = "7.12
     )
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("llm_c")
 
 
 def test_a_line_is_read_to_its_figures_and_not_to_the_moving_average():
@@ -73,21 +71,3 @@ def test_the_table_is_kept():
 def test_its_last_word_is_kept():
     end = "total average iteration time: 1234.560000 ms\n"
     assert check(line(1) + end).end_line == end.strip()
-
-
-def test_the_figures_of_a_whole_log(tmp_path):
-    text = LLM_C_HEAD.decode() + "".join(line(n) for n in range(1, 21))
-    document = parsed(tmp_path / "a.log", text)
-    assert document["engine"] == "llm_c" and document["status"] == "ok"
-    assert document["step_time_s"]["median"] == pytest.approx(1.23456, rel=1e-4)
-    assert document["tokens_per_s"] == pytest.approx(524_288 / 1.23456, rel=1e-4)
-
-
-def test_a_loss_that_is_no_number_is_told(tmp_path):
-    text = line(1) + line(2, loss="nan")
-    assert parsed(tmp_path / "a.log", text)["status"] == "nan"
-
-
-def test_a_table_of_markdown_is_no_log(tmp_path):
-    text = "| step | loss | norm | ms | tok/s |\n| 1/3 | 11.0 | 22.1 | 2517 ms | 208262 tok/s |\n"
-    assert parsed(tmp_path / "a.log", text)["status"] == "not-a-training-log"

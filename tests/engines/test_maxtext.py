@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.log_reading.log_content import LogContent
-from paceline.engines.maxtext import LOG_FORMAT
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
-from tests.engines.promises import check_read
+from tests.engines.promises import reader_of
 
 CONFIGURATION = """\
 Config param dcn_tensor_parallelism: 1
@@ -52,8 +50,7 @@ def line(step: int, seconds: float = 5.668) -> str:
     )
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("maxtext")
 
 
 def test_the_current_line():
@@ -151,10 +148,6 @@ def test_padding_alone_is_no_mask(tmp_path: Path):
     assert "loss_on" not in log.facts and not log.remarks
 
 
-def test_a_loss_that_is_no_number_is_infinite():
-    assert np.isinf(check(line(1).replace("10.879", "nan")).steps()["loss"]).all()
-
-
 def test_the_configuration_is_kept():
     first = line(0).replace("196608", "6291456")
     log = check(CONFIGURATION + "number parameters: 68.977 billion\n" + first)
@@ -231,10 +224,3 @@ def test_a_number_at_the_very_end_is_not_used():
     log = check((line(0) + line(1))[:-3])
     assert log.incomplete_reason is None
     assert np.isnan(log.steps()["loss"]).tolist() == [False, True]
-
-
-def test_running_out_of_memory_is_told():
-    text = (
-        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate\n"
-    )
-    assert check(line(0) + text).out_of_memory == text.strip()

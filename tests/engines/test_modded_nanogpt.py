@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.core.units import MIB
-from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.modded_nanogpt import LOG_FORMAT
-from tests.engines.promises import check_read, parsed
+from tests.engines.promises import reader_of
 
 
 # After train_gpt.py of KellerJordan/modded-nanogpt, 2024-2026.
@@ -19,8 +18,7 @@ def line(step: int, total_ms: float, loss: str = "") -> str:
     )
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("modded_nanogpt")
 
 
 def test_times_are_differences_and_not_the_running_mean():
@@ -84,10 +82,3 @@ def test_the_programs_text_at_the_top_is_no_step():
     code = 'print0(f"step:{step+1}/{train_steps} train_time:{approx:.0f}ms step_avg:{a:.2f}ms")\n'
     assert LOG_FORMAT.step_line.search(code.encode()) is None
     assert check(code + line(1, 900)).steps().index.tolist() == [1]
-
-
-def test_the_figures_of_a_whole_log(tmp_path):
-    text = "".join(line(n, 1500 + 1250 * n) for n in range(1, 41))
-    document = parsed(tmp_path / "a.log", text)
-    assert document["engine"] == "modded_nanogpt" and document["status"] == "ok"
-    assert document["step_time_s"]["median"] == pytest.approx(1.25, rel=1e-4)

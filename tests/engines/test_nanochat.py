@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.units import MIB
-from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.nanochat import LOG_FORMAT
-from tests.engines.promises import check_read, parsed
+from tests.engines.promises import parsed, reader_of
 from tests.engines.recent_samples import NANOCHAT_HEAD
 
 
@@ -20,8 +19,7 @@ def line(step: int, ms: float = 480.12, rate: str = "1,091,993", loss: str = "5.
     )
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("nanochat")
 
 
 def test_a_line_is_read_to_its_figures():
@@ -85,24 +83,6 @@ def test_its_last_words_are_kept():
     assert log.end_line == "Total training time: 77.00m"
 
 
-def test_the_figures_of_a_whole_log(tmp_path):
-    text = NANOCHAT_HEAD.decode() + "".join(line(n) for n in range(40))
-    document = parsed(tmp_path / "a.log", text)
-    assert document["engine"] == "nanochat" and document["status"] == "ok"
-    assert document["step_time_s"]["median"] == pytest.approx(0.48012, rel=1e-4)
-    assert document["tokens_per_s"] == pytest.approx(524_288 / 0.48012, rel=1e-4)
-
-
 def test_a_log_without_its_head_has_the_printed_rate(tmp_path):
     document = parsed(tmp_path / "a.log", "".join(line(n) for n in range(40)))
     assert document["tokens_per_s"] == pytest.approx(1_091_993, rel=1e-4)
-
-
-def test_a_loss_that_is_no_number_is_told(tmp_path):
-    text = line(1) + line(2, loss="nan")
-    assert parsed(tmp_path / "a.log", text)["status"] == "nan"
-
-
-def test_a_table_of_such_figures_is_no_log(tmp_path):
-    text = "| step 100 | loss: 5.1 | dt: 480ms | tok/sec: 1,092,000 |\n" * 9
-    assert parsed(tmp_path / "a.log", text)["status"] == "not-a-training-log"

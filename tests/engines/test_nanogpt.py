@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.nanogpt import LOG_FORMAT, MFU_REMARK
-from tests.engines.promises import check_read, parsed
+from tests.engines.promises import parsed, reader_of
 from tests.engines.recent_samples import NANOGPT_HEAD
 
 
@@ -16,8 +15,7 @@ def line(step: int, ms: float = 250.12, share: str = "12.34%", loss: str = "4.12
     return f"iter {step}: loss {loss}, time {ms:.2f}ms, mfu {share}\n"
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("nanogpt")
 
 
 def test_a_line_is_read_to_its_figures():
@@ -101,8 +99,3 @@ def test_tokens_are_told_where_only_their_number_a_step_is_known(tmp_path):
 def test_a_sentence_about_such_a_line_is_none(text: str, tmp_path):
     assert parsed(tmp_path / "a.log", 20 * text)["status"] == "not-a-training-log"
     assert len(check(text)) == 0
-
-
-def test_a_loss_that_is_no_number_is_told(tmp_path):
-    text = line(1) + line(2, loss="nan")
-    assert parsed(tmp_path / "a.log", text)["status"] == "nan"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.units import TERA
-from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.nanotron import LOG_FORMAT
-from tests.engines.promises import check_read, parsed
+from tests.engines.promises import reader_of
 from tests.engines.recent_samples import NANOTRON_HEAD
 
 # After trainer.py (train_step_logs) and logging (human_format) of huggingface/nanotron, 2024-2026.
@@ -24,8 +23,7 @@ def line(step: int, time: str = "2.61K", batch: str = "1.02K", loss: str = "9.31
     )
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("nanotron")
 
 
 def test_a_line_is_read_to_its_figures():
@@ -71,21 +69,3 @@ def test_the_configuration_is_kept_and_its_axes_make_the_devices():
     assert facts["num_devices"] == 8 and facts["tp"] == 4 and facts["pp"] == 1
     assert facts["micro_batch"] == 4 and facts["gradient_accumulation"] == 32
     assert facts["global_batch"] == 256 and facts["seq_len"] == 2048
-
-
-def test_the_figures_of_a_whole_log(tmp_path):
-    text = NANOTRON_HEAD.decode() + "".join(line(n) for n in range(1, 21))
-    document = parsed(tmp_path / "a.log", text)
-    assert document["engine"] == "nanotron" and document["status"] == "ok"
-    assert document["step_time_s"]["median"] == pytest.approx(2.61, rel=1e-4)
-    assert document["tokens_per_s"] == pytest.approx(256 * 2048 / 2.61, rel=1e-4)
-
-
-def test_a_loss_that_is_no_number_is_told(tmp_path):
-    document = parsed(tmp_path / "a.log", line(1) + line(2, loss="nan"))
-    assert document["status"] == "nan"
-
-
-def test_a_sentence_about_such_lines_is_none(tmp_path):
-    text = "Look for iteration: 3 / 100 and elapsed_time_per_iteration_ms: in the output.\n"
-    assert parsed(tmp_path / "a.log", text)["status"] == "not-a-training-log"

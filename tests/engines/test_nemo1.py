@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.nemo1 import LOG_FORMAT
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
-from tests.engines.promises import check_read, read
+from tests.engines.promises import check_read, read, reader_of
 
 REAL = "logs/nemo1_progressbar_variants.log"
 REAL_LINES = (
@@ -79,8 +77,7 @@ def test_a_bar_that_times_its_step_goes_before_its_rate():
     assert "steps_per_s" not in log.figures and log.steps()["step_time_s"][-1] == 2.5
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("nemo1")
 
 
 def test_every_real_line_is_read_as_a_person_reads_it(reference_data: Path):
@@ -196,11 +193,6 @@ def test_older_bars_and_their_other_names():
     assert log.facts["global_batch"] == 256
 
 
-def test_a_loss_that_is_no_number_is_infinite():
-    line = bar(3).replace("reduced_train_loss=2.500", "reduced_train_loss=nan.0")
-    assert np.isinf(check(line + "\n").steps()["loss"]).all()
-
-
 def test_three_digits_are_the_resolution_whatever_the_zeros_say():
     assert check(bar(0, 11.2) + "\n").resolution_s == pytest.approx(0.1)
     assert check(bar(0, 5.9) + "\n").resolution_s == pytest.approx(0.01)
@@ -256,15 +248,3 @@ def test_the_trainers_last_word_is_kept():
     log = check(bar(49, of=9) + "\n`Trainer.fit` stopped: `max_steps=50` reached.\n")
     assert log.end_line == "`Trainer.fit` stopped: `max_steps=50` reached."
     assert log.facts["total_steps"] == 50
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
-        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0",
-    ],
-)
-def test_running_out_of_memory_is_told(message: str):
-    log = check(f"{bar(0)}\n3: {message}\n")
-    assert log.out_of_memory == f"3: {message}"

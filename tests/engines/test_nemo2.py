@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.nemo2 import LOG_FORMAT
-from tests.engines.promises import check_read, read
+from tests.engines.promises import read, reader_of
 
 REAL = "logs/nemo2_llama3_8b_bf16_b200_8gpu.log"
 
@@ -24,8 +23,7 @@ def line(
     )
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("nemo2")
 
 
 def test_the_real_log_is_read_as_a_person_reads_it(reference_data: Path):
@@ -149,10 +147,6 @@ def test_validation_figures_stand_behind_without_harm():
     steps = check(text + "Validation: iteration 1/50\n").steps()
     assert steps.index.tolist() == [28]
     assert steps["loss"] == pytest.approx([11.72])
-
-
-def test_a_loss_that_is_no_number_is_infinite():
-    assert np.isinf(check(line(1).replace("11.99", "nan")).steps()["loss"]).all()
 
 
 def test_megatrons_lines_are_not_taken_for_its_own():

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.log_reading.log_content import LogContent
-from paceline.engines.olmo_core import LOG_FORMAT
-from tests.engines.promises import check_read, parsed
+from tests.engines.promises import parsed, reader_of
 
 # After console_logger.py and speed_monitor.py of allenai/OLMo-core, 2025-2026.
 LOGGER = "2026-05-06 13:47:27.123\tnode-07:0\tolmo_core.train.callbacks.console_logger:52\tINFO\t"
@@ -28,8 +26,7 @@ def record(step: int, rate: str = "0.4000", tokens: int = 4_194_304, first: str 
     )
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("olmo_core")
 
 
 def test_a_record_is_read_to_its_figures_and_not_to_the_running_means():
@@ -69,19 +66,6 @@ def test_the_device_and_the_peak_of_the_mfu_are_kept():
     assert log.remarks == ["the log's MFU is relative to a peak of 9.895e+14 FLOP/s"]
 
 
-def test_the_figures_of_a_whole_log(tmp_path):
-    text = "".join(record(n) for n in range(10, 300, 10))
-    document = parsed(tmp_path / "a.log", text)
-    assert document["engine"] == "olmo_core" and document["status"] == "ok"
-    assert document["step_time_s"]["median"] == pytest.approx(2.5, rel=1e-4)
-    assert document["tokens_per_s"] == pytest.approx(4_194_304 / 2.5, rel=1e-4)
-
-
 def test_a_line_averages_no_other_steps_than_its_own(tmp_path):
     document = parsed(tmp_path / "a.log", "".join(record(n) for n in range(10, 300, 10)))
     assert document["n_steps"] == document["window"]["n"] + document["window"]["n_warmup"] == 29
-
-
-def test_a_sentence_about_such_lines_is_none(tmp_path):
-    text = "The figures are called throughput/device/TPS and train/CE loss, a step [step=1/10].\n"
-    assert parsed(tmp_path / "a.log", text)["status"] == "not-a-training-log"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.units import TERA
-from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.primus import LOG_FORMAT
-from tests.engines.promises import check_read, parsed
+from tests.engines.promises import parsed, reader_of
 
 # After modules/trainer/megatron/trainer.py and core/utils/logger.py of AMD-AGI/Primus, 2025-2026.
 HEAD = "[20260506 13:47:27][rank-7/8][INFO ] [--------trainer.py:2560] : "
@@ -29,8 +28,7 @@ def line(step: int, head: str = HEAD, loss: str = "2.352391E+00") -> str:
     )
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("primus")
 
 
 @pytest.mark.parametrize("head", [HEAD, COLOURED], ids=["plain", "coloured"])
@@ -73,8 +71,3 @@ def test_torchtitan_under_primus_stays_torchtitan(tmp_path):
 def test_megatron_without_the_prefix_stays_megatron(tmp_path):
     text = "".join(line(n, "[2026-05-06 13:47:27]") for n in range(1, 9))
     assert parsed(tmp_path / "a.log", text)["engine"] == "megatron"
-
-
-def test_a_sentence_about_such_lines_is_none(tmp_path):
-    text = f"{HEAD} iteration 3 of 36000 begins; [rank-7/8][INFO ] says so\n" * 9
-    assert parsed(tmp_path / "a.log", text)["status"] == "not-a-training-log"

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.torchtitan import LOG_FORMAT
-from tests.engines.promises import check_read
+from tests.engines.promises import reader_of
 
 COLOURS = ("\x1b[31m", "\x1b[32m", "\x1b[38;2;180;60;0m", "\x1b[36m", "\x1b[34m", "\x1b[35m")
 LOGGER = "[rank0]:[titan] 2025-06-01 05:16:30,329 - root - INFO - "
@@ -23,8 +22,7 @@ def line(step: int, rate: str = "1,444", colours: tuple[str, ...] = ("",) * 6) -
     )
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("torchtitan")
 
 
 @pytest.mark.parametrize("colours", [("",) * 6, COLOURS], ids=["plain", "coloured"])
@@ -112,11 +110,6 @@ def test_fields_that_came_later_stand_between_without_harm():
 def test_a_peak_that_is_not_known_leaves_the_mfu_out():
     steps = check(line(5).replace("23.10%", "N/A") + line(6)).steps()
     assert np.isnan(steps["mfu"]).tolist() == [True, False]
-
-
-def test_a_loss_that_is_no_number_is_infinite():
-    text = line(5).replace("loss:  7.9500", "loss:     nan")
-    assert np.isinf(check(text).steps()["loss"]).all()
 
 
 HEAD = f"""\

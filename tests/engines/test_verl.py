@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.verl import LOG_FORMAT, WHOLE_STEP_REMARK
-from tests.engines.promises import check_read, parsed
+from tests.engines.promises import reader_of
 
 
 # After aggregate_logger.py, metric_utils.py and the SFT trainers of volcengine/verl, 2024-2026.
@@ -22,8 +21,7 @@ def line(step: int, seconds: float = 48.5, loss: str = "np.float64(0.0123)") -> 
     )
 
 
-def check(text: str) -> LogContent:
-    return check_read(LOG_FORMAT, text.encode())
+check = reader_of("verl")
 
 
 def test_a_line_is_read_to_its_figures():
@@ -95,20 +93,3 @@ def test_validations_are_no_steps():
 def test_a_bar_beside_it_is_no_step_time():
     bar = "Training Progress:   1%|          | 1/435 [01:50<5:30:00, 110.0s/it]\r"
     assert check(bar + line(1) + bar + line(2)).steps()["step_time_s"].tolist() == [48.5] * 2
-
-
-def test_the_figures_of_a_whole_log(tmp_path):
-    document = parsed(tmp_path / "a.log", "".join(line(n) for n in range(1, 31)))
-    assert document["engine"] == "verl" and document["status"] == "ok"
-    assert document["step_time_s"]["median"] == pytest.approx(48.5, rel=1e-4)
-    assert document["tokens_per_s"] == pytest.approx(1_589_248 / 48.5, rel=1e-4)
-
-
-def test_a_loss_that_is_no_number_is_told(tmp_path):
-    text = line(1) + line(2, loss="np.float64(nan)")
-    assert parsed(tmp_path / "a.log", text)["status"] == "nan"
-
-
-def test_a_list_of_such_figures_is_none(tmp_path):
-    text = "- perf/time_per_step: mean=28.3 min=25.3\n- timing_s/step: mean=28.3\nstep:3 - x:1\n"
-    assert parsed(tmp_path / "a.log", text * 9)["status"] == "not-a-training-log"
