@@ -15,14 +15,15 @@ from paceline.core.units import GIB
 from paceline.engines.log_reading.log_content import (
     LogContent,
     LogFormat,
-    decimal_step,
     whole_numbers,
 )
 from paceline.engines.log_reading.records import (
     NUMBER,
+    Column,
     Records,
     field,
     json_field,
+    note_decimals,
     ratio,
     store_whole_numbers,
     watch_end,
@@ -39,16 +40,18 @@ _INCOMPLETE = re.compile(
     rb"(?!.{0,400}(?:tps [0-9.]{1,24}[( ]|time [0-9.]{1,24}s))"
     rb'|\{"step": \d{1,18}, "epoch": [^{}]{0,8000}\Z'
 )
-_FIELDS = {
-    "loss": (field(rb"loss "), json_field(rb"loss")),
-    "grad_norm": (field(rb"grad_norm "), json_field(rb"grad_norm")),
+_TIME = Column((re.compile(rb"\| time ([0-9.]{1,24})s[^\n]*"),))
+_COLUMNS = {
+    "loss": Column((field(rb"loss "), json_field(rb"loss"))),
+    "grad_norm": Column((field(rb"grad_norm "), json_field(rb"grad_norm"))),
+    "allocated_bytes": Column((field(rb"mem:? "), json_field(rb"mem")), GIB),
+    "step_time_s": _TIME,
 }
-_MEMORY = {"allocated_bytes": (field(rb"mem:? "), json_field(rb"mem"))}
-_TIME = re.compile(rb"\| time ([0-9.]{1,24})s[^\n]*")
+_OF_RANK = re.compile(rb"\(" + NUMBER + rb"/gpu\)[^\n]*")
 _OTHERS = {
-    "tps": (field(rb"\| tps "), json_field(rb"tps")),
-    "of_rank": (re.compile(rb"\(" + NUMBER + rb"/gpu\)[^\n]*"), json_field(rb"tps_per_gpu")),
-    "tokens": (json_field(rb"num_tokens_per_step"),),
+    "tps": Column((field(rb"\| tps "), json_field(rb"tps"))),
+    "of_rank": Column((_OF_RANK, json_field(rb"tps_per_gpu"))),
+    "tokens": Column((json_field(rb"num_tokens_per_step"),)),
 }
 
 
@@ -77,17 +80,15 @@ def _add_steps(text: bytes, world: int, log: LogContent) -> None:
         return
     index, fields = zip(*steps, strict=True)
     records = Records(fields)
-    columns = records.either(_FIELDS) | records.either(_MEMORY, GIB)
-    columns |= records.columns({"step_time_s": _TIME})
+    columns = records.columns(_COLUMNS)
     unknown = np.full(len(index), np.nan)
-    rates = dict.fromkeys(_OTHERS, unknown) | records.either(_OTHERS)
+    rates = dict.fromkeys(_OTHERS, unknown) | records.columns(_OTHERS)
     printed_times = columns.get("step_time_s", unknown)
     columns["tokens"] = rates["tokens"]
     columns["step_time_s"] = np.where(
         np.isnan(printed_times), ratio(rates["tokens"], rates["tps"]), printed_times
     )
-    if times := [t for t in records.texts(_TIME) or () if t]:
-        log.resolution_s = decimal_step(times[-1])
+    note_decimals(log, records.either_texts(_TIME.patterns))
     if world:
         columns["tokens_per_s_per_device"] = rates["tps"] / world
     else:

@@ -15,6 +15,7 @@ from paceline.core.steps import FloatColumn
 from paceline.core.units import GIB
 from paceline.engines.log_reading.log_content import LogContent, LogFormat, numbers, whole_numbers
 from paceline.engines.log_reading.records import (
+    Column,
     Records,
     RunningTotals,
     json_field,
@@ -31,13 +32,14 @@ _RECORD = re.compile(
     rb'\{"current_steps": (\d{1,18}), "total_steps": (\d{1,18}), ("loss": [^{}\r\n]{1,4000})\}'
 )
 _INCOMPLETE = re.compile(rb'\{"current_steps": [^{}]{0,4000}\Z')
-_FIELDS = {"loss": json_field(rb"loss"), "grad_norm": json_field(rb"grad_norm")}
-_MEMORY = {
-    "allocated_bytes": json_field(rb"vram_allocated"),
-    "reserved_bytes": json_field(rb"vram_reserved"),
+_COLUMNS = {
+    "loss": Column((json_field(rb"loss"),)),
+    "grad_norm": Column((json_field(rb"grad_norm"),)),
+    "allocated_bytes": Column((json_field(rb"vram_allocated"),), GIB),
+    "reserved_bytes": Column((json_field(rb"vram_reserved"),), GIB),
+    "total_tokens": Column((json_field(rb"total_tokens"),)),
+    "throughput": Column((json_field(rb"throughput"),)),
 }
-_TOKENS = json_field(rb"total_tokens")
-_RATE = json_field(rb"throughput")
 _CLOCK = re.compile(rb'"elapsed_time": "((?:\d{1,5} days?, )?\d{1,2}:\d\d:\d\d)"[^\n]*')
 
 
@@ -56,11 +58,9 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
             continue
         index, lasts, fields = zip(*steps, strict=True)
         records = Records(fields)
-        columns = records.columns(_FIELDS) | records.columns(_MEMORY, GIB)
-        unsaid = np.full(len(index), np.nan)
-        tokens, rates = (
-            records.columns({"it": pattern}).get("it", unsaid) for pattern in (_TOKENS, _RATE)
-        )
+        columns = records.columns(_COLUMNS)
+        unknown = np.full(len(index), np.nan)
+        tokens, rates = (columns.pop(name, unknown) for name in ("total_tokens", "throughput"))
         fine_s, clock_s = ratio(tokens, rates), _seconds(records, len(index))
         numbers_of_steps = whole_numbers(index)
         new, (fine, whole, per_step) = totals.rates(

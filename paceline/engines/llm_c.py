@@ -12,18 +12,18 @@ from paceline.core.units import MIB
 from paceline.engines.log_reading.log_content import (
     LogContent,
     LogFormat,
-    decimal_step,
     excerpt,
     whole_numbers,
 )
 from paceline.engines.log_reading.records import (
+    Column,
     Records,
-    field,
+    column,
     nan_if_negative,
+    note_decimals,
+    step_lines,
     store_total_steps,
     store_whole_numbers,
-    watch_end,
-    without_colors,
 )
 
 ENDS = b"total average iteration time: "
@@ -32,9 +32,13 @@ _STEP = re.compile(
     rb"step {1,12}(\d{1,18})/(\d{1,18}) \| ((?:train )?loss [^\r\n]{1,80}? norm [^\r\n]*)"
 )
 _INCOMPLETE = re.compile(rb"step {1,12}\d{1,18}/\d{1,18} \| (?:train )?loss (?!.{0,200}tok/s)")
-_FIELDS = {"loss": field(rb"loss "), "grad_norm": field(rb"norm ")}
-_TIME = re.compile(rb"[|(] {0,8}([0-9.]{1,24}) ms[^\n]*")
-_MFU = re.compile(rb"\| {0,8}(-?[0-9.]{1,24})% \w{2,8} MFU[^\n]*")
+_TIME = Column((re.compile(rb"[|(] {0,8}([0-9.]{1,24}) ms[^\n]*"),), 1e-3)
+_COLUMNS = {
+    "loss": column(rb"loss "),
+    "grad_norm": column(rb"norm "),
+    "step_time_s": _TIME,
+    "mfu": Column((re.compile(rb"\| {0,8}(-?[0-9.]{1,24})% \w{2,8} MFU[^\n]*"),), 0.01),
+}
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
@@ -43,21 +47,18 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     `tok/s` is a moving average over all devices and is ignored.
     """
     log.facts["log_interval"] = 1
-    for block in watch_end(blocks, log, ENDS, _INCOMPLETE):
-        text = without_colors(block).replace(b"\r", b"\n")
+    for text, steps in step_lines(blocks, log, _STEP, ENDS, _INCOMPLETE):
         _read_settings(text, log)
-        steps = _STEP.findall(text)
         if not steps:
             continue
-        index, lasts, fields = zip(*steps, strict=True)
+        index, lasts, fields = steps
         records = Records(fields)
-        columns = records.columns(_FIELDS) | records.columns({"step_time_s": _TIME}, 1e-3)
-        if (mfu := records.columns({"mfu": _MFU}, 0.01).get("mfu")) is not None:
-            columns["mfu"] = nan_if_negative(mfu)
+        columns = records.columns(_COLUMNS)
+        if "mfu" in columns:
+            columns["mfu"] = nan_if_negative(columns["mfu"])
         log.add_steps(whole_numbers(index), **columns)
         store_total_steps(log, lasts)
-        if times := [t for t in records.texts(_TIME) or () if t]:
-            log.resolution_s = decimal_step(times[-1]) / 1e3
+        note_decimals(log, records.either_texts(_TIME.patterns), 1e3)
 
 
 _ROW = re.compile(

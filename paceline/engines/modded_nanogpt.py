@@ -22,12 +22,12 @@ from paceline.engines.log_reading.log_content import (
 )
 from paceline.engines.log_reading.records import (
     NUMBER,
+    Column,
     Records,
     RunningTotals,
     last_match,
+    step_lines,
     store_total_steps,
-    watch_end,
-    without_colors,
 )
 
 ENDS = b"peak memory "
@@ -47,17 +47,15 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     clock. Older versions reset it at step 10 and have no time there.
     """
     totals = RunningTotals()
-    for block in watch_end(blocks, log, ENDS, _INCOMPLETE):
-        text = without_colors(block).replace(b"\r", b"\n")
+    for text, steps in step_lines(blocks, log, _STEP, ENDS, _INCOMPLETE):
         _read_settings(text, log)
-        steps = _STEP.findall(text)
         if not steps:
             continue
-        index, lasts, fields, clock, units = zip(*steps, strict=True)
+        index, lasts, fields, clock, units = steps
         seconds = numbers(clock) / np.where(np.array(units) == b"ms", 1e3, 1.0)
         numbers_of_steps = whole_numbers(index)
         new, (times,) = totals.rates(numbers_of_steps, seconds[None, :])
-        columns = Records(fields).columns({"loss": _LOSS})
+        columns = Records(fields).columns({"loss": Column((_LOSS,))})
         columns = {name: column[new] for name, column in columns.items()} | {"step_time_s": times}
         log.add_steps(numbers_of_steps[new], **columns)
         store_total_steps(log, lasts)

@@ -13,21 +13,20 @@ from paceline.core.units import MIB
 from paceline.engines.log_reading.log_content import (
     LogContent,
     LogFormat,
-    decimal_step,
     excerpt,
     numbers,
     whole_numbers,
 )
 from paceline.engines.log_reading.records import (
     Records,
-    field,
+    column,
     last_match,
     nan_if_negative,
+    note_decimals,
     product_of,
+    step_lines,
     store_total_steps,
     store_whole_numbers,
-    watch_end,
-    without_colors,
 )
 
 ENDS = b"Total training time: "
@@ -36,10 +35,14 @@ _STEP = re.compile(rb"step (\d{1,18})(?:/(\d{1,18}))? \([^|()\r\n]{1,24}\) \| (l
 _INCOMPLETE = re.compile(
     rb"step \d{1,18}/\d{1,18} \([0-9.%]{1,12}\) \| loss: (?!.{0,400}tok/sec: [0-9])"
 )
-_FIELDS = {"loss": field(rb"loss: "), "grad_norm": field(rb"grad norm: ")}
-_TIME = field(rb"\| dt: ")
-_RATE = field(rb"\| tok/sec: ")
-_MFU = field(rb"mfu: ")
+_TIME = column(rb"\| dt: ", scale=1e-3)
+_COLUMNS = {
+    "loss": column(rb"loss: "),
+    "grad_norm": column(rb"grad norm: "),
+    "step_time_s": _TIME,
+    "mfu": column(rb"mfu: ", scale=0.01),
+    "rate": column(rb"\| tok/sec: "),
+}
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
@@ -48,25 +51,22 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     `dt` is the time of each single step, `tok/sec` covers all devices, and MFU is per device.
     """
     settings = _Settings(log)
-    for block in watch_end(blocks, log, ENDS, _INCOMPLETE):
-        text = without_colors(block).replace(b"\r", b"\n")
+    for text, steps in step_lines(blocks, log, _STEP, ENDS, _INCOMPLETE):
         settings.read(text)
-        steps = _STEP.findall(text)
         if not steps:
             continue
-        index, lasts, fields = zip(*steps, strict=True)
+        index, lasts, fields = steps
         records = Records([line.replace(b",", b"") for line in fields])
-        columns = records.columns(_FIELDS) | records.columns({"step_time_s": _TIME}, 1e-3)
-        if (mfu := records.columns({"mfu": _MFU}, 0.01).get("mfu")) is not None:
-            columns["mfu"] = nan_if_negative(mfu)
-        rates = records.columns({"rate": _RATE}).get("rate")
+        columns = records.columns(_COLUMNS)
+        if "mfu" in columns:
+            columns["mfu"] = nan_if_negative(columns["mfu"])
+        rates = columns.pop("rate", None)
         if rates is not None and "step_time_s" in columns:
             columns["tokens"] = product_of(rates, columns["step_time_s"])
         log.add_steps(whole_numbers(index), **columns)
         log.remark("the losses are moving averages")
         store_total_steps(log, lasts)
-        if times := [t for t in records.texts(_TIME) or () if t]:
-            log.resolution_s = decimal_step(times[-1]) / 1e3
+        note_decimals(log, records.either_texts(_TIME.patterns), 1e3)
     settings.finish()
 
 

@@ -6,13 +6,12 @@ Source: `trainer.py` and `logging/base.py` of huggingface/nanotron, 2023-2026.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from paceline.core.units import TERA
 from paceline.engines.log_reading.log_content import (
     LogContent,
     LogFormat,
-    decimal_step,
     numbers,
     whole_numbers,
 )
@@ -20,12 +19,12 @@ from paceline.engines.log_reading.records import (
     LARGEST_SETTING,
     Records,
     last_match,
+    note_decimals,
     note_resolution,
     product,
+    step_lines,
     store_total_steps,
     store_whole_numbers,
-    watch_end,
-    without_colors,
 )
 
 DIGITS = 3
@@ -57,13 +56,11 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     In 2023, numbers were printed in full, with one decimal of a millisecond.
     """
     settings = _Settings(log)
-    for block in watch_end(blocks, log, incomplete=_INCOMPLETE):
-        text = without_colors(block).replace(b"\r", b"\n")
+    for text, steps in step_lines(blocks, log, _STEP, incomplete=_INCOMPLETE):
         settings.read(text)
-        steps = _STEP.findall(text)
         if not steps:
             continue
-        index, lasts, fields = zip(*steps, strict=True)
+        index, lasts, fields = steps
         records = Records(fields)
         columns = {
             name: numbers(list(map(_expand_suffix, texts))) / divisor
@@ -75,7 +72,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         if fields[-1].startswith(b"consumed_tokens"):
             note_resolution(log, columns, DIGITS)
         else:
-            _note_milliseconds(log, records.texts(_FIELDS["step_time_s"][0]))
+            note_decimals(log, records.texts(_FIELDS["step_time_s"][0]) or (), 1e3)
     settings.finish()
 
 
@@ -83,13 +80,6 @@ def _expand_suffix(text: bytes) -> bytes:
     """Return `2.61e3` for `2.61K`."""
     suffix = _SUFFIXES.get(text[-1]) if len(text) > 1 else None
     return text[:-1] + suffix if suffix else text
-
-
-def _note_milliseconds(log: LogContent, texts: Sequence[bytes] | None) -> None:
-    for text in reversed(texts or ()):
-        if text:
-            log.resolution_s = decimal_step(text) / 1e3
-            return
 
 
 _SETTING = re.compile(

@@ -23,7 +23,7 @@ from paceline.engines.log_reading.log_content import (
     numbers,
 )
 from paceline.engines.log_reading.nemo_settings import ENDS, NemoSettings
-from paceline.engines.log_reading.records import Records, field, note_resolution, watch_end
+from paceline.engines.log_reading.records import Records, column, field, note_resolution, watch_end
 
 DIGITS = 3
 """Significant digits of every printed number, regardless of trailing zeros."""
@@ -46,14 +46,14 @@ _INCOMPLETE = re.compile(rb"\d \[\d[^\[\]]{1,60}<[^\[\]]{0,200}, [a-z_]{4,30}=[^
 
 _INDEX = field(rb"global_step=")
 _CONSUMED = field(rb"consumed_samples=")
-_FIELDS = {
-    "step_time_s": field(_TIME),
-    "grad_norm": field(rb"grad_norm="),
-    "samples_per_s": field(rb"samples/sec="),
-    "reserved_bytes": field(rb"peak_memory_usage="),
+_COLUMNS = {
+    "step_time_s": column(_TIME),
+    "grad_norm": column(rb"grad_norm="),
+    "samples_per_s": column(rb"samples/sec="),
+    "reserved_bytes": column(rb"peak_memory_usage="),
+    "loss": column(rb"reduced_train_loss=", rb", loss="),
 }
 _BY_BATCH_TIME = re.compile(rb"(batch_time=)[^\n]*samples/sec=[^\n]*")
-_LOSS = (field(rb"reduced_train_loss="), field(rb", loss="))
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
@@ -114,7 +114,7 @@ def _add(
     totals: Sequence[bytes],
 ) -> None:
     index = positions.indices(records.texts(_INDEX), counts, totals)
-    columns = records.columns(_FIELDS) | records.either({"loss": _LOSS})
+    columns = records.columns(_COLUMNS)
     sample_counts = records.texts(_CONSUMED)
     if sample_counts is not None:
         batch.read(index, sample_counts)

@@ -20,7 +20,7 @@ from paceline.engines.log_reading.log_content import (
     whole_numbers,
 )
 from paceline.engines.log_reading.nemo_settings import ENDS, NemoSettings
-from paceline.engines.log_reading.records import Records, field, note_resolution, watch_end
+from paceline.engines.log_reading.records import Records, column, field, note_resolution, watch_end
 
 DIGITS = 4
 """Significant digits of every number; trailing zeros are omitted."""
@@ -42,16 +42,16 @@ _CONTINUATION = re.compile(
 """Line that may continue the record of the previous line."""
 
 _GLOBAL_STEP = field(rb"global_step: ")
-_FIELDS = {
-    "step_time_s": field(rb"train_step_timing in s: "),
-    "loss": field(rb"reduced_train_loss: "),
-    "grad_norm": field(rb"grad_norm: "),
-    "global_batch": field(rb"global_batch_size: "),
-    "tokens_per_s_per_device": field(rb"tokens_per_sec_per_gpu: "),
-    "allocated_bytes": field(rb"max_memory_allocated: "),
+_COLUMNS = {
+    "step_time_s": column(rb"train_step_timing in s: "),
+    "loss": column(rb"reduced_train_loss: "),
+    "grad_norm": column(rb"grad_norm: "),
+    "global_batch": column(rb"global_batch_size: "),
+    "tokens_per_s_per_device": column(rb"tokens_per_sec_per_gpu: "),
+    "allocated_bytes": column(rb"max_memory_allocated: "),
+    "reserved_bytes": column(rb"max_memory_reserved: ", rb"peak_memory_usage: "),
+    "flops_per_s_per_device": column(rb"TFLOPS_per_GPU: ", scale=TERA),
 }
-_MEMORY = {"reserved_bytes": (field(rb"max_memory_reserved: "), field(rb"peak_memory_usage: "))}
-_RATES = {"flops_per_s_per_device": field(rb"TFLOPS_per_GPU: ")}
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
@@ -70,8 +70,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
             continue
         iterations, lasts, fields = zip(*steps, strict=True)
         records = Records(fields)
-        columns = records.columns(_FIELDS) | records.columns(_RATES, TERA)
-        columns |= records.either(_MEMORY)
+        columns = records.columns(_COLUMNS)
         index = _index(records.texts(_GLOBAL_STEP), iterations)
         log.add_steps(index, **columns)
         from_zero = int(iterations[-1]) <= int(index[-1])

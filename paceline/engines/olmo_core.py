@@ -16,7 +16,7 @@ from paceline.engines.log_reading.log_content import LogContent, LogFormat, exce
 from paceline.engines.log_reading.records import (
     Records,
     RunningTotals,
-    field,
+    column,
     last_match,
     ratio,
     store_total_steps,
@@ -32,16 +32,16 @@ DECIMALS = {10.0: 1e-2, 1.0: 1e-3}
 """Resolution of printed batches per second above each rate; 0.0001 up to a rate of 1."""
 
 _RECORD = re.compile(rb"\[step=(\d{1,18})/([0-9,]{1,24}|\?\?\?),epoch=[^\]\n]{1,80}\]")
-_FIELDS = {
-    "loss": field(rb"train/CE loss="),
-    "grad_norm": field(rb"optim/total grad norm="),
-    "tokens_per_s_per_device": field(rb"throughput/device/TPS="),
+_COLUMNS = {
+    "loss": column(rb"train/CE loss="),
+    "grad_norm": column(rb"optim/total grad norm="),
+    "tokens_per_s_per_device": column(rb"throughput/device/TPS="),
+    "reserved_bytes": column(rb"GPU reserved mem \(GiB\)=", scale=GIB),
+    "flops_per_s_per_device": column(rb"throughput/device/TFLOPs_per_GPU=", scale=TERA),
+    "mfu": column(rb"throughput/device/MFU(?: \(%\))?=", scale=0.01),
+    "batches_per_s": column(rb"throughput/device/BPS="),
+    "tokens": column(rb"throughput/total tokens="),
 }
-_MEMORY = {"reserved_bytes": field(rb"GPU reserved mem \(GiB\)=")}
-_RATES = {"flops_per_s_per_device": field(rb"throughput/device/TFLOPs_per_GPU=")}
-_PER_CENT = {"mfu": field(rb"throughput/device/MFU(?: \(%\))?=")}
-_BATCHES_PER_S = field(rb"throughput/device/BPS=")
-_TOKENS = field(rb"throughput/total tokens=")
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
@@ -59,12 +59,10 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
             continue
         records = Records([bodies[n].replace(b",", b"") for n in rows])
         index = whole_numbers([heads[n][1] for n in rows])
-        columns = records.columns(_FIELDS) | records.columns(_RATES, TERA)
-        columns |= records.columns(_PER_CENT, 0.01) | records.columns(_MEMORY, GIB)
-        columns |= _times(records, log)
-        token_totals = records.columns({"tokens": _TOKENS}).get(
-            "tokens", np.full(len(index), np.nan)
-        )
+        columns = records.columns(_COLUMNS)
+        if (rates := columns.pop("batches_per_s", None)) is not None:
+            columns["step_time_s"] = _times(rates, log)
+        token_totals = columns.get("tokens", np.full(len(index), np.nan))
         new, (tokens,) = totals.rates(index, token_totals[None, :])
         columns = {name: column[new] for name, column in columns.items()} | {"tokens": tokens}
         log.add_steps(index[new], **columns)
@@ -82,18 +80,15 @@ def _records(text: bytes) -> tuple[list[re.Match[bytes]], list[bytes]]:
     return heads, bodies
 
 
-def _times(records: Records, log: LogContent) -> dict[str, FloatColumn]:
-    """Return seconds per step; store their resolution."""
-    rates = records.columns({"rate": _BATCHES_PER_S}).get("rate")
-    if rates is None:
-        return {}
+def _times(rates: FloatColumn, log: LogContent) -> FloatColumn:
+    """Return seconds per step from batches per second; store their resolution."""
     times = ratio(np.ones(len(rates)), rates)
     rows = np.flatnonzero(np.isfinite(times))
     if len(rows):
         rate = float(rates[rows[-1]])
         decimal = next((step for minimum, step in DECIMALS.items() if rate > minimum), 1e-4)
         log.resolution_s = decimal / rate**2
-    return {"step_time_s": times}
+    return times
 
 
 ENDS = b"Training complete"

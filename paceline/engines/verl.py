@@ -19,7 +19,7 @@ from paceline.engines.log_reading.log_content import (
 )
 from paceline.engines.log_reading.records import (
     Records,
-    field,
+    column,
     note_decimals,
     ratio,
     watch_end,
@@ -50,22 +50,16 @@ _INCOMPLETE = re.compile(
     rb"step:\d{1,18} - (?!.{0,60000} - (?:perf/throughput|train/time\(s\)):[0-9])"
 )
 _NUMPY = re.compile(rb":np\.\w{2,12}\(([^()\s]{1,40})\)")
-_TIMES = (
-    field(rb" - perf/time_per_step:"),
-    field(rb" - timing_s/step:"),
-    field(rb" - train/time\(s\):"),
-)
-_EITHER = {
+_TIMES = column(rb" - perf/time_per_step:", rb" - timing_s/step:", rb" - train/time\(s\):")
+_COLUMNS = {
     "step_time_s": _TIMES,
-    "loss": (field(rb" - actor/pg_loss:"), field(rb" - train/loss:")),
-    "grad_norm": (field(rb" - actor/grad_norm:"), field(rb" - train/grad_norm:")),
-    "tokens": (field(rb" - perf/total_num_tokens:"), field(rb" - train/global_tokens:")),
-    "tokens_per_s_per_device": (field(rb" - perf/throughput:"),),
-    "mfu": (field(rb" - train/mfu:"),),
-}
-_MEMORY = {
-    "allocated_bytes": field(rb" - perf/max_memory_allocated_gb:"),
-    "reserved_bytes": field(rb" - perf/max_memory_reserved_gb:"),
+    "loss": column(rb" - actor/pg_loss:", rb" - train/loss:"),
+    "grad_norm": column(rb" - actor/grad_norm:", rb" - train/grad_norm:"),
+    "tokens": column(rb" - perf/total_num_tokens:", rb" - train/global_tokens:"),
+    "tokens_per_s_per_device": column(rb" - perf/throughput:"),
+    "mfu": column(rb" - train/mfu:"),
+    "allocated_bytes": column(rb" - perf/max_memory_allocated_gb:", scale=GIB),
+    "reserved_bytes": column(rb" - perf/max_memory_reserved_gb:", scale=GIB),
 }
 _TIMED = re.compile(rb" - (?:perf/time_per_step|timing_s/step|train/time\(s\)):")
 
@@ -92,12 +86,12 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
             continue
         index, fields = zip(*steps, strict=True)
         records = Records(fields)
-        columns = records.either(_EITHER) | records.columns(_MEMORY, GIB)
+        columns = records.columns(_COLUMNS)
         log.add_steps(whole_numbers(index), **columns)
         _count_devices(columns, log)
         if "tokens_per_s_per_device" in columns:
             log.remark(WHOLE_STEP_REMARK)
-        note_decimals(log, records.either_texts(_TIMES))
+        note_decimals(log, records.either_texts(_TIMES.patterns))
 
 
 def _count_devices(columns: dict[str, FloatColumn], log: LogContent) -> None:

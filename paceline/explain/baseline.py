@@ -16,8 +16,13 @@ from paceline.estimate.measured_step import estimate_measured_run, measured_run,
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import Estimate, estimate
 from paceline.explain.explanation import BaselineKind
-from paceline.explain.observed_run import ObservedRun, find_source, observed_run
-from paceline.explain.profiled_step import ProfiledStep, own_profiled_step
+from paceline.explain.observed_run import (
+    ObservedRun,
+    ProfiledStep,
+    find_source,
+    observed_run,
+    own_profiled_step,
+)
 from paceline.explain.step_breakdown import StepParts
 from paceline.logs.facts import UserSettings
 from paceline.runs.comparison_inputs import NO_SETTINGS

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from paceline.explain.baseline import Baseline
 from paceline.explain.explanation import Cause, CauseEvidence, CauseName
-from paceline.explain.observed_run import ObservedRun
-from paceline.explain.profiled_step import ProfiledStep
+from paceline.explain.observed_run import ObservedRun, ProfiledStep
 from paceline.explain.step_breakdown import StepParts
 
 

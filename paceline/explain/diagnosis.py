@@ -8,8 +8,13 @@ from pathlib import Path
 from paceline.explain.baseline import Baseline, baseline_of, can_estimate
 from paceline.explain.context import DiagnosisContext, Finding
 from paceline.explain.explanation import Explanation
-from paceline.explain.observed_run import ObservedRun, observed_run
-from paceline.explain.profiled_step import ProfiledStep, load_profiled_step, own_profiled_step
+from paceline.explain.observed_run import (
+    ObservedRun,
+    ProfiledStep,
+    load_profiled_step,
+    observed_run,
+    own_profiled_step,
+)
 from paceline.explain.step_breakdown import StepParts
 from paceline.explain.wait_causes import WAIT_CAUSES
 from paceline.explain.work_causes import avoidable_recompute_findings, work_causes

@@ -1,4 +1,7 @@
-"""A run with everything that a diagnosis needs: step breakdown, settings, environment, clocks."""
+"""A run with everything that a diagnosis needs: step breakdown, settings, environment, clocks.
+
+Its profile has a breakdown of a step, which shows parts that step times alone do not.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,72 @@ from paceline.core.result import Result
 from paceline.core.run import RunSettings, RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.telemetry import read_telemetry
-from paceline.explain.rank_events import MAX_STEPS, RankEvents, rank_events
-from paceline.explain.step_breakdown import MIN_STEPS, StepBreakdown, break_down_steps
-from paceline.files.documents import read_json, read_lines
+from paceline.explain.step_breakdown import (
+    MAX_STEPS,
+    MIN_STEPS,
+    RankEvents,
+    StepBreakdown,
+    break_down_steps,
+    rank_events,
+)
+from paceline.files.documents import read_json, read_lines, read_value
 from paceline.files.events import StepEvent
 from paceline.files.run_folder import find_run
 from paceline.logs.facts import UserSettings
 from paceline.machines.probe.telemetry import FOLDER as TELEMETRY_FOLDER
+from paceline.profiles.profile import PROFILE_FILE, Profile
 from paceline.runs.comparison_inputs import NO_SETTINGS, report_of_file
 from paceline.runs.outcome import evaluate, rank_place
+
+
+@dataclass(frozen=True)
+class ProfiledStep:
+    """A profiled step by part, in shares because profiling itself lengthens the step."""
+
+    shares: Mapping[str, float]
+    """Shares of the step by category of the profile."""
+    n: int
+    """Number of steps times ranks."""
+    source: str
+
+    @property
+    def host_gap(self) -> float:
+        """Share of the step in which the device was idle, known waits excluded."""
+        return self.shares.get("host_gap", 0.0)
+
+
+def load_profiled_step(root: Path, name: str) -> ProfiledStep:
+    """Return the profile `name`: a profile.json, or a run that has one.
+
+    Raises UserError if there is none or if it has no breakdown of a step.
+    """
+    path = Path(name)
+    path = path if path.is_file() else find_run(root, name) / PROFILE_FILE
+    if not path.exists():
+        raise UserError(
+            f"--profile {name}", "was not profiled", remedy=f"paceline probe profile {name}"
+        )
+    step = _step(path)
+    if step is None:
+        raise UserError(
+            str(path), "has no step breakdown", remedy="profile with --tool torch or nsys"
+        )
+    return step
+
+
+def own_profiled_step(folder: Path) -> ProfiledStep | None:
+    """Return the run's own profile; None without one that breaks a step down."""
+    path = folder / PROFILE_FILE
+    return _step(path) if path.is_file() else None
+
+
+def _step(path: Path) -> ProfiledStep | None:
+    profile = read_value(path, Profile)
+    if not profile.step_time_s or not profile.parts:
+        return None
+    shares = {name: seconds / profile.step_time_s for name, seconds in profile.parts.items()}
+    return ProfiledStep(shares, profile.n, f"profile of {profile.run or path.name}, {profile.tool}")
+
 
 CAMPAIGN_RESULT = "scale.json"
 REMEDY = "give one with more steady steps; `paceline parse` shows which steps of a log count"

@@ -11,8 +11,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.engines import engine
-from paceline.engines.mlperf import preset_variables
-from paceline.engines.mlperf.configuration import contradictions, source_config
+from paceline.engines.mlperf import contradictions, preset_variables, source_config
 from paceline.machines import slurm
 from tests.command import paceline
 from tests.engines.batch_site import CONFIG, MLPERF, SYSTEM, site, spec_of

@@ -23,8 +23,9 @@ from paceline.engines.log_reading.hf_settings import (
 )
 from paceline.engines.log_reading.log_content import Fact, LogContent, LogFormat, numbers
 from paceline.engines.log_reading.records import (
+    Column,
     Records,
-    field,
+    column,
     last_match,
     significant_step,
     watch_end,
@@ -47,18 +48,18 @@ _RECORD = re.compile(rb"\{([^{}]{2,8000}+)\}")
 _INCOMPLETE = re.compile(rb"\{['\"](?:loss|train_runtime)['\"]: [^{}]{0,8000}\Z")
 _LOSS = re.compile(rb"'loss': '?(-?(?:[Nn]a[Nn]|[Ii]nf)|[-+0-9.eE]{1,24})[^\n]*")
 _FIELDS = {
-    "loss": _LOSS,
-    "grad_norm": re.compile(_LOSS.pattern.replace(b"loss", b"grad_norm")),
-    "tokens": field(rb"'(?:num_input_tokens_seen|num_tokens|tokens/total)': '?"),
-    "step": field(rb"'step': '?"),
-    "run_time_s": field(rb"'train_runtime': '?"),
+    "loss": Column((_LOSS,)),
+    "grad_norm": Column((re.compile(_LOSS.pattern.replace(b"loss", b"grad_norm")),)),
+    "tokens": column(rb"'(?:num_input_tokens_seen|num_tokens|tokens/total)': '?"),
+    "step": column(rb"'step': '?"),
+    "run_time_s": column(rb"'train_runtime': '?"),
+    "step_time_s": column(rb"'iteration_time_s': '?", rb"'step_time': '?"),
 }
 """Fields of a dictionary.
 
 The Trainer itself, TRL and axolotl use these names for the total of tokens since the run's start.
 """
 
-_STEP_TIME = (field(rb"'iteration_time_s': '?"), field(rb"'step_time': '?"))
 _MEMORY = re.compile(rb"['\"]memory/max_allocated \(GiB\)['\"]: ['\"]?([0-9.]{1,16})")
 STEP_TIME_REMARK = (
     "step times are TRL's `step_time`: generation, forward and backward pass, without the optimizer"
@@ -359,10 +360,9 @@ def _plain(records: list[bytes]) -> list[bytes]:
 
 
 def _entries(records: list[bytes]) -> Iterator[Entry]:
-    entries = Records(records)
-    columns = entries.columns(_FIELDS) | entries.either({"step_time_s": _STEP_TIME})
+    columns = Records(records).columns(_FIELDS)
     nothing: FloatColumn = np.broadcast_to(np.nan, len(records))
-    values = [columns.get(name, nothing).tolist() for name in (*_FIELDS, "step_time_s")]
+    values = [columns.get(name, nothing).tolist() for name in _FIELDS]
     times = values[-2]
     units = list(map(_unit, records, times)) if "run_time_s" in columns else times
     return zip(*values, units, strict=True)

@@ -6,6 +6,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -79,6 +80,20 @@ def json_field(name: bytes) -> re.Pattern[bytes]:
     return re.compile(rb'"' + name + rb'": (-?(?:NaN|Infinity)|[-+0-9.eE]{1,24})[^\n]*')
 
 
+@dataclass(frozen=True)
+class Column:
+    """Column of step records: the patterns of its names, of which the first in a record wins."""
+
+    patterns: tuple[re.Pattern[bytes], ...]
+    scale: float = 1.0
+    """Factor of the printed number."""
+
+
+def column(*names: bytes, scale: float = 1.0) -> Column:
+    """Return the column of a number that follows one of `names`, as in `field`."""
+    return Column(tuple(map(field, names)), scale)
+
+
 class Records:
     """Records of one kind, one line each, whose fields are found by name in any order."""
 
@@ -101,28 +116,14 @@ class Records:
         columns = [texts for texts in map(self.texts, patterns) if texts is not None]
         return [next((text for text in texts if text), b"") for texts in zip(*columns, strict=True)]
 
-    def columns(
-        self, fields: Mapping[str, re.Pattern[bytes]], scale: float = 1.0
-    ) -> dict[str, FloatColumn]:
-        """Return the fields of any record, as numbers times `scale`; NaN if absent."""
+    def columns(self, table: Mapping[str, Column]) -> dict[str, FloatColumn]:
+        """Return the columns that any record has, as numbers; NaN if absent in a record."""
         columns: dict[str, FloatColumn] = {}
-        for name, pattern in fields.items():
-            texts = self.texts(pattern)
-            if texts is not None:
-                columns[name] = numbers(texts) * scale
-        return columns
-
-    def either(
-        self, choices: Mapping[str, Sequence[re.Pattern[bytes]]], scale: float = 1.0
-    ) -> dict[str, FloatColumn]:
-        """Return columns of fields with several names; the first name in a record wins."""
-        columns: dict[str, FloatColumn] = {}
-        for name, patterns in choices.items():
-            for pattern in patterns:
-                column = self.columns({name: pattern}, scale).get(name)
-                if column is not None:
-                    earlier = columns.get(name, column)
-                    columns[name] = np.where(np.isnan(earlier), column, earlier)
+        for name, column in table.items():
+            for texts in filter(None, map(self.texts, column.patterns)):
+                values = numbers(texts) * column.scale
+                earlier = columns.get(name, values)
+                columns[name] = np.where(np.isnan(earlier), values, earlier)
         return columns
 
 
@@ -154,12 +155,13 @@ def note_resolution(log: LogContent, columns: Mapping[str, FloatColumn], digits:
             log.resolution_s = significant_step(sound[-1].item(), digits)
 
 
-def note_decimals(log: LogContent, times: Sequence[bytes] | None) -> None:
-    """Store the resolution of printed step times with a fixed number of decimals."""
-    for text in reversed(times or ()):
-        if text:
-            log.resolution_s = decimal_step(text)
-            return
+def note_decimals(log: LogContent, times: Sequence[bytes], per_second: float = 1.0) -> None:
+    """Store the resolution of printed step times with a fixed number of decimals.
+
+    `per_second` is the number of printed units in a second.
+    """
+    if text := next(filter(None, reversed(times)), None):
+        log.resolution_s = decimal_step(text) / per_second
 
 
 def watch_end(
@@ -185,6 +187,22 @@ def watch_end(
     tail = last[max(last.rfind(b"\n"), last.rfind(b"\r")) + 1 :]
     if incomplete is not None and incomplete.search(tail):
         log.incomplete_reason = f"the log ends within a step line: {excerpt(tail)}"
+
+
+def step_lines(
+    blocks: Iterable[bytes],
+    log: LogContent,
+    line: re.Pattern[bytes],
+    ends: bytes | None = None,
+    incomplete: re.Pattern[bytes] | None = None,
+) -> Iterator[tuple[bytes, list[tuple[bytes, ...]]]]:
+    """Yield the text of each block, and the groups of its step lines as columns, empty without any.
+
+    The text has no colors, and line ends for carriage returns. See `watch_end`.
+    """
+    for block in watch_end(blocks, log, ends, incomplete):
+        text = without_colors(block).replace(b"\r", b"\n")
+        yield text, list(zip(*line.findall(text), strict=True))
 
 
 def out_of_memory_line(text: bytes) -> str | None:

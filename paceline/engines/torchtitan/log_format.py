@@ -11,19 +11,19 @@ from paceline.core.units import GIB, TERA
 from paceline.engines.log_reading.log_content import LogContent, LogFormat, excerpt, whole_numbers
 from paceline.engines.log_reading.records import (
     Records,
-    field,
+    column,
     last_match,
     note_decimals,
     product,
+    step_lines,
     store_whole_numbers,
-    watch_end,
-    without_colors,
 )
 
 ENDS = b"Training completed"
 
 _STEP = re.compile(
-    rb'step"?[:=] {0,12}(\d{1,18})[ ,]{1,4}((?:loss: |global_avg_loss=|"loss_metrics/).*)'
+    rb'step(?<!validate step)"?[:=] {0,12}(\d{1,18})[ ,]{1,4}'
+    rb'((?:loss: |global_avg_loss=|"loss_metrics/).*)'
 )
 _INCOMPLETE = re.compile(rb"step: {1,12}\d{1,18} +loss(?!.{0,4000}(?:tps|wps|iter): {0,12}[0-9])")
 _COLOUR = rb"(?:\x1b\[[0-9;]{0,24}m)?"
@@ -36,23 +36,19 @@ _STEP_LINE = re.compile(
     + rb'|"step": \d{1,18}, "loss_metrics/'
 )
 
-_TIME = (field(rb'end_to_end\(s\)"?[:=] ?'), field(rb"iter: {1,12}"))
-_EITHER = {
-    "loss": (field(rb"loss: {1,12}"), field(rb'global_avg_loss"?[:=] ?')),
+_TIME = column(rb'end_to_end\(s\)"?[:=] ?', rb"iter: {1,12}")
+_COLUMNS = {
+    "loss": column(rb"loss: {1,12}", rb'global_avg_loss"?[:=] ?'),
     "step_time_s": _TIME,
-    "tokens_per_s_per_device": (
-        field(rb"tps: "),
-        field(rb"wps: "),
-        field(rb'throughput\(tps\)"?[:=] ?'),
-    ),
+    "tokens_per_s_per_device": column(rb"tps: ", rb"wps: ", rb'throughput\(tps\)"?[:=] ?'),
+    "grad_norm": column(rb'grad_norm"?[:=] {0,12}'),
+    "flops_per_s_per_device": column(rb'tflops"?[:=] ?', scale=TERA),
+    "mfu": column(rb'mfu(?:\(%\))?"?[:=] ?', scale=0.01),
+    "reserved_bytes": column(rb"memory: {0,12}", rb'max_reserved\(GiB\)"?[:=] ?', scale=GIB),
 }
-_MEMORY = {"reserved_bytes": (field(rb"memory: {0,12}"), field(rb'max_reserved\(GiB\)"?[:=] ?'))}
-_GRAD_NORM = {"grad_norm": field(rb'grad_norm"?[:=] {0,12}')}
-_RATES = {"flops_per_s_per_device": field(rb'tflops"?[:=] ?')}
 _UNKNOWN = {"loss": -1.0, "reserved_bytes": 0.0}
 """Values that mean unknown: loss on first pipeline stages, memory on devices that do not count it.
 """
-_PER_CENT = {"mfu": field(rb'mfu(?:\(%\))?"?[:=] ?')}
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
@@ -60,26 +56,18 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
     Lines with `validate step` are not training steps.
     """
-    for block in watch_end(blocks, log, ENDS, _INCOMPLETE):
-        text = without_colors(block).replace(b"\r", b"\n").replace(b"validate step", b"validate")
+    for text, steps in step_lines(blocks, log, _STEP, ENDS, _INCOMPLETE):
         _read_settings(text, log)
-        steps = _STEP.findall(text)
         if not steps:
             continue
-        index, fields = zip(*steps, strict=True)
+        index, fields = steps
         # Commas are thousands separators, at least in the rates.
         records = Records([line.replace(b",", b"") for line in fields])
-        columns = {
-            **records.either(_EITHER),
-            **records.columns(_GRAD_NORM),
-            **records.columns(_RATES, TERA),
-            **records.columns(_PER_CENT, 0.01),
-            **records.either(_MEMORY, GIB),
-        }
+        columns = records.columns(_COLUMNS)
         for name in _UNKNOWN.keys() & columns.keys():
             columns[name] = np.where(columns[name] == _UNKNOWN[name], np.nan, columns[name])
         log.add_steps(whole_numbers(index), **columns)
-        note_decimals(log, records.either_texts(_TIME))
+        note_decimals(log, records.either_texts(_TIME.patterns))
     if log.facts.get("pp", 1) != 1:
         # The pipeline schedule splits the local batch further.
         log.facts.pop("micro_batch", None)

@@ -9,7 +9,9 @@ import pytest
 
 from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.log_reading.records import (
+    Column,
     Records,
+    column,
     field,
     last_match,
     note_decimals,
@@ -42,13 +44,14 @@ def test_a_field_that_stands_twice_does_not_push_the_rows_apart():
 
 
 def test_columns_are_scaled_and_leave_out_what_nobody_says():
-    columns = Records([b"a=1.5", b"a=nan", b"b=2"]).columns({"loss": A, "mfu": field(rb"c=")}, 10)
+    records = Records([b"a=1.5", b"a=nan", b"b=2"])
+    columns = records.columns({"loss": column(rb"a=", scale=10), "mfu": column(rb"c=")})
     assert columns.keys() == {"loss"}
     np.testing.assert_array_equal(columns["loss"], [15, np.inf, np.nan])
 
 
 def test_of_several_names_the_first_one_counts():
-    columns = Records([b"a=1 b=2", b"b=3", b"c=4"]).either({"loss": (A, B)})
+    columns = Records([b"a=1 b=2", b"b=3", b"c=4"]).columns({"loss": Column((A, B))})
     np.testing.assert_array_equal(columns["loss"], [1, 3, np.nan])
 
 
@@ -167,7 +170,7 @@ def test_the_last_known_time_sets_the_resolution():
     assert log.resolution_s == pytest.approx(0.1)
     note_decimals(log, [b"2.167", b""])
     assert log.resolution_s == pytest.approx(0.001)
-    note_decimals(log, None)
+    note_decimals(log, [])
     assert log.resolution_s == pytest.approx(0.001)
 
 
