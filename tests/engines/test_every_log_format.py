@@ -181,7 +181,7 @@ def test_running_out_of_memory_is_reported(name: str, tmp_path: Path):
     assert (document["status"], document["reason"]) == ("oom", message.decode())
 
 
-@pytest.mark.parametrize("name", RECENT_SAMPLES.keys() - {"modded_nanogpt", "primus"})
+@pytest.mark.parametrize("name", sorted(RECENT_SAMPLES.keys() - {"modded_nanogpt", "primus"}))
 def test_tokens_per_second_are_those_of_all_devices(name: str, tmp_path: Path):
     path = tmp_path / "a.log"
     path.write_bytes(log_text(name, [2.5] * 40))
