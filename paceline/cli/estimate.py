@@ -147,7 +147,7 @@ def estimate(
     measured_step_time: Annotated[
         float | None,
         typer.Option(
-            min=1e-6,
+            parser=quantities.step_seconds,
             metavar="SECONDS",
             help="Step time measured elsewhere, to compare with the estimate.",
             rich_help_panel=Panel.time_model,

@@ -64,6 +64,7 @@ days = _parser(
 )
 hours = _parser(lambda text: parse_duration(text, HOUR_S) / HOUR_S, "50k, 5 years or 400h", 1)
 seconds = _parser(lambda text: parse_duration(text, 1.0), DURATION_FORMS)
+step_seconds = _parser(lambda text: parse_duration(text, 1.0), "7.79, 7.79s or 360ms", 1e-6)
 
 
 def _list(text: str) -> tuple[int, ...]:

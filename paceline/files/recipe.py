@@ -222,6 +222,10 @@ def recipe_names() -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
+PROGRAM_STARTERS = {".py": "python", ".sh": "bash"}
+"""Programs that start a script, by its suffix."""
+
+
 def recipe_path(name: str) -> Path:
     """Return the file of a recipe: a name or path of a recipe, or of a Hugging Face model.
 
@@ -229,6 +233,12 @@ def recipe_path(name: str) -> Path:
     that suggests the nearest name.
     """
     path = Path(name)
+    if path.suffix in (".py", ".sh"):
+        raise UserError(
+            name,
+            "is a program, not a recipe",
+            remedy=f"measure it with `paceline run -- {PROGRAM_STARTERS[path.suffix]} {name}`",
+        )
     if path.suffix in (".yaml", ".yml", ".json") or path.is_file():
         return path
     if name in recipe_names():

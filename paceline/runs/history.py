@@ -35,7 +35,7 @@ from paceline.core.run import RunSettings
 from paceline.core.stats import printed_step_s
 from paceline.core.units import percent, pluralize
 from paceline.files.documents import read_value
-from paceline.files.recipe import load_recipe
+from paceline.files.recipe import load_recipe, recipe_names
 from paceline.files.run_folder import RESULT_FILE, RunRecord, read_record
 from paceline.runs.outcome import evaluate
 from paceline.runs.run_environment import recorded_environment
@@ -131,7 +131,9 @@ def find_recipe_name(name: str, recipes: Iterable[str]) -> str:
             f"recipe {name!r}",
             "has no runs here",
             allowed=", ".join(choices) or None,
-            remedy=did_you_mean(name, choices) or f"`paceline run {name}` makes one",
+            remedy=did_you_mean(name, choices)
+            or (f"`paceline run {name}` makes one" if name in recipe_names() else None)
+            or "`paceline recipes` lists the recipes",
         )
     return name
 

@@ -177,7 +177,7 @@ def test_every_command_of_the_readme_and_the_benchmark_guides_is_understood(
     elif arguments[0] in ("run", "scale", "sweep", "tune"):
         arguments[1:1] = ["--dry-run"]
     elif (
-        arguments[0] in ("check", "probe")
+        arguments[0] in ("ab", "check", "probe")
         or "--local" in arguments
         or "compare" in arguments
         or arguments[:2] in MINUTES_OR_RESULTS
