@@ -7,7 +7,7 @@ ROUNDS ?= 3
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet -c constraints.txt
-TESTED := native,stage,mlperf,fp8,dev,test
+TESTED := native,stage,mlperf,fp8,export,dev,test
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slurm-client munge \

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from paceline.cli import host_options as place
-from paceline.cli.options import Device, DeviceKind, Json, Panel, RunsDir
+from paceline.cli.options import Device, DeviceKind, Json, Panel, Prometheus, RunsDir
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_INCOMPLETE, UserError
 from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
-from paceline.scaling.check.preflight import CheckRequest, check_document
+from paceline.scaling.check.preflight import CheckRequest, check_document, check_metrics
 from paceline.scaling.check.preflight import check as run_check
 
 FAST = (0.5, 2, 60.0)
@@ -87,6 +87,7 @@ def check(
             rich_help_panel=Panel.criteria,
         ),
     ] = None,
+    prometheus: Prometheus = None,
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -133,6 +134,8 @@ def check(
     for notice in outcome.notices:
         echo(f"note: {notice}", err=True)
     emit(check_document(outcome), TableFormat.json if as_json else form)
+    if prometheus is not None:
+        write_text(prometheus, check_metrics(outcome.report))
     if outcome.report.drain_withheld:
         if drain_file is not None:
             echo(f"note: {drain_file} is not written", err=True)

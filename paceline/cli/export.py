@@ -1,4 +1,4 @@
-"""`paceline runs export`: export a checkpoint as a Hugging Face model."""
+"""`paceline runs export`: export a run to a tracker, or a checkpoint to Hugging Face."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from paceline.cli.output import TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.units import si
-from paceline.files.run_folder import runs_root
+from paceline.files.run_folder import find_run, runs_root
 from paceline.report.document import Column
 from paceline.runs.export import ExportDtype, ExportedModel, ExportRequest, export_checkpoint
+from paceline.runs.exporters import EXPORTERS, export_run
 
 GIGA = 1e9
 
@@ -28,8 +29,23 @@ def export(
         ),
     ],
     to: Annotated[
-        Path, typer.Option("--to", metavar="FOLDER", help="New folder for the exported model.")
+        str,
+        typer.Option(
+            "--to",
+            metavar="FOLDER|FORMAT",
+            help="New folder for the exported model; with --out: "
+            f"{', '.join([*EXPORTERS][:-1])} or {[*EXPORTERS][-1]}.",
+        ),
     ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="PATH",
+            help="Export the steps and figures of the run to this folder (openmetrics: file).",
+            show_default=False,
+        ),
+    ] = None,
     merged: Annotated[
         bool, typer.Option("--merged", help="Merge the adapters into the base weights.")
     ] = False,
@@ -56,12 +72,19 @@ def export(
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Export a checkpoint as a Hugging Face model: safetensors, their index, config.json.
+    """Export a run to TensorBoard, W&B, MLflow or OpenMetrics, or a checkpoint to Hugging Face.
 
+    With --out, the settings, the steps and the figures of a run are exported. Nothing is uploaded.
+
+    Without it, a checkpoint is exported as a model: safetensors, their index, config.json.
     Supports OPT, GPT-2, Llama and FLUX.1, from a checkpoint of any layout. A training of adapters
     is exported as adapters in the format of peft, or as a whole model with --merged.
 
     Examples:
+
+      paceline runs export last --to tensorboard --out tb
+
+      paceline runs export last --to openmetrics --out /var/lib/node_exporter/paceline.prom
 
       paceline runs export last --to model
 
@@ -69,11 +92,22 @@ def export(
 
       paceline runs export lora --to merged --merged
     """
+    if to in EXPORTERS or out is not None:
+        if out is None or to not in EXPORTERS:
+            raise UserError(
+                "--out" if out is not None else f"--to {to}",
+                "goes with --to and a format" if out is not None else "needs --out",
+                allowed=", ".join(EXPORTERS),
+                remedy=f"--to ./{to} exports a checkpoint to a folder" if out is None else None,
+            )
+        export_run(find_run(runs_root(runs_dir), run), to, out)
+        echo(str(out))
+        return
     model = export_checkpoint(
         run,
         runs_root(runs_dir),
         ExportRequest(
-            to=str(to),
+            to=to,
             merged=merged,
             dtype=_dtype(dtype),
             shard_bytes=max(1, int(shard_gb * GIGA)),

@@ -121,6 +121,15 @@ Html = Annotated[
         metavar="FILE", help="Also write an HTML report to this file.", rich_help_panel=Panel.output
     ),
 ]
+Prometheus = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Also write the figures to this file in the OpenMetrics format, for Prometheus' "
+        "textfile collector.",
+        rich_help_panel=Panel.output,
+    ),
+]
 ChartsFolder = Annotated[
     Path | None,
     typer.Option(

@@ -209,7 +209,7 @@ runs
   verify = bundle:verify
     Verify a bundle: check the digest of every file and recompute its figures.
   export = export:export
-    Export a checkpoint as a Hugging Face model: safetensors, their index, config.json.
+    Export a run to TensorBoard, W&B, MLflow or OpenMetrics, or a checkpoint to Hugging Face.
   index = runs:index
     Rebuild the index of runs from all run folders.
 recipes

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -15,14 +16,16 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from paceline.cli.options import Json, RunsDir
+from paceline.cli.options import Json, Prometheus, RunsDir
 from paceline.cli.output import TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
+from paceline.files.documents import write_text
 from paceline.files.run_folder import find_run, read_record, run_folders, runs_root
 from paceline.runs.watch.page import state_line, state_page
 from paceline.runs.watch.reader import RunReader
-from paceline.runs.watch.snapshot import snapshot_document
+from paceline.runs.watch.snapshot import snapshot_document, watch_metrics
+from paceline.runs.watch.state import WatchState
 
 LINE_INTERVAL_S = 5.0
 """Interval of progress lines if standard error is not a terminal."""
@@ -53,6 +56,7 @@ def watch(
         Path | None,
         typer.Option(metavar="FILE", help="With --once: also write an HTML page to this file."),
     ] = None,
+    prometheus: Prometheus = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
@@ -85,33 +89,41 @@ def watch(
     reader = RunReader(folder)
     try:
         if once:
-            state = reader.state()
+            state = _state(reader, prometheus)
             form = TableFormat.json if as_json else TableFormat.text
             emit(snapshot_document(state), form, page=html)
         else:
-            _follow(reader, interval, as_json)
+            _follow(lambda: _state(reader, prometheus), interval, as_json)
     except KeyboardInterrupt:
         echo(f"the run continues: {folder}", err=True)
 
 
-def _follow(reader: RunReader, every: float, as_json: bool) -> None:
+def _state(reader: RunReader, prometheus: Path | None) -> WatchState:
+    """Return the present state, and write it to the file for Prometheus."""
+    state = reader.state()
+    if prometheus is not None:
+        write_text(prometheus, watch_metrics(state))
+    return state
+
+
+def _follow(read: Callable[[], WatchState], every: float, as_json: bool) -> None:
     """Show the run until it has finished."""
     console = Console()
     if as_json or not console.is_terminal:
-        _print_lines(reader, every if as_json else max(every, LINE_INTERVAL_S), as_json)
+        _print_lines(read, every if as_json else max(every, LINE_INTERVAL_S), as_json)
         return
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            state = reader.state()
+            state = read()
             live.update(state_page(state), refresh=True)
             if state.ended:
                 return
             time.sleep(every)
 
 
-def _print_lines(reader: RunReader, every: float, as_json: bool) -> None:
+def _print_lines(read: Callable[[], WatchState], every: float, as_json: bool) -> None:
     while True:
-        state = reader.state()
+        state = read()
         echo(state.model_dump_json() if as_json else state_line(state))
         if state.ended:
             return

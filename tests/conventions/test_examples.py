@@ -108,8 +108,8 @@ def test_steps_of_a_page_are_found_with_their_output():
 
 FOREIGN_OPTIONS = frozenset(
     """
-    --data_split --embed-layernorm --exclude --gres --help --install-completion --profiling
-    --rampup-batch-size --version
+    --backend-store-uri --collector --data_split --embed-layernorm --exclude --gres --help
+    --install-completion --logdir --profiling --rampup-batch-size --version
     """.split()  # noqa: SIM905
 )
 """Options of other programs, of `paceline` itself, and those that every command has."""

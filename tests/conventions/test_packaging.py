@@ -36,7 +36,7 @@ HEAVY = {
     "torch",
     "vl_convert",
 }
-TESTED_EXTRAS = ("native", "stage", "mlperf", "dev", "test", "bench")
+TESTED_EXTRAS = ("native", "stage", "mlperf", "export", "dev", "test", "bench")
 
 
 def missing_files(package: Path, packed: Iterable[str]) -> set[str]:

@@ -114,18 +114,18 @@ def test_a_log_format_of_a_plug_in_is_detected(working: dict[str, str], tmp_path
 
     assert '"toylog"' in json.dumps(document)
     assert "1.50" in run(working, "parse", log).stdout
-    assert "Toy trainer" in run(working, "engines", "--log-formats").stdout
+    assert "Toy trainer" in run(working, "recipes", "engines", "--log-formats").stdout
 
 
 def test_an_engine_of_a_plug_in_is_listed(working: dict[str, str]) -> None:
-    listed = run(working, "engines")
+    listed = run(working, "recipes", "engines")
 
     assert "toyengine" in listed.stdout
     assert "warning" not in listed.stderr
 
 
 def test_a_device_of_a_plug_in_is_estimated(working: dict[str, str]) -> None:
-    assert "ToyChip-9" in run(working, "devices").stdout
+    assert "ToyChip-9" in run(working, "recipes", "devices").stdout
     estimate = run(working, "estimate", "llama31-8b", "--gpu", "toychip", "--gpus", "64").stdout
     assert "64 x ToyChip-9" in estimate
 

@@ -15,6 +15,7 @@ from paceline.report.document import (
     Verdict,
     unknown_figure,
 )
+from paceline.report.openmetrics import Gauge, openmetrics_text
 from paceline.runs.watch.page import RANK_HEADS, SLOWER, busiest_ranks, rank_cells, state_figures
 from paceline.runs.watch.state import WatchState
 
@@ -106,3 +107,31 @@ def _figures(state: WatchState) -> Iterator[Figure]:
 
 def _joined_details(*details: str | None) -> tuple[str, ...]:
     return tuple(filter(None, details))
+
+
+_GAUGES = {
+    "step": "Last finished step.",
+    "steps_requested": "Number of steps of the run.",
+    "loss": "Last loss.",
+    "last_sign_s": "Seconds since a rank last wrote to a file.",
+    "step_time_s": "Median time of the recent steps in seconds.",
+    "usual_s": "Median time of all earlier steps in seconds.",
+    "tokens_per_s": "Tokens per second over all devices.",
+    "samples_per_s": "Samples per second over all devices.",
+    "mfu": "Model FLOPs utilization, 0 to 1.",
+    "data_wait_fraction": "Fraction of the recent steps spent waiting for data.",
+    "comm_wait_fraction": "Fraction of the recent steps spent waiting for collectives.",
+    "memory_bytes": "Largest memory peak of any rank in bytes.",
+    "eta_s": "Seconds to the last step.",
+}
+"""Fields of the state that are exported, with their descriptions."""
+
+
+def watch_metrics(state: WatchState) -> str:
+    """Return the state of a run as OpenMetrics text."""
+    labels = {"run": state.run, "recipe": state.recipe}
+    gauges = [
+        Gauge(f"watch_{name}", getattr(state, name), text, labels) for name, text in _GAUGES.items()
+    ]
+    running = Gauge("watch_running", float(not state.ended), "1 while the run continues.", labels)
+    return openmetrics_text([running, *gauges])

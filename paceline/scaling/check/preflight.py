@@ -28,6 +28,7 @@ from paceline.machines.placement import HostPlacement, device_kind, with_placeme
 from paceline.machines.probe.inventory import inventory, local_cluster
 from paceline.machines.slurm.client import allocation_hosts
 from paceline.report.document import Column, Document, Notes, Table, Verdict
+from paceline.report.openmetrics import Gauge, openmetrics_text
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.check.fitness import (
     MEASURES,
@@ -335,6 +336,31 @@ def check_document(outcome: FinishedCheck) -> Document:
         notes=(str(outcome.folder),),
         data={**report.model_dump(mode="json"), "folder": str(outcome.folder)},
     )
+
+
+def check_metrics(report: CheckReport) -> str:
+    """Return a check as OpenMetrics text: the verdict and the rates of each host."""
+    time_unix = datetime.fromisoformat(report.created).timestamp()
+    gauges = [
+        Gauge("check_time_seconds", time_unix, "Time of the last check, Unix time.", {}),
+        Gauge("check_duration_seconds", report.elapsed_s, "Duration of the check.", {}),
+    ]
+    for host in report.hosts:
+        labels = {"host": host.host}
+        is_fit = float(host.verdict in USABLE)
+        drain = float(host.host in report.drain)
+        gauges += [
+            Gauge("check_host_usable", is_fit, "1 for a host that is fit or suspect.", labels),
+            Gauge("check_host_drain", drain, "1 for a host to drain.", labels),
+            Gauge(
+                "check_host_info", 1.0, "Verdict on a host.", {**labels, "verdict": host.verdict}
+            ),
+        ]
+        gauges += [
+            Gauge(f"check_{what}", figure.value, f"{MEASURES[what][0]}, {figure.unit}.", labels)
+            for what, figure in host.figures.items()
+        ]
+    return openmetrics_text(gauges)
 
 
 def _row(host: HostReport) -> dict[str, Any]:

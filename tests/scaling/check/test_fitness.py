@@ -9,6 +9,7 @@ import pytest
 
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.check.fitness import CheckReport, Past, Reading, judge
+from paceline.scaling.check.preflight import check_metrics
 
 
 def checked(readings: Sequence[Reading], past: Past | None = None) -> CheckReport:
@@ -161,3 +162,20 @@ def test_where_only_the_margin_judges_no_z_is_made_up_and_the_report_says_so():
     assert remark.endswith(f"{words}: repeat before draining")
     assert "judged by the margin of 1% alone" in report.sentences[1]
     assert "too few" not in report.sentences[1]
+
+
+def test_prometheus_reads_the_verdicts_and_the_rates():
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    readings = cluster(16, {3: 0.2})
+    report = checked(readings)
+
+    families = list(parser.text_string_to_metric_families(check_metrics(report)))
+
+    read: dict[str, dict[str | None, float]] = {}
+    for sample in (sample for family in families for sample in family.samples):
+        read.setdefault(sample.name, {})[sample.labels.get("host")] = sample.value
+    drain = {host for host, value in read["paceline_check_host_drain"].items() if value}
+    assert drain == set(report.drain) != set()
+    assert {host for host, ok in read["paceline_check_host_usable"].items() if not ok} == drain
+    rates = {host.host: host.figures["gemm"].value for host in report.hosts}
+    assert read["paceline_check_gemm"] == rates
