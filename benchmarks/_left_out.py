@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._step_fit import between_sd, fit_with_experts, residual_sd
 from paceline.estimate.fit.interval import (
-    between_sd,
     bounds,
     coefficient_variance,
     model_variance,
-    residual_sd,
     slopes,
 )
-from paceline.estimate.fit.posterior import fit_with_experts, predict
+from paceline.estimate.fit.posterior import predict
 from paceline.estimate.fit.published import Kind, PublishedStep
 from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.validation import flat_rule_step_time

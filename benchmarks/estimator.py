@@ -28,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from _left_out import GROUPS, HeldOut, evaluate, held_out, of_kind, print_table
 from _result import Surroundings, keep
 
+from benchmarks._step_fit import between_sd, fit_with_experts, residual_sd
 from paceline.estimate.fit.evidence import COEFFICIENTS_FILE, evidence_of_fit
-from paceline.estimate.fit.interval import between_sd, coefficient_variance, residual_sd, slopes
-from paceline.estimate.fit.posterior import Fit, fit_with_experts
+from paceline.estimate.fit.interval import coefficient_variance, slopes
+from paceline.estimate.fit.posterior import Fit
 from paceline.estimate.fit.published import PublishedStep, UnsupportedRowError, read_row
 from paceline.estimate.model.case import cases_of
 from paceline.files.documents import write_text

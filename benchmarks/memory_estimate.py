@@ -29,13 +29,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from _gpu_memory import native_on_a_gpu, print_gpu_table
-from _memory_fit import fit_memory, leave_one_source_out
+from _memory_fit import FITTED, fit_memory, leave_one_source_out
 from _result import FOLDER, Surroundings, keep
 
 from paceline.core.result import Result
 from paceline.estimate.fit.published import UnsupportedRowError
 from paceline.estimate.memory.device_memory import MemoryEstimate, memory, p_oom, rank_memory
-from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, NATIVE_CPU, PRIORS, Framework
+from paceline.estimate.memory.framework import FRAMEWORKS, NATIVE_CPU, PRIORS, Framework
 from paceline.estimate.model.case import Case, Floats, cases_of
 from paceline.estimate.run_case import with_memory
 from paceline.estimate.validation import (

@@ -138,14 +138,6 @@ def min_devices_to_fit(
     return None
 
 
-def activation_bytes_per_token(shape: Shape, layout: Layout, compute_bytes: int) -> float:
-    """Return the bytes per token that one block saves for the backward pass without recomputation.
-
-    It is the count of `saved_activations_per_token` times `compute_bytes`.
-    """
-    return compute_bytes * saved_activations_per_token(shape, layout)
-
-
 def _stage(x: ParallelRun) -> _Stage:
     parts, layout = parameter_parts(x.shape, x.layout.tp), x.layout
     block, more = _block_parameters_per_rank(x.shape, layout, parts)

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from paceline.core.flops import FlopsInput, linear_per_token
 from paceline.core.layout import Layout
 from paceline.core.layout_checks import layout_problems
-from paceline.core.memory import activation_bytes_per_token
 from paceline.core.parallel_run import ParallelRun
+from paceline.core.recompute import saved_activations_per_token
 from paceline.core.shape import DecoderShape, block_parameters, num_parameters
 from paceline.engines.native import unsupported
 from paceline.estimate.request import EstimateRequest
@@ -51,8 +51,8 @@ def test_a_token_costs_the_experts_that_it_meets():
 
 def test_activations_grow_with_the_experts_of_a_token():
     layout = Layout()
-    assert activation_bytes_per_token(MIXTRAL, layout, 2) - activation_bytes_per_token(
-        DENSE, layout, 2
+    assert 2 * saved_activations_per_token(MIXTRAL, layout) - 2 * saved_activations_per_token(
+        DENSE, layout
     ) == pytest.approx(2 * 3 * 14336)
 
 

@@ -10,11 +10,11 @@ from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout, Recompute
 from paceline.core.memory import (
     MAX_DEVICES,
-    activation_bytes_per_token,
     memory_per_device,
     min_devices_to_fit,
 )
 from paceline.core.pipeline import stage_sizes
+from paceline.core.recompute import saved_activations_per_token
 from paceline.core.shape import DecoderShape, num_parameters, parameter_parts, trainable_parameters
 from paceline.core.units import GIB, MIB
 from paceline.files.recipe import load_recipe
@@ -145,15 +145,15 @@ def test_zero_3_gathers_two_blocks_and_the_ends_only():
 
 def test_a_gpt_block_keeps_korthikantis_bytes_without_masks_and_scores():
     h = GPT_1B3.hidden_size
-    assert activation_bytes_per_token(GPT_1B3, Layout(), 2) == h * (8 + 24)
-    assert activation_bytes_per_token(GPT_1B3, Layout(tp=4), 2) == h * (8 + 24 / 4)
+    assert 2 * saved_activations_per_token(GPT_1B3, Layout()) == h * (8 + 24)
+    assert 2 * saved_activations_per_token(GPT_1B3, Layout(tp=4)) == h * (8 + 24 / 4)
     spread = Layout(tp=4, sequence_parallel=True)
-    assert activation_bytes_per_token(GPT_1B3, spread, 2) == h * (8 + 24) / 4
+    assert 2 * saved_activations_per_token(GPT_1B3, spread) == h * (8 + 24) / 4
 
 
 def test_relu_keeps_its_output_only():
     h, f = OPT_13B.hidden_size, OPT_13B.ffn_size
-    assert activation_bytes_per_token(OPT_13B, Layout(), 2) == 2 * (4 * h + 4 * h + f)
+    assert 2 * saved_activations_per_token(OPT_13B, Layout()) == 2 * (4 * h + 4 * h + f)
 
 
 def test_full_recompute_keeps_block_inputs_and_one_open_block():

@@ -16,8 +16,9 @@ from paceline.core.flops import (
     hardware_flops_per_token,
 )
 from paceline.core.layout import Layout
-from paceline.core.memory import activation_bytes_per_token, memory_per_device, min_devices_to_fit
+from paceline.core.memory import memory_per_device, min_devices_to_fit
 from paceline.core.mmdit import MMDiTShape
+from paceline.core.recompute import saved_activations_per_token
 from paceline.core.shape import num_parameters, parameter_parts, trainable_parameters
 from tests.core.shapes import FLUX, FLUX_TINY, run_of
 
@@ -109,6 +110,6 @@ def test_a_single_block_keeps_fewer_tensors_than_a_double_one():
     single = changed(num_double_blocks=1, num_single_blocks=50)
     double = changed(num_double_blocks=50, num_single_blocks=1)
 
-    assert activation_bytes_per_token(single, Layout(), 2) < activation_bytes_per_token(
-        double, Layout(), 2
+    assert 2 * saved_activations_per_token(single, Layout()) < 2 * saved_activations_per_token(
+        double, Layout()
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.layout import Schedule
-from paceline.core.pipeline import Pass, bubble_fraction, idle_fraction
+from paceline.core.pipeline import bubble_fraction
+from tests.core.schedules import Pass, idle_fraction
 
 UNIT = {"F": 1.0, "B": 1.0, "W": 1.0, "BW": 2.0}
 Order = list[Pass]

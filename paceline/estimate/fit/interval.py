@@ -26,9 +26,6 @@ because dispatchers and balance are rarely stated."""
 CAPTURED_STEP_SD = 0.06
 """Additional deviation for steps without experts that are one CUDA graph: no fitted row is one.
 With it, 13 of 17 such steps of MLPerf 6.0 are in the interval."""
-STACK_SOURCES = 4
-"""Weight, in sources, of all implementations together relative to the sources of one: few sources
-determine its deviation poorly."""
 ASSUMED_LINK_SD = 0.5
 """Standard deviation of the logarithm of a link's rate if it is assumed from its generation."""
 ASSUMED_DEVICE_SD = 0.08
@@ -73,56 +70,6 @@ class Levels:
 
 ALL_SEEN = Levels()
 """No additional error, for evidence of one machine."""
-
-
-def between_sd(
-    log_errors: Floats, groups: Sequence[str], known_variance: Floats, min_rows: int = 5
-) -> float:
-    """Return the standard deviation between groups, beyond the uncertainty of the fits.
-
-    It is the root of the mean of the groups' squared mean errors. `log_errors` are logarithms of
-    predicted over measured by fits without a row's own group. Two terms are subtracted:
-    `known_variance`, which an interval already has from the coefficients' covariance, and the
-    sampling variance of a group's mean, its variance over its rows. Groups with fewer than
-    `min_rows` rows do not count. The result is 0 if nothing is left.
-    """
-    names, squares = np.array(groups), list[float]()
-    for name in np.unique(names):
-        rows = log_errors[names == name]
-        if len(rows) >= min_rows:
-            expected_square = rows.var() / len(rows) + known_variance[names == name].mean()
-            squares.append(float(rows.mean() ** 2 - expected_square))
-    return float(np.sqrt(max(0.0, np.mean(squares)))) if squares else 0.0
-
-
-def residual_sd(
-    x: Cases, log_errors: Floats, known_variance: Floats, sources: Sequence[str]
-) -> dict[str, float]:
-    """Return the model error by implementation, beyond the uncertainty of the fits.
-
-    It is chosen so that, with `known_variance`, which an interval already has from the
-    coefficients' covariance, four in five rows are within 1.28 deviations. `log_errors` are
-    logarithms of predicted over measured by fits without a row's own source. An implementation with
-    n sources counts with weight n, all rows together with STACK_SOURCES; an implementation without
-    rows gets only the latter. Rows with experts, which have their own deviation, do not count if
-    there are others.
-    """
-    dense, names = x.experts <= 1, np.array(sources)
-    if dense.any():
-        x, names = x.pick(dense), names[dense]
-        log_errors, known_variance = log_errors[dense], known_variance[dense]
-    pooled, variances = _residual_variance(log_errors, known_variance), dict[str, float]()
-    for stack in ("softmax", "fused", "torch"):
-        rows = x.is_category("implementation", stack)
-        count = len(np.unique(names[rows]))
-        variance = _residual_variance(log_errors[rows], known_variance[rows]) if count else 0.0
-        variances[stack] = (count * variance + STACK_SOURCES * pooled) / (count + STACK_SOURCES)
-    return {stack: float(np.sqrt(variance)) for stack, variance in variances.items()}
-
-
-def _residual_variance(log_errors: Floats, known_variance: Floats) -> float:
-    """Return the variance to add to `known_variance` so that 80% of rows are within 1.28 sd."""
-    return max(0.0, float(np.quantile((log_errors / Z80) ** 2 - known_variance, 0.8)))
 
 
 def log_sd(x: Cases, fit: Fit, residual: Mapping[str, float], levels: Levels = ALL_SEEN) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -12,7 +12,6 @@ import numpy as np
 from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.coefficients import (
     CENTRE,
-    EXPERT_COEFFICIENTS,
     NAMES,
     WIDTH,
     coefficient_values,
@@ -20,14 +19,6 @@ from paceline.estimate.model.coefficients import (
 from paceline.estimate.model.step import step_time
 from paceline.files import catalog
 
-SCALE, EXPERTS_SCALE = 0.08, 0.15
-"""Expected error of a good model on published step times, as a standard deviation of the logarithm:
-dense models, and models with experts, whose kernels and dispatchers are rarely stated
-(docs/dev/estimator-log.md, Robust weights)."""
-EVIDENCE_PER_SOURCE = 6.0
-"""Number of independent rows that a source counts for, because rows of one table share its
-conditions. Each of k sources of one software counts for 1 / sqrt(k) of that, because releases of
-one software have much in common."""
 MAX_CASES_AT_ONCE = 8192
 """Number of cases that are predicted together; they fit in a core's cache."""
 STEP = 1e-6
@@ -81,60 +72,6 @@ def predict_each(x: Cases, centres: Floats) -> Floats:
     return np.concatenate(parts)[: len(centres)]
 
 
-def fit(
-    x: Cases,
-    measured_s: Floats,
-    sources: Sequence[str],
-    stacks: Sequence[str],
-    start: Floats | None = None,
-) -> Fit:
-    """Return the posterior given measured step times.
-
-    It minimises sum(soft_l1(log(predicted / measured) / 0.08)) over rows, each with its
-    `source_weights`, plus the squared distance from the priors. soft_l1 limits the influence of a
-    few rows with errors in the source itself. The covariance is Laplace's approximation, from the
-    Jacobian. `start` is the start of the search; None means the prior's medians.
-    """
-    scale = np.full(x.size, SCALE)
-    return posterior(PRIOR, x, measured_s, scale, source_weights(sources, stacks), None, start)
-
-
-SHARED_SD = 0.1
-"""Share of the remaining deviation by which rows with experts may move common coefficients. It is
-small because their routing and balance are not stated."""
-
-
-def fit_with_experts(
-    x: Cases,
-    measured_s: Floats,
-    sources: Sequence[str],
-    stacks: Sequence[str],
-    start: Floats | None = None,
-) -> Fit:
-    """Fit dense rows first, then the coefficients of experts to the rows with experts."""
-    experts = x.experts > 1
-    names, software = np.array(sources), np.array(stacks)
-    dense_rows = (names[~experts].tolist(), software[~experts].tolist())
-    dense = fit(x.pick(~experts), measured_s[~experts], *dense_rows, start)
-    if not experts.any():
-        return dense
-    is_expert = np.array([name in EXPERT_COEFFICIENTS for name in NAMES])
-    keep = np.where(is_expert, 1.0, SHARED_SD)
-    prior = Fit(dense.centre, dense.covariance * np.outer(keep, keep))
-    weights = source_weights(names[experts].tolist(), software[experts].tolist())
-    scale = np.full(int(experts.sum()), EXPERTS_SCALE)
-    expert_start = None if start is None else np.where(is_expert, start, dense.centre)
-    after = posterior(
-        prior, x.pick(experts), measured_s[experts], scale, weights, None, expert_start
-    )
-    covariance = np.where(np.outer(is_expert, is_expert), after.covariance, 0.0)
-    shared = np.outer(~is_expert, ~is_expert)
-    return Fit(
-        np.where(is_expert, after.centre, dense.centre),
-        np.where(shared, dense.covariance, covariance),
-    )
-
-
 def posterior(
     prior: Fit,
     x: Cases,
@@ -185,25 +122,6 @@ def _whitening(covariance: Floats) -> Floats:
     sd = np.sqrt(np.diag(covariance))
     values, vectors = np.linalg.eigh(covariance / np.outer(sd, sd))
     return np.asarray((vectors / np.sqrt(np.maximum(values, MIN_VARIANCE))).T / sd)
-
-
-def equal_weights(sources: Sequence[str]) -> Floats:
-    """Return one weight per row so that the rows of every source add up to 1."""
-    names, counts = np.unique(np.array(sources), return_counts=True)
-    rows = dict(zip(names.tolist(), counts.tolist(), strict=True))
-    return np.array([1 / rows[source] for source in sources])
-
-
-def source_weights(sources: Sequence[str], stacks: Sequence[str]) -> Floats:
-    """Return the number of independent rows that each row counts for.
-
-    It is 6 / (rows of its source) / sqrt(sources of its software).
-    """
-    of_stack = dict[str, set[str]]()
-    for source, stack in zip(sources, stacks, strict=True):
-        of_stack.setdefault(stack, set()).add(source)
-    alike = np.array([len(of_stack[stack]) for stack in stacks])
-    return EVIDENCE_PER_SOURCE * equal_weights(sources) / np.sqrt(alike)
 
 
 def _least_squares() -> Any:

@@ -1,9 +1,9 @@
 """Memory constants of training frameworks: bytes by kind of parameter and activation.
 
 The formulas are the same for all frameworks (states.py, activations.py). This module has the
-constants that differ. The constants in FITTED follow from no formula: they start at PRIORS and are
-fitted to published memory figures. The medians in FRAMEWORKS come from these rows, and
-benchmarks/memory_estimate.py fits them again:
+constants that differ. Six constants follow from no formula: they start at PRIORS and are fitted to
+published memory figures (benchmarks/_memory_fit.py). The medians in FRAMEWORKS come from these
+rows, and benchmarks/memory_estimate.py fits them again:
 
   softmax  Megatron-DeepSpeed in 2021 and 2022, used memory as nvidia-smi shows it: the 1.3B study,
            the 104B experiments and the 176B study's chronicles (rows seed4-, bsx- and bs200-)
@@ -117,16 +117,6 @@ class Framework:
     fitted: the held-out error of the implementation's sources. For the native trainer on GPUs it is
     that of all implementations, because no published row measures it."""
 
-
-FITTED = (
-    "activation_scale", "logits", "fixed", "per_parameter", "per_shard", "fragmentation",
-)  # fmt: skip
-"""Constants that are fitted to published memory figures if their prior is not 0."""
-SPREADS: Mapping[str, float] = {
-    "activation_scale": 0.08, "logits": 0.30, "fixed": 0.70, "per_parameter": 0.70,
-    "per_shard": 0.70, "fragmentation": 0.50,
-}  # fmt: skip
-"""Standard deviation of each prior's logarithm."""
 
 PRIORS: Mapping[str, Framework] = {
     # DeepSpeed's pipeline keeps a stage's sent output until its gradient arrives, one part on each

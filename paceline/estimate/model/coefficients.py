@@ -145,12 +145,6 @@ PRIORS: tuple[Prior, ...] = (
     # Factor 1 + jitter log2(devices / 8): `assemble_step` in step.py.
     Prior("jitter", 6e-3, 0.60, "relative growth of a step per doubling of the nodes"),
 )  # fmt: skip
-EXPERT_COEFFICIENTS = (
-    "gemm_grouped", "grouped_tokens", "imbalance", "experts_pace", "permuted", "experts_fused",
-    "host_experts_s", "host_capacity", "ep_exposed", "ep_overlapped", "all_to_all", "ep_proxied",
-    "ep_proxied_start_s",
-)  # fmt: skip
-"""Coefficients used only by models with experts."""
 NAMES = tuple(prior.name for prior in PRIORS)
 CENTRE: Floats = np.log([prior.value for prior in PRIORS])
 WIDTH: Floats = np.array([prior.sd for prior in PRIORS])

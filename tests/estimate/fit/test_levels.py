@@ -7,20 +7,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks._step_fit import (
+    EXPERT_COEFFICIENTS,
+    between_sd,
+    fit,
+    fit_with_experts,
+    residual_sd,
+    source_weights,
+)
 from paceline.estimate.fit.evidence import shipped_evidence
-from paceline.estimate.fit.interval import Levels, between_sd, log_sd, residual_sd
+from paceline.estimate.fit.interval import Levels, log_sd
 from paceline.estimate.fit.origin import IMPLEMENTATION_OF, SOFTWARE
 from paceline.estimate.fit.posterior import (
     PRIOR,
-    fit,
-    fit_with_experts,
     predict,
     predict_each,
-    source_weights,
 )
 from paceline.estimate.fit.published import read_row
 from paceline.estimate.model.case import cases_of
-from paceline.estimate.model.coefficients import CENTRE, EXPERT_COEFFICIENTS, NAMES
+from paceline.estimate.model.coefficients import CENTRE, NAMES
 from paceline.estimate.run_case import parse_software
 from tests.estimate.fit.test_families import COUNTS, LARGE
 from tests.estimate.fit.test_published import ROW

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks._step_fit import fit, residual_sd
 from paceline.core.errors import UserError
 from paceline.estimate.calibrate.lookup import read_evidence
 from paceline.estimate.fit.evidence import Evidence, evidence_of_fit, shipped_evidence
@@ -18,10 +19,9 @@ from paceline.estimate.fit.interval import (
     bounds,
     log_sd,
     model_variance,
-    residual_sd,
     slopes,
 )
-from paceline.estimate.fit.posterior import PRIOR, fit, predict
+from paceline.estimate.fit.posterior import PRIOR, predict
 from paceline.estimate.fit.published import (
     IMPOSSIBLE,
     NO_DEVICE,

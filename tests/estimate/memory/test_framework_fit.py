@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks._memory_fit import fit_memory, held_out_sd, leave_one_source_out
+from benchmarks._memory_fit import FITTED, fit_memory, held_out_sd, leave_one_source_out
 from paceline.estimate.memory.device_memory import memory
-from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, PRIORS, Framework
+from paceline.estimate.memory.framework import FRAMEWORKS, PRIORS, Framework
 from paceline.estimate.model.case import cases_of
 from paceline.estimate.validation import GIB, PublishedMemory, memory_as_reported
 from tests.estimate.memory.test_device_memory import LLAMA_8B

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from paceline.core.layout import Schedule
-from paceline.core.pipeline import Pass, bubble_fraction, idle_fraction, stage_sizes
+from paceline.core.pipeline import bubble_fraction, stage_sizes
 from paceline.estimate.model.pipeline import PipelineTime, pipeline_s
+from tests.core.schedules import Pass, idle_fraction
 from tests.core.test_pipeline import Order, gpipe, interleaved, one_f_one_b, zb_h1
 
 SIZES = [(1, 1), (2, 1), (2, 2), (2, 8), (3, 7), (4, 2), (4, 16), (8, 64)]
