@@ -350,7 +350,8 @@ def slip_of_digits(cell: Cell, how: Relation, step_time_s: float = 1.0) -> str |
     for power in (-3, -2, -1, 1, 2, 3):
         shifted_cell = Cell(cell.column, cell.printed, cell.unit * 10.0**power)
         if judge(shifted_cell, how, speed) == "follows":
-            return f"the decimal point is {abs(power)} too far to the {_side(power)}"
+            side = "right" if power < 0 else "left"
+            return f"the decimal point is {abs(power)} too far to the {side}"
     return None
 
 
@@ -376,24 +377,20 @@ def _rounded_flops(inputs: Inputs, speed: RowSpeed) -> Iterator[Change]:
 
 
 def _miscounts(inputs: Inputs, speed: RowSpeed) -> Iterator[Change]:
-    counts = {"global batch": inputs.global_batch, "number of devices": inputs.num_devices}
+    fields = {"global batch": "global_batch", "number of devices": "num_devices"}
     for factor in FACTORS:
-        for name, count in counts.items():
+        for name, field_name in fields.items():
+            count = getattr(inputs, field_name)
             for value in (count / factor, count * factor) if count else ():
                 if value >= 1 and value % 1 == 0:
                     words = f"follows with a {name} of {value:g}, not the declared {count:g}"
-                    yield Change(words, _with_count(inputs, name, value), speed, of_row=True)
+                    changed_inputs = replace(inputs, **{field_name: value})
+                    yield Change(words, changed_inputs, speed, of_row=True)
 
 
 def _is_nuance(value: float, declared_value: float) -> bool:
     """Return whether a change is too small to affect a single cell by mistake."""
     return abs(value / declared_value - 1) < MAX_NUANCE
-
-
-def _with_count(inputs: Inputs, name: str, value: float) -> Inputs:
-    if name == "global batch":
-        return replace(inputs, global_batch=value)
-    return replace(inputs, num_devices=value)
 
 
 def _at(step_time_s: float) -> RowSpeed:
@@ -402,7 +399,3 @@ def _at(step_time_s: float) -> RowSpeed:
 
 def _tera(flops_per_s: float) -> str:
     return f"{flops_per_s / 1e12:.10g} TFLOP/s"
-
-
-def _side(power: int) -> str:
-    return "right" if power < 0 else "left"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from paceline.core.layout import Layout
 from paceline.core.run import RunSettings
 from paceline.core.shape import Shape
+from paceline.core.value import Value
 
 SettingParts = Mapping[str, object]
 """A setting's parts by name; the name is empty where the setting is one word or number."""
@@ -52,20 +53,20 @@ MAX_PARTS = 4
 _PROFILED: SettingParts = {"": "yes"}
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A setting in which the two sides differ, as text for people."""
+class KeyDifference(Value):
+    """A setting in which the sides differ, as text for people."""
 
     key: str
     baseline: str
     candidate: str
+    allowed: bool = False
 
 
 @dataclass(frozen=True)
 class ComparabilityReport:
     """Result of comparing the settings of two sides."""
 
-    differences: tuple[Difference, ...]
+    differences: tuple[KeyDifference, ...]
     unknown: tuple[str, ...]
     """Keys that neither side states."""
     unstated_keys: tuple[str, ...] = ()
@@ -93,7 +94,7 @@ def compare_settings(
     when either the global batch or the batch per device is equal.
     """
     batches, rule = _batches(baseline, candidate, "num_devices" in allowed)
-    differences: list[Difference] = []
+    differences: list[KeyDifference] = []
     unknown: list[str] = []
     unstated_keys: list[str] = []
     for key in COMPARED_SETTINGS:
@@ -106,13 +107,13 @@ def compare_settings(
         elif not any((*ours, *theirs)):
             unknown.append(key)
         elif profiler_slows or len(_distinct((*ours, *theirs))) > 1:
-            differences.append(_difference(key, ours, theirs))
+            differences.append(_difference(key, ours, theirs, key in allowed))
     return ComparabilityReport(tuple(differences), tuple(unknown), tuple(unstated_keys), rule)
 
 
 def window_difference(
-    baseline: Sequence[str | None], candidate: Sequence[str | None]
-) -> tuple[Difference, ...]:
+    baseline: Sequence[str | None], candidate: Sequence[str | None], allowed: Collection[str]
+) -> tuple[KeyDifference, ...]:
     """Return the difference in the steps that the figures cover, if every run states them."""
     ours, theirs = (
         [None if word is None else _one_part(word) for word in side]
@@ -120,7 +121,7 @@ def window_difference(
     )
     if None in (*ours, *theirs) or len(_distinct((*ours, *theirs))) < 2:
         return ()
-    return (_difference("window", ours, theirs),)
+    return (_difference("window", ours, theirs, "window" in allowed),)
 
 
 def fair_metric(differing: Iterable[str]) -> tuple[str, str | None]:
@@ -265,8 +266,11 @@ def _layout(layout: Layout) -> SettingParts:
 
 
 def _difference(
-    key: str, ours: Sequence[SettingParts | None], theirs: Sequence[SettingParts | None]
-) -> Difference:
+    key: str,
+    ours: Sequence[SettingParts | None],
+    theirs: Sequence[SettingParts | None],
+    allowed: bool,
+) -> KeyDifference:
     """Return both sides' values as text, limited to the parts that differ."""
     side_settings = [setting for setting in (*ours, *theirs) if setting is not None]
     parts = [
@@ -274,7 +278,8 @@ def _difference(
         for name in dict.fromkeys(name for setting in side_settings for name in setting)
         if any(setting.get(name) != side_settings[0].get(name) for setting in side_settings)
     ]
-    return Difference(key, _side_text(ours, parts), _side_text(theirs, parts))
+    baseline, candidate = (_side_text(side, parts) for side in (ours, theirs))
+    return KeyDifference(key=key, baseline=baseline, candidate=candidate, allowed=allowed)
 
 
 def _side_text(settings: Sequence[SettingParts | None], parts: Sequence[str]) -> str:

@@ -8,14 +8,13 @@ from dataclasses import replace
 from paceline.compare.comparability import (
     UNKNOWN,
     ComparabilityReport,
-    Difference,
+    KeyDifference,
     compare_settings,
     fair_metric,
     window_difference,
 )
 from paceline.compare.judgement import (
     Comparison,
-    KeyDifference,
     MetricComparison,
     SideSummary,
     Verdict,
@@ -103,11 +102,17 @@ def judge(
         published=baseline.published,
     )
     if not baseline.published:
-        windows = ([member.steps_used for member in side.valid_runs] for side in sides.each)
-        of_figures = window_difference(*windows)
+        ours, theirs = ([m.steps_used for m in side.valid_runs] for side in sides.each)
+        of_figures = window_difference(ours, theirs, allowed)
         alike = replace(alike, differences=(*alike.differences, *of_figures))
-    blank = _with_settings(_without_figures(sides, "", margin), alike, allowed)
-    forbidden = [d for d in alike.differences if d.key not in allowed]
+    fields = {
+        "differing_keys": alike.keys,
+        "differences": alike.differences,
+        "unknown_keys": alike.unknown,
+        "batch_rule": alike.batch_rule,
+    }
+    blank = _without_figures(sides, "", margin).model_copy(update=fields)
+    forbidden = [d for d in alike.differences if not d.allowed]
     if forbidden:
         differing = "; ".join(f"{d.key} {d.baseline} against {d.candidate}" for d in forbidden)
         slow = " A profiler slows a run: its figures are not valid." if _profiled(forbidden) else ""
@@ -120,7 +125,7 @@ def judge(
     return _verdict(blank, sides, comparisons, remarks, variation)
 
 
-def _accept(forbidden: Sequence[Difference]) -> str:
+def _accept(forbidden: Sequence[KeyDifference]) -> str:
     """Return how to compare in spite of the differences."""
     unknown = [d.key for d in forbidden if UNKNOWN in (d.baseline, d.candidate)]
     options = ", ".join(STATING_OPTIONS[key] for key in unknown if key in STATING_OPTIONS)
@@ -128,7 +133,7 @@ def _accept(forbidden: Sequence[Difference]) -> str:
     return f"{state}: {' '.join(f'--allow {d.key}' for d in forbidden)}."
 
 
-def _profiled(differences: Sequence[Difference]) -> bool:
+def _profiled(differences: Sequence[KeyDifference]) -> bool:
     return any(d.key == "profiled" and "yes" in d.baseline + d.candidate for d in differences)
 
 
@@ -202,25 +207,6 @@ def _without_figures(sides: Pair, text: str, margin: float) -> Comparison:
         warnings=left_out(sides),
         baseline=_summary(sides.baseline),
         candidate=_summary(sides.candidate),
-    )
-
-
-def _with_settings(
-    blank: Comparison, alike: ComparabilityReport, allowed: Collection[str]
-) -> Comparison:
-    differences = tuple(
-        KeyDifference(
-            key=d.key, baseline=d.baseline, candidate=d.candidate, allowed=d.key in allowed
-        )
-        for d in alike.differences
-    )
-    return blank.model_copy(
-        update={
-            "differing_keys": alike.keys,
-            "differences": differences,
-            "unknown_keys": alike.unknown,
-            "batch_rule": alike.batch_rule,
-        }
     )
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat
 
+from paceline.compare.comparability import KeyDifference
 from paceline.compare.significance import MAX_FURTHER_REPEATS, MIN_REPEATS
 from paceline.core.units import percent, pluralize, significant
 from paceline.core.value import NonNegativeInt, Value
@@ -35,15 +36,6 @@ Verdict = Literal[
 
 MAX_NAME = 40
 """Maximum number of characters of a side's name in a title."""
-
-
-class KeyDifference(Value):
-    """A setting in which the sides differ."""
-
-    key: str
-    baseline: str
-    candidate: str
-    allowed: bool
 
 
 class SideFigure(Value):

@@ -73,13 +73,18 @@ def parse_bind_file(text: str, where: str) -> list[dict[str, str | None]]:
     return [entries[rank] for rank in range(len(entries))]
 
 
-def binding_warnings(places: Sequence[Place]) -> list[str]:
-    """Return one warning per kind of binding problem that lets ranks disturb each other."""
-    warnings: list[str] = []
+def _by_host(places: Sequence[Place]) -> dict[str, list[Place]]:
+    """Return the ranks with known cores of each host, sorted by host."""
     hosts: dict[str, list[Place]] = {}
     for place in places:
         if place.cores is not None:
             hosts.setdefault(place.host, []).append(place)
+    return dict(sorted(hosts.items()))
+
+
+def binding_warnings(places: Sequence[Place]) -> list[str]:
+    """Return one warning per kind of binding problem that lets ranks disturb each other."""
+    warnings, hosts = list[str](), _by_host(places)
     failed = [place for place in places if place.requested and place.bound_by is None]
     if failed:
         ranks = ", ".join(str(place.rank) for place in failed[:8])
@@ -97,9 +102,7 @@ def binding_warnings(places: Sequence[Place]) -> list[str]:
         (_idle_cores, "have cores that no bound rank uses"),
     ]
     for fault_of, sentence in faults:
-        faults_by_host = {
-            host: text for host, ranks in sorted(hosts.items()) if (text := fault_of(ranks))
-        }
+        faults_by_host = {host: text for host, ranks in hosts.items() if (text := fault_of(ranks))}
         if faults_by_host:
             first = next(iter(faults_by_host))
             warnings.append(
@@ -110,11 +113,7 @@ def binding_warnings(places: Sequence[Place]) -> list[str]:
 
 def oversubscription(places: Sequence[Place]) -> str | None:
     """Return how ranks of a host share cores or lack cores for their threads, else None."""
-    hosts: dict[str, list[Place]] = {}
-    for place in places:
-        if place.cores is not None:
-            hosts.setdefault(place.host, []).append(place)
-    for host, ranks in sorted(hosts.items()):
+    for host, ranks in _by_host(places).items():
         if shared := _shared_cores(ranks):
             return f"{host}: bound ranks share {shared}"
         if surplus := _surplus_threads(ranks):

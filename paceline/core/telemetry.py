@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
+import numpy as np
 from pydantic import NonNegativeFloat, ValidationError
 
 from paceline.core.hosts import compress
@@ -147,74 +147,37 @@ def _part_j(host: Telemetry, part: str, start: float, stop: float) -> tuple[floa
     """Return the joules of one part of a host with their source, or why they are unknown."""
     if part not in host.start.sources:
         return host.start.unknown.get(part, "not recorded")
-    uses_counter = part == "cpu" or _counts_gpu_energy(host)
-    value = _cpu_energy_j if part == "cpu" else _gpu_energy_j if uses_counter else _gpu_power_w
-    points = [(s.time_unix, v) for s in host.samples if (v := value(s)) is not None]
-    points = _within(points, start, stop)
-    if not points:
+    source = host.start.sources[part]
+    if part == "cpu":
+        uses_counter, values = True, [sample.cpu_energy_j for sample in host.samples]
+    else:
+        joules = [_of_all_gpus(sample, "energy_j") for sample in host.samples]
+        counters = [
+            value for sample, value in zip(host.samples, joules, strict=True) if sample.gpus
+        ]
+        uses_counter = bool(counters) and None not in counters
+        values = joules if uses_counter else [_of_all_gpus(s, "power_w") for s in host.samples]
+        # The first sample names the driver and its source, but later samples may lack the counter.
+        driver = source.removesuffix(POWER_SOURCE).removesuffix(COUNTER_SOURCE)
+        if driver != source:
+            source = driver + (COUNTER_SOURCE if uses_counter else POWER_SOURCE)
+    points = [(s.time_unix, v) for s, v in zip(host.samples, values, strict=True) if v is not None]
+    times, readings = np.array(points, dtype=float).reshape(-1, 2).T
+    if stop <= start or not (len(times) and times[0] <= start and stop <= times[-1]):
         return "was not sampled over the whole window"
-    max_gap_s = max(MAX_GAP_S, 5 * host.start.interval_s)
-    gap = max(later[0] - earlier[0] for earlier, later in pairwise(points))
-    if gap > max_gap_s:
+    around = slice(np.searchsorted(times, start, "right") - 1, np.searchsorted(times, stop) + 1)
+    gap = float(np.diff(times[around]).max())
+    if gap > max(MAX_GAP_S, 5 * host.start.interval_s):
         return f"was not sampled for {gap:.1f} s"
-    first, last = _at(points, start), _at(points, stop)
-    reported_source = host.start.sources[part]
-    source = reported_source if part == "cpu" else _gpu_source(reported_source, uses_counter)
-    if uses_counter:
-        return (last - first, source) if last >= first else "its energy counter was reset"
-    curve = [(start, first), *(p for p in points if start < p[0] < stop), (stop, last)]
-    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(curve)), source
+    grid = np.array([start, *times[(times > start) & (times < stop)], stop])
+    curve = np.interp(grid, times, readings)
+    if not uses_counter:
+        return float(np.trapezoid(curve, grid)), source
+    joules_used = float(curve[-1] - curve[0])
+    return (joules_used, source) if joules_used >= 0 else "its energy counter was reset"
 
 
-def _gpu_source(reported_source: str, uses_counter: bool) -> str:
-    """Return the source that was used.
-
-    The first sample names the driver and its source, but later samples may lack the energy counter.
-    """
-    driver = reported_source.removesuffix(POWER_SOURCE).removesuffix(COUNTER_SOURCE)
-    return (
-        reported_source
-        if driver == reported_source
-        else driver + (COUNTER_SOURCE if uses_counter else POWER_SOURCE)
-    )
-
-
-def _within(
-    points: Sequence[tuple[float, float]], start: float, stop: float
-) -> list[tuple[float, float]]:
-    """Return the points from the last before the window to the first after it; empty if too few."""
-    before = [point for point in points if point[0] <= start]
-    after = [point for point in points if point[0] >= stop]
-    if not (before and after) or stop <= start:
-        return []
-    return [point for point in points if before[-1][0] <= point[0] <= after[0][0]]
-
-
-def _at(points: Sequence[tuple[float, float]], time: float) -> float:
-    """Return the value at a time by linear interpolation."""
-    for (t0, v0), (t1, v1) in pairwise(points):
-        if t0 <= time <= t1:
-            return v0 if t1 == t0 else v0 + (v1 - v0) * (time - t0) / (t1 - t0)
-    return points[0][1]
-
-
-def _gpu_power_w(sample: TelemetrySample) -> float | None:
-    watts = [gpu.power_w for gpu in sample.gpus]
-    readings = [watt for watt in watts if watt is not None]
-    return sum(readings) if readings and len(readings) == len(watts) else None
-
-
-def _counts_gpu_energy(host: Telemetry) -> bool:
-    """Return whether every sample has the energy counters of all devices."""
-    looks = [sample for sample in host.samples if sample.gpus]
-    return bool(looks) and all(_gpu_energy_j(sample) is not None for sample in looks)
-
-
-def _gpu_energy_j(sample: TelemetrySample) -> float | None:
-    joules = [gpu.energy_j for gpu in sample.gpus]
-    readings = [counter for counter in joules if counter is not None]
-    return sum(readings) if readings and len(readings) == len(joules) else None
-
-
-def _cpu_energy_j(sample: TelemetrySample) -> float | None:
-    return sample.cpu_energy_j
+def _of_all_gpus(sample: TelemetrySample, name: str) -> float | None:
+    """Return the sum of one reading of all devices; None if a device lacks it."""
+    readings = [getattr(gpu, name) for gpu in sample.gpus]
+    return sum(readings) if readings and None not in readings else None

@@ -180,15 +180,15 @@ class StepAccuracy(Value):
     """Accuracy of predicted step times; shares are 0-1."""
 
     n: int
-    mape: float | None
+    mape: float | None = None
     """Mean of |predicted / measured - 1|; all fields are None without rows."""
-    median: float | None
+    median: float | None = None
     """Median of |ln(predicted / measured)|."""
-    within_10: float | None
-    within_20: float | None
-    coverage_80: float | None
+    within_10: float | None = None
+    within_20: float | None = None
+    coverage_80: float | None = None
     """Share of the measured step times that are within their 80% interval."""
-    flat_mape: float | None
+    flat_mape: float | None = None
     """MAPE of the flat rule: 45% of the 16-bit peak, 33% of a narrower one."""
 
 
@@ -196,11 +196,11 @@ class MemoryAccuracy(Value):
     """Accuracy of predicted memory, in the metric of each source; shares are 0-1."""
 
     n: int
-    mape: float | None
-    median: float | None
+    mape: float | None = None
+    median: float | None = None
     """Median of |predicted / reported - 1|."""
-    within_5: float | None
-    within_10: float | None
+    within_5: float | None = None
+    within_10: float | None = None
 
 
 class ValidatedRow(Value):
@@ -314,7 +314,7 @@ def _memory_accuracy(lines: Sequence[dict[str, str]]) -> MemoryAccuracy:
             rows.append(read_memory_row(line))
     rows = [row for row in rows if row.reported_bytes and 0 < row.reported_bytes < inf]
     if not rows:
-        return MemoryAccuracy(n=0, mape=None, median=None, within_5=None, within_10=None)
+        return MemoryAccuracy(n=0)
     missed = np.abs(memory_as_reported(rows) / np.array([row.reported_bytes for row in rows]) - 1)
     return MemoryAccuracy(
         n=len(rows),
@@ -362,15 +362,7 @@ def _accuracies(
 
 def _accuracy(rows: Sequence[ValidatedRow], flat: Floats) -> StepAccuracy:
     if not rows:
-        return StepAccuracy(
-            n=0,
-            mape=None,
-            median=None,
-            within_10=None,
-            within_20=None,
-            coverage_80=None,
-            flat_mape=None,
-        )
+        return StepAccuracy(n=0)
     error = np.array([abs(row.error) for row in rows])
     measured = np.array([row.measured_s for row in rows])
     return StepAccuracy(

@@ -52,9 +52,8 @@ def fastest_fitting(request: EstimateRequest, evidence: Evidence) -> PlannedTrai
 
 def fewest_devices(request: EstimateRequest, evidence: Evidence) -> PlannedTraining | None:
     """Return the training on the fewest devices, by doubling them, on which it fits."""
-    devices = request.devices
-    for factor in _doublings():
-        larger = replace(request, devices=devices * factor)
+    for power in range(1, MAX_GROWTH.bit_length()):
+        larger = replace(request, devices=request.devices * 2**power)
         if training := fastest_fitting(larger, evidence):
             return training
     return None
@@ -95,13 +94,6 @@ def layout_changes(before: Layout, after: Layout) -> str:
     old, new = before.model_dump(), after.model_dump()
     differences = {name: value for name, value in new.items() if value != old[name]}
     return ",".join(f"{name}={str(value).lower()}" for name, value in differences.items())
-
-
-def _doublings() -> Iterator[int]:
-    factor = 2
-    while factor <= MAX_GROWTH:
-        yield factor
-        factor *= 2
 
 
 def _cluster_sizes(per_node: int) -> Iterator[int]:

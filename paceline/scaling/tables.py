@@ -51,6 +51,9 @@ ONE_VALUE = (
 FAILED_STATUSES = {"oom", "timeout", "nan", "failed", "incomplete", "cancelled", "error"}
 """Statuses of a failed group. `Fail` is not one: next to a throughput it means "below a
 threshold"."""
+PURPOSES: Mapping[str, Purpose] = {"second pass": "second pass", "bisection": "bisection"}
+"""Purposes in a scaling test's own table; every other group is planned."""
+SCALING_KINDS: Mapping[str, ScalingKind | None] = {"": None, "weak": "weak", "strong": "strong"}
 FAILED = -1
 MAX_SAMPLES_PER_S = 1e15
 MAX_SHOWN_VALUES = 6
@@ -173,7 +176,8 @@ def _measured(row: Row, columns: Mapping[str, str], where: str) -> GroupThroughp
             f"{columns['nodes']} is {nodes}, but {pluralize(len(hosts), 'host', 'are')} listed",
         )
     series = row.get(columns.get("series", ""), "")
-    return GroupThroughput(tuple(hosts), _samples_per_s(row, columns, where), series, _purpose(row))
+    purpose = PURPOSES.get(row.get("purpose", "").lower(), "plan")
+    return GroupThroughput(tuple(hosts), _samples_per_s(row, columns, where), series, purpose)
 
 
 def _hosts(row: Row, columns: Mapping[str, str], where: str) -> list[str]:
@@ -221,24 +225,9 @@ def _samples_per_s(row: Row, columns: Mapping[str, str], where: str) -> float | 
     return value
 
 
-def _purpose(row: Row) -> Purpose:
-    """Return the purpose of a group: "plan", except in a scaling test's own table."""
-    match row.get("purpose", "").lower():
-        case "second pass":
-            return "second pass"
-        case "bisection":
-            return "bisection"
-        case _:
-            return "plan"
-
-
 def _scaling(row: Row, where: str) -> ScalingKind | None:
-    match row.get("scaling", "").lower():
-        case "":
-            return None
-        case "weak":
-            return "weak"
-        case "strong":
-            return "strong"
-        case other:
-            raise UserError(where, f"scaling {other!r} is unknown", allowed="weak, strong")
+    word = row.get("scaling", "").lower()
+    if word not in SCALING_KINDS:
+        allowed = ", ".join(filter(None, SCALING_KINDS))
+        raise UserError(where, f"scaling {word!r} is unknown", allowed=allowed)
+    return SCALING_KINDS[word]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -39,6 +39,17 @@ EndReason = Literal[
     "not interleaved",
 ]
 """Reason why no further pairs are measured; `continue` requests more."""
+END_REASONS: Mapping[str, EndReason] = {
+    "continue": "continue",
+    "futile": "futile",
+    "undecided": "all pairs measured",
+}
+"""Reasons by the conclusion of the last interim analysis; all others decide the series."""
+REASON_OF_REFUSAL: Mapping[str, EndReason] = {
+    "not comparable": "not comparable",
+    "invalid": "failed",
+}
+"""Reasons by the verdict on sides without a figure to compare."""
 NOT_INTERLEAVED = (
     "the runs of each pair did not follow each other, so a change of the machine would look like a "
     "difference; more pairs do not fix that: start a new, interleaved series (A B, then B A)"
@@ -137,8 +148,14 @@ def judge_pairs(
         baseline=comparison.baseline,
         candidate=comparison.candidate,
     )
-    if invalid_fields := _invalid_result(comparison, sides):
-        return blank.model_copy(update=invalid_fields)
+    has_runs = bool(sides.baseline.members and sides.candidate.members)
+    if has_runs and comparison.metric is None and comparison.verdict in REASON_OF_REFUSAL:
+        fields = {
+            "verdict": comparison.verdict,
+            "end_reason": REASON_OF_REFUSAL[comparison.verdict],
+            "sentence": comparison.sentence,
+        }
+        return blank.model_copy(update=fields)
     if not interleaved:
         text = f"Undecided: {NOT_INTERLEAVED}."
         return blank.model_copy(update={"end_reason": "not interleaved", "sentence": text})
@@ -147,18 +164,6 @@ def judge_pairs(
         text = f"Undecided: {num_pairs_text} so far, and the first analysis is after {MIN_PAIRS}."
         return blank.model_copy(update={"sentence": text})
     return _analyzed_result(blank, sides, design, comparison)
-
-
-def _invalid_result(comparison: Comparison, sides: Pair) -> dict[str, object] | None:
-    if not sides.baseline.members or not sides.candidate.members:
-        return None
-    if comparison.verdict in ("not comparable", "invalid") and comparison.metric is None:
-        return {
-            "verdict": comparison.verdict,
-            "end_reason": "not comparable" if comparison.verdict == "not comparable" else "failed",
-            "sentence": comparison.sentence,
-        }
-    return None
 
 
 def _analyzed_result(
@@ -187,37 +192,24 @@ def _analyzed_result(
     return blank.model_copy(
         update={
             "verdict": verdict,
-            "end_reason": _end_reason(last),
+            "end_reason": END_REASONS.get(last.conclusion, "decided"),
             "sentence": text,
             "ratio": last.ratio,
             "low": last.low,
             "high": last.high,
             "largest_difference": last.largest,
-            "analyses": tuple(_interim_analysis(name, look) for look in looks),
+            "analyses": tuple(
+                InterimAnalysis(
+                    pairs=look.num_pairs,
+                    ratio=look.ratio,
+                    low=look.low,
+                    high=look.high,
+                    level=look.level,
+                    verdict=metric_verdict(name, look.change),
+                )
+                for look in looks
+            ),
         }
-    )
-
-
-def _end_reason(look: PairsAnalysis) -> EndReason:
-    match look.conclusion:
-        case "continue":
-            return "continue"
-        case "futile":
-            return "futile"
-        case "undecided":
-            return "all pairs measured"
-        case _:
-            return "decided"
-
-
-def _interim_analysis(name: str, look: PairsAnalysis) -> InterimAnalysis:
-    return InterimAnalysis(
-        pairs=look.num_pairs,
-        ratio=look.ratio,
-        low=look.low,
-        high=look.high,
-        level=look.level,
-        verdict=metric_verdict(name, look.change),
     )
 
 
@@ -232,19 +224,12 @@ def _sentence(
     )
     within = percent(design.margin + design.resolution, 2 if design.resolution else 1)
     possible = f"a difference of up to {percent(look.largest, 1)} is still possible"
-    match look.conclusion:
-        case "same":
-            return f"{cand} and {base} are the same within {within}: {figures}; {possible}."
-        case "continue":
-            return f"Undecided so far: {figures}; {possible}."
-        case "futile":
-            return (
-                f"Undecided, and {design.max_pairs} pairs are unlikely to decide it: {figures}; "
-                f"{possible}."
-            )
-        case "undecided":
-            return (
-                f"Undecided after all {pluralize(look.num_pairs, 'pair')}: {figures}; {possible}."
-            )
-        case _:
-            return f"{cand} is {verdict} than {base}: {figures}."
+    heads = {
+        "same": f"{cand} and {base} are the same within {within}",
+        "continue": "Undecided so far",
+        "futile": f"Undecided, and {design.max_pairs} pairs are unlikely to decide it",
+        "undecided": f"Undecided after all {pluralize(look.num_pairs, 'pair')}",
+    }
+    if look.conclusion in heads:
+        return f"{heads[look.conclusion]}: {figures}; {possible}."
+    return f"{cand} is {verdict} than {base}: {figures}."

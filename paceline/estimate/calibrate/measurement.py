@@ -275,7 +275,8 @@ def _calibrated_step(training: TimedTraining, predicted_s: float) -> CalibratedS
     )
 
 
-MAX_RANKS = 8
+RANKS = (1, 2, 4, 8)
+"""Numbers of ranks that are measured by default, as far as there are cores or GPUs."""
 ReportProgress = Callable[[str], None]
 
 
@@ -323,14 +324,14 @@ def measure(
         raise UserError(label, "does not compute in bf16", remedy="--dtype fp16")
     trainings = {
         count: short_trainings(recipes, machine, entry, dtype, count)
-        for count in ranks or _counts(max_ranks)
+        for count in ranks or [n for n in RANKS if n <= max_ranks]
     }
     for count, of_count in trainings.items():
         if not of_count:
             raise UserError(
                 f"--ranks {count}",
                 "fits no short training run",
-                allowed="1, 2, 4, 8",
+                allowed=", ".join(map(str, RANKS)),
             )
     rates: list[Rates] = []
     timed_trainings: list[TimedTraining] = []
@@ -356,10 +357,3 @@ def measure(
         memory_bytes=machine["memory_bytes"],
     )
     return Measurements(about, rates, timed_trainings)
-
-
-def _counts(max_ranks: int) -> list[int]:
-    """Return 1, 2, 4, ... up to the number of cores or GPUs."""
-    return [
-        2**power for power in range(MAX_RANKS.bit_length()) if 2**power <= min(max_ranks, MAX_RANKS)
-    ]

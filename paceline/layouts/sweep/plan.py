@@ -223,7 +223,14 @@ def new_sweep(options: SweepOptions, evidence: FileEvidence | None) -> Sweep:
     choices, prediction_notices = _with_predictions(choices, evidence, options)
     notices += prediction_notices
     return Sweep(
-        name=_name(options, recipe.name),
+        name=group_name(
+            options.name,
+            "sweep",
+            recipe.name,
+            options.request,
+            options.request.overrides,
+            sorted(dimension.field for dimension in options.dimensions),
+        ),
         recipe=recipe.name,
         variant=request.variant,
         dimensions=options.dimensions,
@@ -384,25 +391,24 @@ def _order_key(choice: Combination) -> tuple[float, ...]:
     return (kind, expected.p_oom > MAX_P_OOM_TO_FIT, per_token, *small)
 
 
-def _name(options: SweepOptions, recipe: str) -> str:
-    """Return the given name, or one derived from the request so that longer lists find its runs."""
-    if options.name is None:
-        request = options.request
-        # A sweep can be resumed in another allocation.
+def group_name(
+    explicit_name: str | None, kind: str, recipe: str, request: Request, *content: object
+) -> str:
+    """Return the given name, or one derived from the request so that a rerun finds its runs."""
+    if explicit_name is None:
+        # A rerun may be in another allocation.
         where = replace(request.where, allocation=None)
         place = (request.devices, request.device, request.cluster, where)
-        fields = sorted(dimension.field for dimension in options.dimensions)
-        content = (request.overrides, fields, place)
-        digest = hashlib.sha256(repr(content).encode()).hexdigest()[:4]
-        parts = filter(None, (recipe, request.variant, "sweep", digest))
+        digest = hashlib.sha256(repr((*content, place)).encode()).hexdigest()[:4]
+        parts = filter(None, (recipe, request.variant, kind, digest))
         return "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts)
-    if not _NAME.fullmatch(options.name) or options.name == "last":
+    if not _NAME.fullmatch(explicit_name) or explicit_name == "last":
         raise UserError(
-            f"--name {options.name}",
-            "is not a valid sweep name",
+            f"--name {explicit_name}",
+            "is not a valid name",
             allowed="letters, digits, . _ and -, but not `last`",
         )
-    return options.name
+    return explicit_name
 
 
 def _runs_in_queue(plans: Sequence[Plan]) -> bool:

@@ -8,7 +8,12 @@ from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.core.units import gib, step_seconds
 from paceline.estimate.calibrate.lookup import FileEvidence, file_or_device_evidence, machine_for
-from paceline.estimate.estimates import MAX_P_OOM_TO_FIT, MAX_P_OOM_TO_RUN, estimates_of_runs
+from paceline.estimate.estimates import (
+    MAX_P_OOM_TO_FIT,
+    MAX_P_OOM_TO_RUN,
+    Estimates,
+    estimates_of_runs,
+)
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.run_case import Software, parse_software
 from paceline.layouts.sweep.result import Prediction
@@ -39,6 +44,11 @@ def predict(
         file_or_device_evidence(evidence, cluster.device, dtype, cluster.device_label),
         software,
     )
+    return predictions_of(estimates)
+
+
+def predictions_of(estimates: Estimates) -> list[Prediction]:
+    """Return one prediction per row of the estimates."""
     columns = (
         estimates.step_time_s,
         *estimates.interval_s,

@@ -26,12 +26,17 @@ TIE_MARGIN = 0.01
 """Rows slower than the best by less than this fraction are tied with it."""
 
 
-class Prediction(Value):
-    """Prediction for one combination, with an 80% interval of the step time."""
+class ExpectedStepTime(Value):
+    """An expected step time with its 80% interval."""
 
     step_time_s: PositiveFloat
     low_s: PositiveFloat
     high_s: PositiveFloat
+
+
+class Prediction(ExpectedStepTime):
+    """Prediction for one layout, with an 80% interval of the step time."""
+
     memory_bytes: PositiveFloat
     """Device memory in use on the rank that uses most."""
     p_oom: float

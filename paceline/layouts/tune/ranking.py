@@ -18,7 +18,6 @@ from paceline.core.units import gib, pluralize
 from paceline.core.value import Value
 from paceline.estimate.estimates import MAX_P_OOM_TO_FIT, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.memory.device_memory import Verdict, verdict
 from paceline.estimate.model.case import Implementation
 from paceline.estimate.request import EstimateRequest
 from paceline.layouts.search.memory import (
@@ -27,22 +26,16 @@ from paceline.layouts.search.memory import (
     splits_needing_recompute,
 )
 from paceline.layouts.search.space import SearchSpace, feasible_layouts
+from paceline.layouts.sweep.prediction import predictions_of
+from paceline.layouts.sweep.result import Prediction
 
 
-class RankedLayout(Value):
+class RankedLayout(Prediction):
     """One layout with its estimate and 80% interval."""
 
     layout: Layout
     label: str
-    step_time_s: float
-    low_s: float
-    high_s: float
-    memory_bytes: float
-    """Device memory in use on the fullest rank."""
-    p_oom: float
     fits: bool
-    memory: Verdict
-    """Memory verdict: fits, borderline (OOM probability 10-90%) or out of memory."""
 
 
 class Ranking(Value):
@@ -156,27 +149,13 @@ def _best_first(estimates: Estimates) -> NDArray[np.int64]:
 
 
 def _rows(estimates: Estimates, layouts: Sequence[Layout]) -> tuple[RankedLayout, ...]:
-    columns = (
-        estimates.step_time_s,
-        *estimates.interval_s,
-        estimates.memory.device_used,
-        estimates.p_oom,
-        estimates.fits,
-    )
-    values = zip(*(column.tolist() for column in columns), strict=True)
+    devices = int(estimates.x.devices[0])
     return tuple(
         RankedLayout(
+            **dict(prediction),
             layout=layout,
-            label=layout.label(int(estimates.x.devices[0])),
-            step_time_s=seconds,
-            low_s=low,
-            high_s=high,
-            memory_bytes=memory_bytes,
-            p_oom=odds,
-            fits=fits,
-            memory=verdict(odds),
+            label=layout.label(devices),
+            fits=prediction.p_oom <= MAX_P_OOM_TO_FIT,
         )
-        for layout, (seconds, low, high, memory_bytes, odds, fits) in zip(
-            layouts, values, strict=True
-        )
+        for layout, prediction in zip(layouts, predictions_of(estimates), strict=True)
     )

@@ -19,17 +19,14 @@ from paceline.estimate.fit.interval import Z80
 from paceline.estimate.memory.device_memory import verdict
 from paceline.layouts.search.decision import median_step_time, rows_close_to
 from paceline.layouts.search.residuals import Posterior
-from paceline.layouts.sweep.result import SINGLE_RUNS, Prediction, probability_text
+from paceline.layouts.sweep.result import (
+    SINGLE_RUNS,
+    ExpectedStepTime,
+    Prediction,
+    probability_text,
+)
 from paceline.layouts.tune.search import Search, TriedLayout
 from paceline.layouts.tune.trials import LayoutRunner
-
-
-class ExpectedStepTime(Value):
-    """An expected step time with its 80% interval."""
-
-    step_time_s: PositiveFloat
-    low_s: PositiveFloat
-    high_s: PositiveFloat
 
 
 class TuneRow(Value):
@@ -155,11 +152,8 @@ def label(layout: Layout, devices: int) -> str:
 
 def prediction(search: Search, row: int) -> Prediction:
     """Return the current expectation for a layout in the form that a sweep reports."""
-    now = expected_step_time(search.belief, row)
     return Prediction(
-        step_time_s=now.step_time_s,
-        low_s=now.low_s,
-        high_s=now.high_s,
+        **dict(expected_step_time(search.belief, row)),
         memory_bytes=float(search.candidates.memory_bytes[row]),
         p_oom=(odds := float(search.p_oom[row])),
         memory=verdict(odds),

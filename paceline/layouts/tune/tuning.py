@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from paceline.files.recipe import Recipe, load_recipe, recipe_path, resolve
 from paceline.files.staged import with_staged_files
 from paceline.files.yaml_file import yaml_text
 from paceline.layouts.search.space import SearchSpace
+from paceline.layouts.sweep.plan import group_name
 from paceline.layouts.sweep.trials import SweepObserver
 from paceline.layouts.tune.candidates import Candidates, find_candidates
 from paceline.layouts.tune.result import (
@@ -107,7 +106,6 @@ def write_recipe(recipe: Recipe, path: Path, head: str) -> None:
 
 RESULT_FILE = "tune.json"
 SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -235,7 +233,9 @@ def new_tuning(
 
     Raises UserError if no layout can run, or if there are more processes than physical cores.
     """
-    name = _name(options)
+    request = options.trial_request
+    stem = Path(request.recipe).stem
+    name = group_name(options.name, "tune", stem, request, request.recipe, request.overrides)
     if options.write:
         check_recipe_path(options.write, options.request.recipe)
     is_oversubscribed = _is_oversubscribed(options)
@@ -282,22 +282,3 @@ def _is_oversubscribed(options: TuneOptions) -> bool:
             remedy="--oversubscribe allows it",
         )
     return True
-
-
-def _name(options: TuneOptions) -> str:
-    """Return the given name, or one derived from the request so that a rerun finds its runs."""
-    if options.name is None:
-        request = options.trial_request
-        where = replace(request.where, allocation=None)
-        place = (request.devices, request.device, request.cluster, where)
-        content = (request.recipe, request.overrides, place)
-        digest = hashlib.sha256(repr(content).encode()).hexdigest()[:4]
-        parts = filter(None, (Path(request.recipe).stem, request.variant, "tune", digest))
-        return "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts)
-    if not _NAME.fullmatch(options.name) or options.name == "last":
-        raise UserError(
-            f"--name {options.name}",
-            "is not a valid name",
-            allowed="letters, digits, . _ and -, but not `last`",
-        )
-    return options.name

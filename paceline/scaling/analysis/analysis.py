@@ -86,11 +86,6 @@ class Analysis:
         return _flagged_nodes(self.verdicts, self.confirmations, self.evidence)
 
     @property
-    def refuted_nodes(self) -> tuple[NodeVerdict, ...]:
-        """Nodes that were slow alone, but not in groups."""
-        return tuple(e.node for e in self.evidence if e.verdict == "refuted")
-
-    @property
     def suspect_nodes(self) -> tuple[NodeVerdict, ...]:
         """Slow nodes that independent evidence could confirm, but that have none; slowest first."""
         alone = {e.node.host for e in self.evidence if e.verdict == "alone"}

@@ -196,7 +196,7 @@ def test_a_sweep_of_the_same_recipe_has_the_same_name_and_groups_by_content():
 
 @pytest.mark.parametrize("name", ["a/b", "last", "", ".x"])
 def test_a_name_that_is_no_folder_is_refused(name: str):
-    with pytest.raises(UserError, match="is not a valid sweep name"):
+    with pytest.raises(UserError, match="is not a valid name"):
         planned(mbs="1,2", name=name)
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from paceline.cli.tune import exit_code
 from paceline.core.layout import Layout
-from paceline.layouts.tune.result import ExpectedStepTime, TuneResult, TuneRow
+from paceline.layouts.sweep.result import ExpectedStepTime
+from paceline.layouts.tune.result import TuneResult, TuneRow
 from tests.cli.test_errors import paceline
 from tests.runs.test_flow import SMALL
 

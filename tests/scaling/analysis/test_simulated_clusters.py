@@ -56,7 +56,7 @@ def test_what_was_slow_alone_by_luck_is_cleared_by_the_second_pass():
         cluster = SimulatedCluster(64, node_spread=0.0005, run_noise=0.004, seed=seed)
         analysis = simulate(cluster, [1, 2])
         assert not analysis.flagged_nodes
-        cleared += [node.host for node in analysis.refuted_nodes]
+        cleared += [e.node.host for e in analysis.evidence if e.verdict == "refuted"]
     assert cleared
 
 
