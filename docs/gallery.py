@@ -27,8 +27,8 @@ WIDTH, TALLEST = 1280, 1330
 COLOURS = 128
 """Number of colours of a picture, which pages do not exceed visibly."""
 HEAD = """# Gallery
-One picture of each page. `make gallery` takes them: `docs/gallery.py` runs the commands below in an
-empty folder and opens what they write. Every page is one file that loads nothing, begins with the
+One picture of each page. `make gallery` takes them: `docs/gallery.py` has all commands, and the one
+that writes the page is shown here. Every page is one file that loads nothing, begins with the
 verdict and four figures, follows the light or dark of its reader and fits a phone.
 """
 
@@ -230,9 +230,8 @@ def gallery() -> str:
     """The text of docs/gallery.md."""
     parts = [HEAD]
     for picture in PICTURES:
-        commands = "\n".join(f"paceline {command}" for command in picture.commands)
         parts.append(
-            f"## {picture.title}\n{picture.words}\n```sh\n{commands}\n```\n"
+            f"## {picture.title}\n{picture.words}\n```sh\npaceline {picture.commands[-1]}\n```\n"
             f"![{picture.title}](images/{picture.name}.png)\n{chart(picture)}"
         )
     return "\n".join(parts)

@@ -158,13 +158,20 @@ def _sentence(text: str) -> str:
 
 
 def field_table(docs: Sequence[FieldDoc]) -> str:
-    """Return fields with type, default and meaning as Markdown."""
-    rows = [(f"`{doc.field}`", doc.type, _default(doc.default), doc.meaning) for doc in docs]
-    return table(("field", "type", "default", "meaning"), rows)
+    """Return fields with value and meaning as Markdown."""
+    rows = [(f"`{doc.field}`", _value(doc), doc.meaning) for doc in docs]
+    return table(("field", "value", "meaning"), rows)
 
 
-def _default(default: str) -> str:
-    return default if default in ("required", "unset") else f"`{default}`"
+def _value(doc: FieldDoc) -> str:
+    """Return the default of a field with its choices, or its type if it has no default."""
+    if doc.default == "unset":
+        return f"unset, {doc.type}" if "`" in doc.type else doc.type
+    if doc.default == "required":
+        return f"{doc.type}, required"
+    default = f"`{doc.default}`"
+    others = [choice for choice in doc.type.split(", ") if choice != default]
+    return ", ".join([default, *others]) if "`" in doc.type else default
 
 
 RECIPE_SECTIONS: Mapping[str, str] = {
@@ -298,7 +305,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/cluster-file.md": cluster_field_tables,
     "reference/devices.md": device_tables,
     "reference/metrics.md": metric_table,
-    "reference/layout-rules.md": layout_tables,
+    "dev/layout-rules.md": layout_tables,
     "reference/log-formats.md": log_format_table,
 }
 """Pages of the docs by path, and the function that generates their marked part."""

@@ -128,7 +128,7 @@ def run(
       paceline run -- torchrun --nproc-per-node 8 train.py       measure your own program
 
     Any parallel layout can be set. A layout that cannot run is refused with the reason
-    (docs/reference/layout-rules.md).
+    (docs/dev/layout-rules.md).
 
     Progress goes to standard error, the report to standard output. A run is stored in one folder:
     job.sh, logs, steps, result.json and report.html.
