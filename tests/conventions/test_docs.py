@@ -233,6 +233,26 @@ def test_the_readme_stays_short():
     assert len(README.split()) <= 900
 
 
+MAX_WORDS = {"reference/cli.md": 14_500, "": 26_500}
+"""Words of the generated command reference, and of all other pages for users together."""
+
+
+def words(path: Path) -> int:
+    """Words of a page as its reader counts them: no table borders, no recorded output."""
+    text = re.sub(r"<!--.*?-->", "", path.read_text("utf-8"), flags=re.DOTALL)
+    blocks = re.compile(r"^```console\n.*?^```$", re.DOTALL | re.MULTILINE)
+    commands = re.findall(r"^\$ .*", "\n".join(blocks.findall(text)), re.MULTILINE)
+    return len(re.findall(r"\S*[^\W_]\S*", "\n".join([blocks.sub("", text), *commands])))
+
+
+@pytest.mark.parametrize("page", MAX_WORDS)
+def test_the_pages_for_users_stay_short(page: str):
+    docs = ROOT / "docs"
+    paths = {path for path in docs.rglob("*.md") if path.parts[len(docs.parts)] != "dev"}
+    counted = [docs / page] if page else sorted(paths - {docs / name for name in MAX_WORDS})
+    assert sum(map(words, counted)) <= MAX_WORDS[page]
+
+
 def test_the_project_url_is_that_of_pyproject():
     (repository,) = re.findall(
         r'^Repository = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M
