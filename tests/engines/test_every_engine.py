@@ -1,4 +1,7 @@
-"""Every engine keeps the same promises; a new file is tested by being there."""
+"""Every engine keeps the same promises; a new file is tested by being there.
+
+A home folder of an unknown user is reported as an error of the setting, in every engine.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
 from paceline.core.training import Training
 from paceline.engines import engine, engine_names, log_format, log_formats
-from tests.engines.batch_site import MLPERF, NEMO
+from paceline.files.home import home_path
+from tests.engines.batch_site import MLPERF, NEMO, site
 from tests.example import make_spec
 
 ENGINES = pytest.mark.parametrize("name", engine_names())
@@ -111,3 +115,31 @@ def test_a_framework_that_is_named_is_the_only_one_imported(look_up: str, name: 
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert set(ast.literal_eval(done.stdout)) - {"log_reading", "launch", "support"} == {name}
+
+
+NOBODYS = "~no-such-user/x"
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "more"),
+    [
+        ("nemo", "stage_path", {}),
+        ("nemo", "script", NEMO),
+        ("mlperf", "config", MLPERF),
+        ("mlperf", "implementation", MLPERF),
+        ("deepspeed_chat", "model", {}),
+        ("deepspeed_chat", "data", {}),
+    ],
+)
+def test_a_home_folder_that_nobody_has_is_told(name: str, field: str, more: dict[str, str]) -> None:
+    settings = {**more, field: NOBODYS}
+    spec = make_spec(engine=name, engine_settings=settings, cluster=site(1, 2))
+    text = f"engine_settings.{field} {NOBODYS}: refers to a user without"
+    with pytest.raises(UserError, match=text):
+        engine(name).job(spec, "x")
+
+
+def test_a_home_folder_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert home_path("field", "~/x") == Path("/home/somebody/x")
+    assert home_path("field", "a/~/x") == Path("a/~/x")

@@ -12,7 +12,7 @@ from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.megatron import LOG_FORMAT
 from paceline.files.log_file import LogFile
 from paceline.logs.parser import detect
-from tests.engines.megatron_lines import MS, S, column, read, record
+from tests.engines.megatron_specs import MS, S, column, read, record
 from tests.engines.promises import check_read
 
 TERA = 1e12

@@ -10,7 +10,7 @@ import pytest
 from paceline.engines.megatron_bridge import LOG_FORMAT
 from paceline.files.log_file import LogFile
 from paceline.logs.parser import detect
-from tests.engines.megatron_lines import column, read, records
+from tests.engines.megatron_specs import column, read, records
 from tests.engines.promises import check_read
 
 TERA = 1e12

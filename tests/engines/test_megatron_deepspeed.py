@@ -12,7 +12,7 @@ from paceline.engines.megatron_deepspeed import LOG_FORMAT
 from paceline.files.log_file import LogFile
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import detect, parse_log
-from tests.engines.megatron_lines import MS, S, column, read, record
+from tests.engines.megatron_specs import MS, S, column, read, record
 from tests.engines.promises import check_read
 
 TERA = 1e12

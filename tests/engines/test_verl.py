@@ -1,11 +1,14 @@
-"""verl's lines: a step of reinforcement learning, and one of supervised tuning."""
+"""verl's lines: a step of reinforcement learning, and one of supervised tuning.
+
+Two rates tell how many devices there are, where rounding leaves no doubt.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.verl import LOG_FORMAT, WHOLE_STEP_REMARK
+from paceline.engines.verl import LOG_FORMAT, WHOLE_STEP_REMARK, device_count
 from tests.engines.promises import reader_of
 
 
@@ -93,3 +96,22 @@ def test_validations_are_no_steps():
 def test_a_bar_beside_it_is_no_step_time():
     bar = "Training Progress:   1%|          | 1/435 [01:50<5:30:00, 110.0s/it]\r"
     assert check(bar + line(1) + bar + line(2)).steps()["step_time_s"].tolist() == [48.5] * 2
+
+
+@pytest.mark.parametrize(
+    ("of_all", "of_one", "count"),
+    [
+        (11_278.56, 1409.82, 8),
+        (32_768.0, 32_767.9, 1),
+        (14_200.0, 1780.0, 8),
+        (256_300.0, 501.0, None),
+        (1.0, 0.0, None),
+        (0.0, 1.0, None),
+        (1.0, 4.0, None),
+        (float("nan"), 1.0, None),
+        (float("inf"), 1.0, None),
+        (1e99, 1e-99, None),
+    ],
+)
+def test_the_whole_number_next_to_the_ratio(of_all: float, of_one: float, count: int | None):
+    assert device_count(of_all, of_one) == count

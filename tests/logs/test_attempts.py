@@ -1,4 +1,7 @@
-"""Several runs in one file: the settings of one are not those of the other."""
+"""Several runs in one file: the settings of one are not those of the other.
+
+Rates as a log prints them, where nothing better is there.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,8 @@ import pytest
 from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
 from paceline.logs.parser import parse_log
-from tests.engines.megatron_lines import MS, record
-from tests.engines.test_hf_run_time import STATED
-from tests.engines.test_hf_trainer import entry, summary
+from tests.engines.megatron_specs import MS, record
+from tests.engines.test_hf_trainer import STATED, entry, summary
 
 
 def parsed(tmp_path: Path, text: str) -> ParsedLog:
@@ -75,3 +77,36 @@ def test_short_runs_one_after_the_other_are_no_ranks(tmp_path: Path):
 
     assert log.n_steps == 12
     assert [warning for warning in log.warnings if "start over 2 times" in warning]
+
+
+RLHF = (
+    "|E2E latency=5.00s |Gather latency=0.00s (0.00%) |Generate time=1.74s (36.47%) "
+    "|Training time=2.82s (59.05%) |Others=0.21 (4.48%)|CurSamplesPerSec=12.80 "
+    "|AvgSamplesPerSec=12.03\n"
+)
+ONE_DEVICE = (
+    "Model Parameters: 0.331 B, Latency: 0.50s, TFLOPs: 10.1, Samples/sec: 12.80, Time/seq 0.02s, "
+    "Batch Size: 8, Sequence Length: 512\n"
+)
+
+
+def test_reinforcement_learning_without_a_batch(tmp_path: Path):
+    log = parsed(tmp_path, RLHF * 20)
+
+    assert log.step_time_s is not None and log.step_time_s.median == 5.0
+    assert log.samples_per_s == pytest.approx(12.8)
+    assert log.metrics["samples_per_s"].statistic == "median of the printed rates"
+
+
+def test_lines_that_lost_their_time_when_they_were_wrapped(tmp_path: Path):
+    fields = {MS: None, "global batch size": None, "samples per second": "25.600"}
+    log = parsed(tmp_path, "".join(record(n, fields).decode() for n in range(1, 21)))
+
+    assert log.status == "ok" and log.samples_per_s == pytest.approx(25.6)
+    assert log.step_time_s is None
+
+
+def test_a_rate_that_may_be_of_one_device_is_not_the_runs(tmp_path: Path):
+    log = parsed(tmp_path, ONE_DEVICE * 20)
+
+    assert log.step_time_s is not None and log.samples_per_s is None

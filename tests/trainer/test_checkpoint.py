@@ -1,7 +1,12 @@
-"""What a checkpoint keeps, which ones are refused, and what an interrupted write leaves behind."""
+"""What a checkpoint keeps, which ones are refused, and what an interrupted write leaves behind.
+
+Ranks that save together are connected as far as they exchange something.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import resource
 import shutil
@@ -28,7 +33,8 @@ from paceline.trainer.measure.outcome import CheckpointError, outcome
 from paceline.trainer.parallel.mesh import Mesh, join_world
 from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.trainer import Trainer
-from tests.trainer.example import lines, log, settings, start, steps
+from tests import forks
+from tests.trainer.example import lines, log, places, settings, start, steps
 from tests.trainer.example import train as run
 
 ENDLESS = 10**6
@@ -386,3 +392,18 @@ def test_later_saves_send_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     loaded, done = trainer(tmp_path, {**raw, "checkpoint": kept(resume=folder)})
     pairs = zip(loaded.replica.named_parameters(), made.replica.named_parameters(), strict=True)
     assert done == 3 and all(torch.equal(mine, theirs) for (_, mine), (_, theirs) in pairs)
+
+
+def test_the_checkpoint_group_connects_ranks_that_exchange_something_alone(tmp_path: Path) -> None:
+    """Each rank with the first and a few more, not all with all: its plans go by a tree."""
+    ranks = 8
+    envs = [{**os.environ, **place} for place in places(ranks)]
+    words = ["tests.trainer.group_driver", str(tmp_path)]
+    code = forks.run("tests.trainer.example", words, envs, tmp_path, [os.devnull] * 3, 240)
+
+    assert code == 0
+    counts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
+    made = [after - before for before, after, _ in counts]
+    used = [after - before for before, _, after in counts]
+    assert max(made) <= 2, "all sockets at once would be 7"
+    assert sum(used) < 0.8 * ranks * (ranks - 1)

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.log_reading.megatron_settings import MegatronSettings
-from tests.engines.megatron_lines import record
+from tests.engines.megatron_specs import record
 
 MIB, GB = 2**20, 10**9
 

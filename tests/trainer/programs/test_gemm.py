@@ -1,4 +1,7 @@
-"""The matrix probe measures real products and says what it leaves out."""
+"""The matrix probe measures real products and says what it leaves out.
+
+How long an all-reduce takes does not hang on how long ranks take to connect.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pytest
 import torch
 
 from paceline.trainer.measure.clock import Clock, HostClock
-from paceline.trainer.programs import gemm
+from paceline.trainer.programs import allreduce, gemm
 from tests.trainer.example import LIMIT_S, program
 
 CPU = torch.device("cpu")
@@ -114,3 +117,31 @@ def test_a_product_that_cannot_be_made_is_skipped_with_its_reason() -> None:
     row = gemm.measure_shape("fp32", (2**50, 1, 1), CPU, HostClock(), share_s=0.1)
 
     assert row["event"] == "skipped" and row["reason"]
+
+
+def test_the_first_call_which_connects_the_ranks_says_nothing_of_the_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = iter([8.0, *[0.01] * 500])
+    monkeypatch.setattr(allreduce, "once", lambda payload, group: next(seconds))
+
+    found = allreduce.measure(CPU, 1, 4096, 0.5)
+
+    assert found["latency_s"] == 0.01 and found["n"] == 50
+
+
+def test_few_repeats_are_made_of_what_is_slow_and_not_too_many_of_what_is_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def repeats(one_s: float) -> Any:
+        monkeypatch.setattr(allreduce, "once", lambda payload, group: one_s)
+        return allreduce.measure(CPU, 1, 4096, 0.5)["n"]
+
+    assert (repeats(3.0), repeats(1e-7)) == (allreduce.MIN_REPEATS, allreduce.MAX_REPEATS)
+
+
+def test_one_rank_has_a_payload_and_no_bus() -> None:
+    found = allreduce.measure(CPU, 1, 2**16, 0.01)
+
+    assert found["bytes"] == 2**16 and found["bus_bytes_per_s"] == 0
+    assert found["bytes_per_s"] == pytest.approx(2**16 / found["latency_s"])

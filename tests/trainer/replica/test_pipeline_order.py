@@ -1,7 +1,11 @@
-"""A device that does one thing at a time can follow an evaluation's order of sends and receives."""
+"""A device that does one thing at a time can follow an evaluation's order of sends and receives.
+
+What a stage replaces of PyTorch's own is still there, so that replacing it does something.
+"""
 
 from __future__ import annotations
 
+import inspect
 import queue
 import threading
 from collections.abc import Callable
@@ -11,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import Schedule1F1B
 
 from paceline.trainer.parallel.mesh import MeshAxis
-from paceline.trainer.replica.pipeline import PipelineRunner
+from paceline.trainer.replica.pipeline import LocalStage, PipelineRunner
 
 LIMIT_S = 30.0
 """For what never comes."""
@@ -90,3 +96,36 @@ def test_no_rank_waits_for_another_that_waits_for_it(ranks: int, per_rank: int) 
         thread.join(2 * LIMIT_S)
 
     assert found.get(ranks - 1) == batch.sum().item() + len(batch) * ranks * per_rank
+
+
+TRIED = ("2.11", "2.13")
+"""The PyTorch versions whose pipelines were read; another one needs a look at LocalStage."""
+OWN = {"__init__", "_allocate", "_release"}
+HOOKS = sorted(
+    name
+    for name, value in vars(LocalStage).items()
+    if inspect.isfunction(value) and name not in OWN
+)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_pytorch_calls_what_a_stage_overrides(name: str) -> None:
+    theirs, ours = (
+        inspect.signature(getattr(kind, name)).parameters for kind in (PipelineStage, LocalStage)
+    )
+
+    assert {"forward_one_chunk", "get_fwd_recv_ops", "_prepare_forward_infra"} <= {*HOOKS}
+    kinds = {p.name for p in ours.values() if p.kind is p.POSITIONAL_OR_KEYWORD}
+    assert kinds <= {*theirs}
+
+
+def test_pytorch_keeps_buffers_where_a_stage_frees_them() -> None:
+    source = "".join(map(inspect.getsource, PipelineStage.__mro__[:-1]))
+
+    for attribute in ("args_recv_info", "grad_recv_info", "bwd_cache"):
+        assert f"self.{attribute}" in source
+    assert "_n_microbatches" in inspect.getsource(Schedule1F1B)
+
+
+def test_this_pytorch_is_one_whose_pipelines_were_read() -> None:
+    assert torch.__version__.startswith(TRIED)
