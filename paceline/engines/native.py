@@ -18,7 +18,7 @@ from paceline.core.training import DEFAULT_FP8_RECIPE
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
 from paceline.engines.log_reading.log_content import LogFormat
-from paceline.engines.support import BYTE_VOCAB, DEEPSEEK, no, only, refusals
+from paceline.engines.support import DEEPSEEK, TEXT_SOURCES, no, only, refusals, small_vocabulary
 from paceline.files.home import cache_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 
@@ -37,7 +37,6 @@ SETTINGS_FILE = "trainer.json"
 DTYPES = ("fp32", "bf16", "fp16", *NATIVE_NARROW)
 EMULATED_DTYPES = ("fp16",)
 """Data types that PyTorch emulates on a CPU."""
-TEXT_SOURCES = ("stdlib", "text", "jsonl")
 TOKEN_FILES = ("tokens", "indexed")
 DOCUMENT_SOURCES = (*TEXT_SOURCES, "indexed")
 LATENT_FILES = ("latents", "webdataset")
@@ -150,11 +149,7 @@ def _text_problems(spec: RunSpec, model: DecoderShape) -> list[str]:
             f"training.seq_len {spec.training.seq_len} exceeds the {model.max_positions} learned "
             "positions"
         )
-    if spec.data.source in TEXT_SOURCES and model.vocab_size < BYTE_VOCAB:
-        problems.append(
-            f"model.vocab_size {model.vocab_size} is too small for text, which needs {BYTE_VOCAB}: "
-            "one id per byte and one for the end of a document"
-        )
+    problems += small_vocabulary(spec)
     if spec.data.source == "tokens" and spec.data.packing == "padded":
         problems.append(
             "data.packing padded needs records, which a token file does not have: use jsonl"

@@ -20,6 +20,9 @@ from paceline.core.training import Checkpointing, Data, LossScale, LrSchedule, T
 BYTE_VOCAB = 257
 """Vocabulary that text needs without a tokenizer: one id per byte and one that ends a document."""
 
+TEXT_SOURCES = ("stdlib", "text", "jsonl")
+"""Data sources of text that is read as bytes."""
+
 
 @dataclass(frozen=True)
 class Feature:
@@ -92,7 +95,7 @@ def refusals(spec: RunSpec, support: Support) -> list[str]:
 def small_vocabulary(spec: RunSpec) -> list[str]:
     """Return a problem if the vocabulary is too small for text in a program that reads bytes."""
     model = spec.model
-    if model.kind != "decoder" or spec.data.source not in ("stdlib", "text"):
+    if model.kind != "decoder" or spec.data.source not in TEXT_SOURCES:
         return []
     if model.vocab_size >= BYTE_VOCAB:
         return []

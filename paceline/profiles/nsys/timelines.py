@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import UserError
 from paceline.profiles.kernels import annotation_label, is_communication, is_data_wait, kind_of
+from paceline.profiles.kineto import COLLECTIVE_MARK
 from paceline.profiles.timeline import (
     COMMUNICATION,
     NO_INTERVALS,
@@ -147,8 +148,6 @@ class ReportTables:
 
 
 NS = 1e-9
-COLLECTIVE_MARK = "paceline:communication:"
-"""Prefix of the trainer's marks of collectives; axis and method follow."""
 COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 _MARKED_STEP = re.compile(
     r"^(?:paceline:step|ProfilerStep|train[_ ]step|step|iteration|iter)[ _#:=]*(\d{1,9})", re.I

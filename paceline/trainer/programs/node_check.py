@@ -53,9 +53,9 @@ HEALTH_FIELDS = (
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
-def node_facts(folder: str = ".") -> dict[str, Any]:
+def node_facts() -> dict[str, Any]:
     """Return the facts that affect speed or health, None if unknown, in less than a second."""
-    cores = usable_cores()
+    cores, (folder_free, folder_size) = usable_cores(), _disk(".")
     return {
         "host": platform.node(),
         "kernel": platform.release(),
@@ -69,9 +69,9 @@ def node_facts(folder: str = ".") -> dict[str, Any]:
         "memory_bytes": _memory("MemTotal"),
         "memory_available_bytes": _memory("MemAvailable"),
         "load": os.getloadavg()[0],
-        "folder_free_bytes": _free(folder),
-        "folder_bytes": _size(folder),
-        "temporary_free_bytes": _free(os.environ.get("TMPDIR") or "/tmp"),
+        "folder_free_bytes": folder_free,
+        "folder_bytes": folder_size,
+        "temporary_free_bytes": _disk(os.environ.get("TMPDIR") or "/tmp")[0],
         "gpus": gpus(),
         "xids": xids(),
     }
@@ -154,18 +154,13 @@ def _memory(name: str) -> int | None:
     return int(match[1]) * 1024 if match else None
 
 
-def _free(folder: str) -> int | None:
+def _disk(folder: str) -> tuple[int | None, int | None]:
+    """Return the free and all bytes of the folder's file system."""
     try:
-        return shutil.disk_usage(folder).free
+        usage = shutil.disk_usage(folder)
     except OSError:
-        return None
-
-
-def _size(folder: str) -> int | None:
-    try:
-        return shutil.disk_usage(folder).total
-    except OSError:
-        return None
+        return None, None
+    return usage.free, usage.total
 
 
 def _read(path: str) -> str | None:
