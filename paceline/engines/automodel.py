@@ -19,7 +19,7 @@ from paceline.engines.log_reading.log_content import (
 )
 from paceline.engines.log_reading.records import (
     NUMBER,
-    Column,
+    RecordColumn,
     Records,
     field,
     json_field,
@@ -40,18 +40,18 @@ _INCOMPLETE = re.compile(
     rb"(?!.{0,400}(?:tps [0-9.]{1,24}[( ]|time [0-9.]{1,24}s))"
     rb'|\{"step": \d{1,18}, "epoch": [^{}]{0,8000}\Z'
 )
-_TIME = Column((re.compile(rb"\| time ([0-9.]{1,24})s[^\n]*"),))
+_TIME = RecordColumn((re.compile(rb"\| time ([0-9.]{1,24})s[^\n]*"),))
 _COLUMNS = {
-    "loss": Column((field(rb"loss "), json_field(rb"loss"))),
-    "grad_norm": Column((field(rb"grad_norm "), json_field(rb"grad_norm"))),
-    "allocated_bytes": Column((field(rb"mem:? "), json_field(rb"mem")), GIB),
+    "loss": RecordColumn((field(rb"loss "), json_field(rb"loss"))),
+    "grad_norm": RecordColumn((field(rb"grad_norm "), json_field(rb"grad_norm"))),
+    "allocated_bytes": RecordColumn((field(rb"mem:? "), json_field(rb"mem")), GIB),
     "step_time_s": _TIME,
 }
 _OF_RANK = re.compile(rb"\(" + NUMBER + rb"/gpu\)[^\n]*")
 _OTHERS = {
-    "tps": Column((field(rb"\| tps "), json_field(rb"tps"))),
-    "of_rank": Column((_OF_RANK, json_field(rb"tps_per_gpu"))),
-    "tokens": Column((json_field(rb"num_tokens_per_step"),)),
+    "tps": RecordColumn((field(rb"\| tps "), json_field(rb"tps"))),
+    "of_rank": RecordColumn((_OF_RANK, json_field(rb"tps_per_gpu"))),
+    "tokens": RecordColumn((json_field(rb"num_tokens_per_step"),)),
 }
 
 

@@ -15,7 +15,7 @@ from paceline.core.steps import FloatColumn
 from paceline.core.units import GIB
 from paceline.engines.log_reading.log_content import LogContent, LogFormat, numbers, whole_numbers
 from paceline.engines.log_reading.records import (
-    Column,
+    RecordColumn,
     Records,
     RunningTotals,
     json_field,
@@ -33,12 +33,12 @@ _RECORD = re.compile(
 )
 _INCOMPLETE = re.compile(rb'\{"current_steps": [^{}]{0,4000}\Z')
 _COLUMNS = {
-    "loss": Column((json_field(rb"loss"),)),
-    "grad_norm": Column((json_field(rb"grad_norm"),)),
-    "allocated_bytes": Column((json_field(rb"vram_allocated"),), GIB),
-    "reserved_bytes": Column((json_field(rb"vram_reserved"),), GIB),
-    "total_tokens": Column((json_field(rb"total_tokens"),)),
-    "throughput": Column((json_field(rb"throughput"),)),
+    "loss": RecordColumn((json_field(rb"loss"),)),
+    "grad_norm": RecordColumn((json_field(rb"grad_norm"),)),
+    "allocated_bytes": RecordColumn((json_field(rb"vram_allocated"),), GIB),
+    "reserved_bytes": RecordColumn((json_field(rb"vram_reserved"),), GIB),
+    "total_tokens": RecordColumn((json_field(rb"total_tokens"),)),
+    "throughput": RecordColumn((json_field(rb"throughput"),)),
 }
 _CLOCK = re.compile(rb'"elapsed_time": "((?:\d{1,5} days?, )?\d{1,2}:\d\d:\d\d)"[^\n]*')
 

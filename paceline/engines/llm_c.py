@@ -16,7 +16,7 @@ from paceline.engines.log_reading.log_content import (
     whole_numbers,
 )
 from paceline.engines.log_reading.records import (
-    Column,
+    RecordColumn,
     Records,
     column,
     nan_if_negative,
@@ -32,12 +32,12 @@ _STEP = re.compile(
     rb"step {1,12}(\d{1,18})/(\d{1,18}) \| ((?:train )?loss [^\r\n]{1,80}? norm [^\r\n]*)"
 )
 _INCOMPLETE = re.compile(rb"step {1,12}\d{1,18}/\d{1,18} \| (?:train )?loss (?!.{0,200}tok/s)")
-_TIME = Column((re.compile(rb"[|(] {0,8}([0-9.]{1,24}) ms[^\n]*"),), 1e-3)
+_TIME = RecordColumn((re.compile(rb"[|(] {0,8}([0-9.]{1,24}) ms[^\n]*"),), 1e-3)
 _COLUMNS = {
     "loss": column(rb"loss "),
     "grad_norm": column(rb"norm "),
     "step_time_s": _TIME,
-    "mfu": Column((re.compile(rb"\| {0,8}(-?[0-9.]{1,24})% \w{2,8} MFU[^\n]*"),), 0.01),
+    "mfu": RecordColumn((re.compile(rb"\| {0,8}(-?[0-9.]{1,24})% \w{2,8} MFU[^\n]*"),), 0.01),
 }
 
 

@@ -22,7 +22,7 @@ from paceline.engines.log_reading.log_content import (
 )
 from paceline.engines.log_reading.records import (
     NUMBER,
-    Column,
+    RecordColumn,
     Records,
     RunningTotals,
     last_match,
@@ -55,7 +55,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         seconds = numbers(clock) / np.where(np.array(units) == b"ms", 1e3, 1.0)
         numbers_of_steps = whole_numbers(index)
         new, (times,) = totals.rates(numbers_of_steps, seconds[None, :])
-        columns = Records(fields).columns({"loss": Column((_LOSS,))})
+        columns = Records(fields).columns({"loss": RecordColumn((_LOSS,))})
         columns = {name: column[new] for name, column in columns.items()} | {"step_time_s": times}
         log.add_steps(numbers_of_steps[new], **columns)
         store_total_steps(log, lasts)

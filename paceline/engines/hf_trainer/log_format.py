@@ -23,7 +23,7 @@ from paceline.engines.log_reading.hf_settings import (
 )
 from paceline.engines.log_reading.log_content import Fact, LogContent, LogFormat, numbers
 from paceline.engines.log_reading.records import (
-    Column,
+    RecordColumn,
     Records,
     column,
     last_match,
@@ -48,8 +48,8 @@ _RECORD = re.compile(rb"\{([^{}]{2,8000}+)\}")
 _INCOMPLETE = re.compile(rb"\{['\"](?:loss|train_runtime)['\"]: [^{}]{0,8000}\Z")
 _LOSS = re.compile(rb"'loss': '?(-?(?:[Nn]a[Nn]|[Ii]nf)|[-+0-9.eE]{1,24})[^\n]*")
 _FIELDS = {
-    "loss": Column((_LOSS,)),
-    "grad_norm": Column((re.compile(_LOSS.pattern.replace(b"loss", b"grad_norm")),)),
+    "loss": RecordColumn((_LOSS,)),
+    "grad_norm": RecordColumn((re.compile(_LOSS.pattern.replace(b"loss", b"grad_norm")),)),
     "tokens": column(rb"'(?:num_input_tokens_seen|num_tokens|tokens/total)': '?"),
     "step": column(rb"'step': '?"),
     "run_time_s": column(rb"'train_runtime': '?"),

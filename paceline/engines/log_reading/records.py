@@ -81,17 +81,17 @@ def json_field(name: bytes) -> re.Pattern[bytes]:
 
 
 @dataclass(frozen=True)
-class Column:
-    """Column of step records: the patterns of its names, of which the first in a record wins."""
+class RecordColumn:
+    """Column of step records: patterns of its names, of which the first in a record wins."""
 
     patterns: tuple[re.Pattern[bytes], ...]
     scale: float = 1.0
     """Factor of the printed number."""
 
 
-def column(*names: bytes, scale: float = 1.0) -> Column:
+def column(*names: bytes, scale: float = 1.0) -> RecordColumn:
     """Return the column of a number that follows one of `names`, as in `field`."""
-    return Column(tuple(map(field, names)), scale)
+    return RecordColumn(tuple(map(field, names)), scale)
 
 
 class Records:
@@ -116,7 +116,7 @@ class Records:
         columns = [texts for texts in map(self.texts, patterns) if texts is not None]
         return [next((text for text in texts if text), b"") for texts in zip(*columns, strict=True)]
 
-    def columns(self, table: Mapping[str, Column]) -> dict[str, FloatColumn]:
+    def columns(self, table: Mapping[str, RecordColumn]) -> dict[str, FloatColumn]:
         """Return the columns that any record has, as numbers; NaN if absent in a record."""
         columns: dict[str, FloatColumn] = {}
         for name, column in table.items():

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.log_reading.records import (
-    Column,
+    RecordColumn,
     Records,
     RunningTotals,
     column,
@@ -55,7 +55,7 @@ def test_columns_are_scaled_and_leave_out_what_nobody_says():
 
 
 def test_of_several_names_the_first_one_counts():
-    columns = Records([b"a=1 b=2", b"b=3", b"c=4"]).columns({"loss": Column((A, B))})
+    columns = Records([b"a=1 b=2", b"b=3", b"c=4"]).columns({"loss": RecordColumn((A, B))})
     np.testing.assert_array_equal(columns["loss"], [1, 3, np.nan])
 
 
