@@ -73,8 +73,6 @@ STATING_OPTIONS = {
 }
 """Options of `paceline compare` that state a setting of a log."""
 
-FAILED: frozenset[str] = frozenset({"invalid", "not comparable", "slower", "worse", "differs"})
-
 
 def judge(
     baseline: ComparisonSide,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -92,19 +90,6 @@ def test_reasons_for_what_could_not_be_checked_are_counted():
     last = run("megatron-bridge").stdout.splitlines()[-1]
     assert last.startswith("72 cells could not be checked: ")
     assert "no other cell of its row determines it (36)" in last and "no FLOPs count" in last
-
-
-def test_csv_and_markdown_hold_the_same_rows():
-    rows = list(csv.DictReader(io.StringIO(run("nvidia-llama31", "--format", "csv").stdout)))
-    assert len(rows) == 8 and tuple(rows[0]) == KEYS
-    lines = run("nvidia-llama31", "--format", "md").stdout.splitlines()
-    assert lines[0].startswith("| table | row | column |")
-    assert len([line for line in lines if line.startswith("| nvidia")]) == 8
-
-
-def test_only_findings_go_to_standard_output_in_the_forms_for_machines():
-    result = run("nvidia-llama31", "--format", "csv")
-    assert "cells checked" not in result.stdout and "cells checked" in result.stderr
 
 
 def test_a_file_is_audited_with_what_the_options_declare(tmp_path: Path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from typing import Any
 
@@ -29,15 +27,6 @@ def document(*arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_text_shows_the_result_the_ratio_and_both_formulas():
-    shown = run("54.1%", "--from", "full-attention", "--to", "causal", *LLAMA, "--device", "H100")
-    lines = shown.stdout.splitlines()
-    assert lines[0] == "54.1% (full-attention) -> 50.48% MFU, 499.5 TFLOP/s (causal)"
-    assert lines[1] == "ratio 0.9331"
-    assert "12 L (a d) s" in shown.stdout and "6 L (a d) s" in shown.stdout
-    assert "Megatron-LM up to core 0.11" in shown.stdout
-
-
 def test_json_holds_unrounded_fractions_of_both_sides():
     content = document("54.1%", "--from", "full-attention", *LLAMA)
     assert content["published"]["mfu"] == 0.541
@@ -46,46 +35,6 @@ def test_json_holds_unrounded_fractions_of_both_sides():
         content["converted"]["flops_per_s_per_device"] is None
         and "same, unknown peak" in content["notes"][0]
     )
-
-
-def test_csv_and_markdown_have_a_row_a_side():
-    arguments = ["1249TFLOP/s", "--from", "full-attention", "--model", "llama31-8b"]
-    rows = list(csv.DictReader(io.StringIO(run(*arguments, "--format", "csv").stdout)))
-    assert [row["side"] for row in rows] == ["published", "converted"]
-    assert float(rows[1]["flops_per_s_per_device"]) == pytest.approx(1110e12, rel=1e-3)
-    assert run(*arguments, "--format", "md").stdout.splitlines()[0].startswith("| side |")
-
-
-def test_a_step_time_gives_tflops_and_mfu():
-    arguments = [
-        "14.72s",
-        *LLAMA,
-        "--global-batch",
-        "128",
-        "--gpus",
-        "64",
-        "--device",
-        "H100",
-        "--to",
-        "full-attention",
-    ]
-    assert document(*arguments)["converted"]["mfu"] == pytest.approx(0.5415, abs=1e-4)
-    assert run(*arguments).stdout.startswith("14.72s per step -> 535.86 TFLOP/s, 54.15% MFU")
-
-
-def test_a_published_sparse_peak_is_exchanged():
-    arguments = [
-        "27%",
-        "--from",
-        "causal",
-        "--model",
-        "llama31-8b",
-        "--from-peak",
-        "1979e12",
-        "--peak",
-        "989e12",
-    ]
-    assert document(*arguments)["converted"]["mfu"] == pytest.approx(0.27 * 1979 / 989)
 
 
 def test_nominal_parameters_and_recomputation_enter():

@@ -81,17 +81,12 @@ def promising_rows(state: SearchState) -> Bools:
     if best is None:
         return state.open
     optimistic = state.belief.mean - OPTIMISTIC_SD * state.belief.sd
-    return state.open & (optimistic < log(median_step_time(state.measured[best])))
+    return state.open & (optimistic < log(median(state.measured[best])))
 
 
 def fastest_row(measured: StepTimesByRow) -> int | None:
     """Return the row with the smallest median step time; None without measurements."""
-    return min(measured, key=lambda row: median_step_time(measured[row]), default=None)
-
-
-def median_step_time(runs: Sequence[float]) -> float:
-    """Return the median step time of a layout's runs."""
-    return median(runs)
+    return min(measured, key=lambda row: median(measured[row]), default=None)
 
 
 def rows_to_repeat(measured: StepTimesByRow, runs: Mapping[int, int], noise_sd: float) -> list[int]:
@@ -109,7 +104,7 @@ def rows_close_to(best: int, measured: StepTimesByRow, noise_sd: float) -> list[
 
     def far(row: int) -> float:
         sd = noise_sd * (1 / len(measured[row]) + 1 / len(measured[best])) ** 0.5
-        return log(median_step_time(measured[row]) / median_step_time(measured[best])) / sd
+        return log(median(measured[row]) / median(measured[best])) / sd
 
     return sorted((row for row in measured if row != best and far(row) <= CLOSE_SD), key=far)
 
@@ -137,7 +132,7 @@ def _most_improving(state: SearchState, among: Bools) -> int:
         # A run that fails teaches little: take the fastest that may fit, else the likeliest to fit.
         score = np.where(state.p_oom < 0.5, -state.belief.mean, -1e3 * state.p_oom)
     else:
-        now = log(median_step_time(state.measured[best]))
+        now = log(median(state.measured[best]))
         gain = expected_improvement(state.belief.mean, state.belief.sd, now)
         score = gain * (1 - state.p_oom)
     return int(np.argmax(np.where(among, score, -np.inf)))

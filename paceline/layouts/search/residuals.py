@@ -36,26 +36,19 @@ def features(layouts: Sequence[Layout]) -> Floats:
 
     A recompute budget counts as the fraction of full checkpointing that it recomputes.
     """
-    rows = [[*_doublings(layout), *_indicators(layout)] for layout in layouts]
+    rows: list[list[float]] = []
+    for layout in layouts:
+        kept_share = {"full": 0.0, "budget": layout.recompute_budget or 0.0}
+        rows.append(
+            [
+                *np.log2([getattr(layout, name) for name in SIZE_FIELDS]).tolist(),
+                *(layout.zero_stage >= stage for stage in (1, 2, 3)),
+                1 - kept_share.get(layout.recompute, 1.0),
+                layout.recompute == "selective",
+                *(layout.effective_schedule == kind for kind in ("gpipe", "zero-bubble")),
+            ]
+        )
     return np.array(rows, dtype=float).reshape(len(layouts), len(FEATURE_NAMES))
-
-
-def _doublings(layout: Layout) -> list[float]:
-    return [float(np.log2(getattr(layout, name))) for name in SIZE_FIELDS]
-
-
-def _indicators(layout: Layout) -> list[float]:
-    return [
-        *(layout.zero_stage >= stage for stage in (1, 2, 3)),
-        _recompute_share(layout),
-        layout.recompute == "selective",
-        *(layout.effective_schedule == kind for kind in ("gpipe", "zero-bubble")),
-    ]
-
-
-def _recompute_share(layout: Layout) -> float:
-    saved_share = {"full": 0.0, "budget": layout.recompute_budget or 0.0}
-    return 1 - saved_share.get(layout.recompute, 1.0)
 
 
 SHARED_SD = 1.0

@@ -17,7 +17,7 @@ from paceline.core.units import percent, pluralize, significant
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.estimate.fit.interval import Z80
 from paceline.estimate.memory.device_memory import verdict
-from paceline.layouts.search.decision import median_step_time, rows_close_to
+from paceline.layouts.search.decision import rows_close_to
 from paceline.layouts.search.residuals import Posterior
 from paceline.layouts.sweep.result import (
     SINGLE_RUNS,
@@ -212,7 +212,7 @@ def _row(
 ) -> TuneRow:
     spec, row = search.candidates.spec, tried_layout.row
     layout = search.candidates.layouts[row]
-    seconds = median_step_time(tried_layout.seconds) if tried_layout.seconds else None
+    seconds = median(tried_layout.seconds) if tried_layout.seconds else None
     training, devices = spec.training, spec.world_size
     figures = runs.figures(row) if runs else None
     last = tried_layout.outcomes[-1]
@@ -243,7 +243,7 @@ def effects(search: Search) -> tuple[Effect, ...]:
     best = search.best
     if best is None:
         return ()
-    layouts, base = search.candidates.layouts, median_step_time(search.measured[best])
+    layouts, base = search.candidates.layouts, median(search.measured[best])
     changes: list[Effect] = []
     for row, layout in enumerate(layouts):
         changed_axes = _changed_axes(layouts[best], layout)
@@ -251,9 +251,7 @@ def effects(search: Search) -> tuple[Effect, ...]:
             continue
         measured = row in search.measured
         seconds = (
-            median_step_time(search.measured[row])
-            if measured
-            else float(np.exp(search.belief.mean[row]))
+            median(search.measured[row]) if measured else float(np.exp(search.belief.mean[row]))
         )
         changes.append(
             Effect(

@@ -225,18 +225,11 @@ def storage_places(
     lines: Iterable[Mapping[str, Any]], names: Sequence[str]
 ) -> tuple[StoragePlace, ...]:
     """Return every folder whose measurement started."""
-    return tuple(_place(line, names) for line in lines if line["event"] == "place")
-
-
-def _place(line: Mapping[str, Any], names: Sequence[str]) -> StoragePlace:
-    node: int = line["node"]
-    return StoragePlace(
-        host=names[node],
-        path=line["path"],
-        file_system=line["file_system"],
-        source=line["source"],
-        free_bytes=line["free_bytes"],
-        read_ahead_bytes=line["read_ahead_bytes"],
+    fields = StoragePlace.model_fields.keys() - {"host"}
+    return tuple(
+        StoragePlace(host=names[int(line["node"])], **{name: line[name] for name in fields})
+        for line in lines
+        if line["event"] == "place"
     )
 
 

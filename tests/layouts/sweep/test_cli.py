@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from paceline.layouts.sweep.report import sweep_document
 from paceline.layouts.sweep.result import SweepResult, SweepRow
 from tests.cli.test_errors import paceline
 from tests.runs.test_flow import SMALL
+from tests.waiting import wait_until
 
 QUICK = ["sweep", "tiny-llama", "--devices", "2", *SMALL, "--set", "steps=60"]
 LISTS = ["--tp", "1,2", "--mbs", "2,3", "--recompute", "none"]
@@ -134,9 +134,7 @@ def test_ctrl_c_keeps_what_has_ended(tmp_path: Path):
         text=True,
         env=environment,
     )
-    deadline = time.monotonic() + 90
-    while not list(tmp_path.glob("*/steps/*.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: list(tmp_path.glob("*/steps/*.jsonl")), "step lines", limit_s=90)
     process.send_signal(signal.SIGINT)
     try:
         output, errors = process.communicate(timeout=60)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from paceline.layouts.sweep.result import ExpectedStepTime
 from paceline.layouts.tune.result import TuneResult, TuneRow
 from tests.cli.test_errors import paceline
 from tests.runs.test_flow import SMALL
+from tests.waiting import wait_until
 
 QUICK = ["tune", "tiny-llama", "--gpus", "2", *SMALL, "--set", "layout.micro_batch=4"]
 TRIALS = ["--steps", "30", "--max-cp", "1"]
@@ -167,9 +167,7 @@ def test_ctrl_c_ends_the_running_trial_and_says_how_to_go_on(tmp_path: Path):
         text=True,
         env=environment,
     )
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("*/steps/*.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: list(tmp_path.glob("*/steps/*.jsonl")), "step lines", limit_s=120)
     process.send_signal(signal.SIGINT)
     try:
         output, errors = process.communicate(timeout=60)

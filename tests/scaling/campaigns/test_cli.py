@@ -16,6 +16,7 @@ import pytest
 from paceline.scaling.campaigns.record import campaign_folders
 from tests.cli.test_errors import paceline
 from tests.surroundings import own_folders
+from tests.waiting import wait_until
 
 DRIVER = """
 import sys
@@ -47,13 +48,12 @@ def records(runs: Path) -> list[dict[str, Any]]:
 
 def until_running(runs: Path, count: int, size: int) -> None:
     """Wait until `count` sub-clusters of this size run."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+
+    def all_run() -> bool:
         running = [r for r in records(runs) if r["status"] == "running"]
-        if sum(len(r["trial"]["hosts"]) == size for r in running) == count:
-            return
-        time.sleep(0.05)
-    raise AssertionError("they did not start")
+        return sum(len(r["trial"]["hosts"]) == size for r in running) == count
+
+    wait_until(all_run, f"{count} runs of {size} nodes", limit_s=120)
 
 
 @pytest.fixture(scope="module")
