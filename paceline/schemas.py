@@ -43,7 +43,7 @@ from paceline.runs.bundles.verification import BundleCheck
 from paceline.runs.command_pairs import CommandComparison
 from paceline.runs.difference import RunDiff
 from paceline.runs.goodput.ledger import GoodputLedger
-from paceline.runs.watch.state import WatchState
+from paceline.runs.watch.reader import WatchState
 from paceline.scaling.campaigns.record import Campaign
 from paceline.scaling.campaigns.result import CampaignResult
 from paceline.scaling.network.report import NetworkReport

@@ -19,8 +19,7 @@ from paceline.runs.comparison import (
     compare_with_reference,
     parse_margin,
 )
-from paceline.runs.comparison_junit import junit_xml
-from paceline.runs.comparison_report import comparison_document
+from paceline.runs.comparison_report import comparison_document, junit_xml
 
 VERDICT_EXIT = {"same": 0, "faster": 0, "better": 0, "undecided": 4}
 """Exit code by verdict; all other verdicts exit with 3."""

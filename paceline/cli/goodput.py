@@ -12,9 +12,8 @@ from paceline.cli.output import TableOptions, emit
 from paceline.core.errors import UserError
 from paceline.files.run_folder import RUN_FILE, find_runs, runs_root
 from paceline.runs.goodput.attempt import Attempt, attempts_of_log, attempts_of_run
-from paceline.runs.goodput.ledger import ledger_of
+from paceline.runs.goodput.ledger import ledger_of, one_training
 from paceline.runs.goodput.report import goodput_document
-from paceline.runs.goodput.training import one_training
 
 
 def goodput(

@@ -12,21 +12,19 @@ import typer
 from paceline.cli import host_options as place
 from paceline.cli import options
 from paceline.cli.options import Panel
-from paceline.cli.output import TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.printing import print_notices, print_plan
 from paceline.cli.progress import progress_display
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
-from paceline.core.text import one_line
-from paceline.core.units import pluralize, significant
+from paceline.core.units import pluralize
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request
+from paceline.mlperf.report import series_document, trial_text
 from paceline.mlperf.rules import TRIAL_VARIANT
 from paceline.mlperf.run.request import SeriesRequest, plan_trials, report_series, series_report
-from paceline.mlperf.run.text import report_lines, trial_row, trial_text
 from paceline.mlperf.run.tiny_data import refuse_training
 from paceline.mlperf.run.trials import SeriesReport, TrialSeries, TrialState, TrialTask, run_trials
-from paceline.report.document import Column
 from paceline.runs.flow import Watcher, command_line
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import JobSlot
@@ -206,7 +204,7 @@ def run(
 
 
 def _end(series_answer: SeriesReport, form: TableFormat) -> None:
-    _emit(series_answer, form)
+    emit(series_document(series_answer), form)
     if EXIT_CODES[series_answer.status]:
         raise typer.Exit(EXIT_CODES[series_answer.status])
 
@@ -253,29 +251,3 @@ def _print_first(plan: Plan, form: TableFormat) -> None:
     print_plan(
         plan, options.ReportFormat.json if form is TableFormat.json else options.ReportFormat.text
     )
-
-
-def _emit(series_answer: SeriesReport, form: TableFormat) -> None:
-    if form is TableFormat.json:
-        emit_json(series_answer.model_dump(mode="json"))
-        return
-    rows = [trial_row(series_answer.series, trial) for trial in series_answer.series.trials]
-    if form is TableFormat.csv:
-        emit_table(rows, [Column(name, name) for name in rows[0]], form)
-        return
-    emit_table(rows, _columns(), form)
-    echo("\n" + "\n".join(report_lines(series_answer)))
-
-
-def _columns() -> list[Column]:
-    return [
-        Column("number", "trial", str, "right"),
-        Column("seed", "seed", str, "right"),
-        Column("status", "status"),
-        Column("samples_to_target", "samples", "{:,}".format, "right"),
-        Column("minutes", "minutes", "{:.4f}".format, "right"),
-        Column("last_loss", "last loss", "{:.4f}".format, "right"),
-        Column("samples_per_s", "samples/s", lambda v: significant(v, 4), "right"),
-        Column("run", "run", one_line),
-        Column("reason", "reason", one_line, wraps=True),
-    ]

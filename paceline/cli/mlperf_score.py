@@ -8,17 +8,11 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json
-from paceline.cli.output import TableForm, TableFormat, emit_json, emit_table
-from paceline.cli.terminal import echo
+from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
-from paceline.core.text import one_line
-from paceline.core.units import significant
-from paceline.mlperf.check.findings import check_lines, check_rows
+from paceline.mlperf.report import check_document, score_document
 from paceline.mlperf.score.run_set import score as score_runs
-from paceline.mlperf.score.score import Score
-from paceline.mlperf.score.text import score_lines, score_row
 from paceline.mlperf.submission.package_check import check as check_place
-from paceline.report.document import Column
 
 EXIT_CODES = {
     "ok": EXIT_OK,
@@ -61,36 +55,9 @@ def score(
     failed run; 3 if the rules do not allow a score; 4 if runs or reference points are missing.
     """
     result = score_runs(place, ruleset, gpus)
-    _emit(result, TableFormat.json if as_json else form)
+    emit(score_document(result), TableFormat.json if as_json else form)
     if EXIT_CODES[result.status]:
         raise typer.Exit(EXIT_CODES[result.status])
-
-
-def _emit(result: Score, form: TableFormat) -> None:
-    if form is TableFormat.json:
-        emit_json(result.model_dump(mode="json"))
-        return
-    rows = [score_row(result, run) for run in result.runs]
-    if form is TableFormat.csv:
-        emit_table(rows, [Column(name, name) for name in rows[0]], form)
-        return
-    echo("\n".join(score_lines(result)) + "\n")
-    emit_table(rows, _columns(), form)
-
-
-def _columns() -> list[Column]:
-    return [
-        Column("file", "run", one_line),
-        Column("status", "status"),
-        Column("part", "part"),
-        Column("minutes", "minutes", "{:.4f}".format, "right"),
-        Column("samples_to_target", "samples", "{:,}".format, "right"),
-        Column("median_samples_per_s", "samples/s", lambda v: significant(v, 5), "right"),
-        Column("initialization_minutes", "init min", "{:.3f}".format, "right"),
-        Column("global_batch", "batch", "{:,}".format, "right"),
-        Column("seeds", "seeds"),
-        Column("reason", "reason", one_line, wraps=True),
-    ]
 
 
 def check(
@@ -131,13 +98,6 @@ def check(
     Exit codes: 0 all logs pass; 3 one fails; 4 the checker crashed on one.
     """
     result = check_place(place, ruleset)
-    form = TableFormat.json if as_json else form
-    if form is TableFormat.json:
-        emit_json(result.model_dump(mode="json"))
-    elif form is TableFormat.text:
-        echo("\n".join(check_lines(result)))
-    else:
-        names = ("file", "status", "level", "line", "key", "message")
-        emit_table(check_rows(result), [Column(name, name) for name in names], form)
+    emit(check_document(result), TableFormat.json if as_json else form)
     if result.status != "passed":
         raise typer.Exit(EXIT_GATE_FAILED if result.status == "failed" else EXIT_INCOMPLETE)

@@ -8,20 +8,13 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json
-from paceline.cli.output import TableForm, TableFormat, emit_json, emit_table
-from paceline.cli.terminal import echo
+from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, UserError
+from paceline.mlperf.report import description_document, package_document
 from paceline.mlperf.rules import BENCHMARKS, SCORED_ONLY
-from paceline.mlperf.submission.package import Package, PackageRequest
+from paceline.mlperf.submission.package import PackageRequest
 from paceline.mlperf.submission.package import package as make
 from paceline.mlperf.submission.system_description import describe
-from paceline.mlperf.submission.text import (
-    description_lines,
-    description_rows,
-    package_lines,
-    package_rows,
-)
-from paceline.report.document import Column
 
 Ruleset = Annotated[
     str | None,
@@ -67,14 +60,7 @@ def system(
       paceline mlperf system --cluster cluster.yaml --set "status=Available on-premise"
     """
     description = describe(cluster, settings or [], output, ruleset)
-    form = TableFormat.json if as_json else form
-    if form is TableFormat.json:
-        emit_json(description.model_dump(mode="json"))
-    else:
-        columns = [Column("field", "field"), Column("value", "value", wraps=True)]
-        emit_table(description_rows(description), columns, form)
-    if form in (TableFormat.text, TableFormat.md):
-        echo("\n" + "\n".join(description_lines(description)))
+    emit(description_document(description), TableFormat.json if as_json else form)
     if fail_on_findings and description.status != "complete":
         raise typer.Exit(EXIT_GATE_FAILED)
 
@@ -136,7 +122,7 @@ def package(
         placeholders=allow_placeholders,
     )
     submission = make(request)
-    _emit_package(submission, TableFormat.json if as_json else form)
+    emit(package_document(submission), TableFormat.json if as_json else form)
     if submission.folder is None:
         raise typer.Exit(
             EXIT_GATE_FAILED if submission.check.status == "failed" else EXIT_INCOMPLETE
@@ -158,14 +144,3 @@ def _code_folders(code: list[str]) -> dict[str, Path]:
             )
         folders[key] = Path(folder if is_benchmark else text)
     return folders
-
-
-def _emit_package(submission: Package, form: TableFormat) -> None:
-    if form is TableFormat.json:
-        emit_json(submission.model_dump(mode="json"))
-        return
-    if form is TableFormat.text:
-        echo("\n".join(package_lines(submission)))
-        return
-    names = ("benchmark", "file", "source", "score_minutes", "scaling_factor", "label")
-    emit_table(package_rows(submission), [Column(name, name) for name in names], form)

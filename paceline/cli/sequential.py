@@ -10,11 +10,12 @@ from paceline.runs.flow import command_line
 from paceline.runs.sequential_comparison import (
     SequentialRequest,
     judge_existing_pairs,
+    look_text,
     run_until_decided,
+    sequential_document,
     sequential_series,
     with_instructions,
 )
-from paceline.runs.sequential_report import look_text, sequential_document
 
 
 def compare_in_pairs(

@@ -29,7 +29,6 @@ from paceline.files.recipe import load_recipe
 from paceline.files.staged import CONTENT_FOLDER, STAGE_VARIABLE, stage_root, staging_error
 from paceline.machines.placement import HostPlacement, with_placement
 from paceline.report.document import Column
-from paceline.staging.disk_space import REMEDY, DiskSpace, disk_space, space_shortage
 from paceline.staging.node_copies import (
     NodeOutcome,
     NodeShell,
@@ -37,7 +36,15 @@ from paceline.staging.node_copies import (
     node_shells,
     sync_nodes,
 )
-from paceline.staging.plan import PlannedAsset, StagingPlan, staging_plan
+from paceline.staging.plan import (
+    REMEDY,
+    DiskSpace,
+    PlannedAsset,
+    StagingPlan,
+    disk_space,
+    space_shortage,
+    staging_plan,
+)
 from paceline.staging.stager import DEFAULT_JOBS, Stager
 from paceline.staging.verification import StageFault, verify
 

@@ -9,12 +9,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from paceline.cli.options import Json, Prometheus, RunsDir
 from paceline.cli.output import TableFormat, emit
@@ -22,10 +24,9 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.documents import write_text
 from paceline.files.run_folder import find_run, read_record, run_folders, runs_root
-from paceline.runs.watch.page import state_line, state_page
-from paceline.runs.watch.reader import RunReader
-from paceline.runs.watch.snapshot import snapshot_document, watch_metrics
-from paceline.runs.watch.state import WatchState
+from paceline.report.terminal import print_document
+from paceline.runs.watch.reader import RunReader, WatchState
+from paceline.runs.watch.report import snapshot_document, state_line, watch_metrics
 
 LINE_INTERVAL_S = 5.0
 """Interval of progress lines if standard error is not a terminal."""
@@ -115,10 +116,20 @@ def _follow(read: Callable[[], WatchState], every: float, as_json: bool) -> None
     with Live(console=console, auto_refresh=False) as live:
         while True:
             state = read()
-            live.update(state_page(state), refresh=True)
+            live.update(_page(state, console), refresh=True)
             if state.ended:
                 return
             time.sleep(every)
+
+
+def _page(state: WatchState, console: Console) -> Text:
+    """Return the snapshot as it is printed on this terminal."""
+    page = Console(
+        file=StringIO(), force_terminal=True, width=console.width, no_color=console.no_color
+    )
+    with page.capture() as capture:
+        print_document(snapshot_document(state), page)
+    return Text.from_ansi(capture.get())
 
 
 def _print_lines(read: Callable[[], WatchState], every: float, as_json: bool) -> None:

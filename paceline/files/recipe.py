@@ -36,11 +36,14 @@ from paceline.core.units import LARGEST_INT, count
 from paceline.core.value import PositiveInt, Value
 from paceline.files.compile_choice import with_compile
 from paceline.files.hf_config import is_hf_config
-from paceline.files.hf_hub import CONFIG, cached_config, hub_config, is_hub_id
-from paceline.files.model_recipe import (
+from paceline.files.hf_hub import (
+    CONFIG,
     OF_EVERY_MODEL,
     add_defaults,
+    cached_config,
     config_name,
+    hub_config,
+    is_hub_id,
     read_config,
     recipe_of_config,
 )
@@ -191,14 +194,9 @@ class Recipe(Value):
         return without_recompute(validate_convention(name))
 
     @model_validator(mode="after")
-    def _log_has_evaluations(self) -> Self:
-        problem = log_problem(self.training, self.mlperf)
-        if problem:
+    def _fields_fit_together(self) -> Self:
+        if problem := log_problem(self.training, self.mlperf):
             raise ValueError(problem)
-        return self
-
-    @model_validator(mode="after")
-    def _fits_the_model(self) -> Self:
         model = self.model
         conventions = model.conventions
         if conventions and self.flops_convention not in conventions:
@@ -348,8 +346,6 @@ def _is_set_by(field: str, key: str) -> bool:
 
 def _with_assumptions(recipe: Recipe, assumptions: frozenset[str]) -> Recipe:
     """Return the recipe with a note on settings that its file does not state."""
-    if not assumptions:
-        return recipe
     training = recipe.training
     values = {
         "training.seq_len": f"sequences of {training.seq_len:,} tokens (training.seq_len)",
@@ -386,7 +382,9 @@ def full_key(key: str) -> str:
     keys = override_keys()
     if key in keys or key.rpartition(".")[0] in keys:
         return key
-    groups = {group for field in keys for group in _groups(field)}
+    # An override may replace a group as a whole: `a` and `a.b` of `a.b.c`.
+    parts = [field.split(".") for field in keys]
+    groups = {".".join(names[:n]) for names in parts for n in range(1, len(names))}
     matching_groups = [group for group in groups if key in (group, group.rpartition(".")[2])]
     if len(matching_groups) == 1:
         return matching_groups[0]
@@ -427,26 +425,13 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
             "; ".join(problems),
             remedy="change the layout or the batch with --set, or the number of devices",
         )
+    shared = (RunSpec.model_fields.keys() & Recipe.model_fields.keys()) - {"training"}
     spec = RunSpec(
         recipe=recipe.name,
         variant=variant,
-        engine=recipe.engine,
-        engine_settings=recipe.engine_settings,
-        model=recipe.model,
-        lora=recipe.lora,
         training=training,
-        data=recipe.data,
-        layout=recipe.layout,
         cluster=cluster,
-        flops_convention=recipe.flops_convention,
-        nominal_parameters=recipe.nominal_parameters,
-        time_limit_s=recipe.time_limit_s,
-        hang_limit_s=recipe.hang_limit_s,
-        memory_limit_bytes=recipe.memory_limit_bytes,
-        memory_parts=recipe.memory_parts,
-        checkpoint=recipe.checkpoint,
-        mlperf=recipe.mlperf,
-        references=recipe.references,
+        **{name: getattr(recipe, name) for name in shared},
     )
     return with_compile(spec, options.compile)
 
@@ -459,8 +444,7 @@ def _batch_problems(recipe: Recipe, training: Training, world_size: int) -> list
     problems = layout_problems(run)
     if problems or training.ramp_up is None:
         return problems
-    problem = training.ramp_up.problem(training.global_batch)
-    if problem:
+    if problem := training.ramp_up.problem(training.global_batch):
         return [problem]
     for batch in training.batches:
         for problem in layout_problems(replace(run, global_batch=batch)):
@@ -497,13 +481,6 @@ def _check_variants(recipe: Recipe, document: Document, path: Path) -> None:
                     allowed=error.allowed,
                     remedy=error.remedy,
                 ) from error
-
-
-def _groups(key: str) -> list[str]:
-    """Return the groups of a key, `a` and `a.b` of `a.b.c`, which an override may replace as a
-    whole."""
-    parts = key.split(".")[:-1]
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def _with(content: Document, key: str, value: Any) -> Document:

@@ -9,7 +9,7 @@ import altair as alt
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.run_report import RunReport
-from paceline.report import machine_charts, memory, step_charts, waterfall
+from paceline.report import machine_charts, step_charts, waterfall
 from paceline.report.theme import EXPORT, ChartTheme
 
 CHARTS: dict[str, Callable[[RunReport, ChartTheme], alt.LayerChart | None]] = {
@@ -18,7 +18,7 @@ CHARTS: dict[str, Callable[[RunReport, ChartTheme], alt.LayerChart | None]] = {
     "ranks": machine_charts.rank_chart,
     "loss": step_charts.loss_chart,
     "memory": machine_charts.peak_memory_chart,
-    "memory-parts": memory.memory_by_part_chart,
+    "memory-parts": machine_charts.memory_by_part_chart,
     "waterfall": waterfall.run_waterfall_chart,
     "references": machine_charts.reference_chart,
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from typing import Any
 
 from paceline.core.metrics import ENERGY_PER_TOKEN, METRICS
 from paceline.core.result import (
@@ -198,3 +200,25 @@ def memory_sentence(memory: MemoryByPart) -> str:
         return f"rank {rank.rank} holds {part_list}{before}; no breakdown of its peak{why}"
     total = format_value(sum(rank.at_peak_bytes.values()), "bytes")
     return f"rank {rank.rank} at its peak, {total} {rank.kind}: {part_list}{before}{why}"
+
+
+def flatten_values(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield nested values as dotted path and text; a list of plain values is one line."""
+    if isinstance(content, dict) and content:
+        for key, value in content.items():
+            yield from flatten_values(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(content, list) and any(isinstance(item, dict | list) for item in content):
+        for number, item in enumerate(content):
+            yield from flatten_values(item, f"{path}.{number}")
+    elif isinstance(content, list):
+        yield path, ", ".join(str(item) for item in content) or "none"
+    elif path:
+        none = content is None or content == {}
+        yield path, "none" if none else _plain(path, content)
+
+
+def _plain(path: str, value: Any) -> str:
+    """Return a single value as text, with its unit if the name ends in _bytes."""
+    if path.endswith("_bytes") and isinstance(value, int | float):
+        return format_value(value, "bytes")
+    return str(value)

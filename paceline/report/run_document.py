@@ -33,6 +33,7 @@ from paceline.report.document import (
     Verdict,
 )
 from paceline.report.figures import (
+    flatten_values,
     format_value,
     half_width,
     interval_name,
@@ -84,10 +85,15 @@ CSV_KEYS = (
 RANK_COLUMNS = (
     Column("rank", "rank"),
     Column("host", "host"),
-    Column("step", "step"),
-    Column("busy", "busy"),
-    Column("comm_wait", "waiting in collectives"),
-    Column("data_wait", "waiting for data"),
+    *(
+        Column(key, title, lambda value: format_value(value, "s"))
+        for key, title in (
+            ("step_time_s", "step"),
+            ("busy_time_s", "busy"),
+            ("comm_wait_s", "waiting in collectives"),
+            ("data_wait_s", "waiting for data"),
+        )
+    ),
     Column("memory", "peak memory"),
     Column("cores", "cores"),
 )
@@ -190,9 +196,9 @@ def _charts(report: RunReport, theme: ChartTheme) -> Mapping[str, LayerChart]:
 
 
 def _warnings(result: Result) -> list[str]:
-    impossible = impossible_figure(result.metrics)
-    warning = f"{impossible}. Comparisons exclude this run." if impossible else ""
-    return [*filter(None, (warning[:1].upper() + warning[1:],)), *result.warnings]
+    problem = impossible_figure(result.metrics)
+    first = f"{problem[:1].upper()}{problem[1:]}. Comparisons exclude this run." if problem else ""
+    return [*filter(None, (first,)), *result.warnings]
 
 
 def _outcome(report: RunReport) -> Iterator[Section]:
@@ -288,14 +294,17 @@ def run_figures(report: RunReport) -> tuple[Figure, ...]:
     return (_throughput(result), _step_time(result), _utilization(report), _memory(report))
 
 
-def _figure(label: str, text: str, metric: Metric | None, lines: Iterable[str | None]) -> Figure:
-    return Figure(label, text, _interval(metric), tuple(filter(None, lines)))
-
-
-def _interval(metric: Metric | None) -> str:
-    """Return the interval, or the spread without one."""
+def _figure(
+    label: str, metric: Metric | None, lines: Iterable[str | None], other: str | None = None
+) -> Figure:
+    """Return a figure of `metric`; without a value, the details are the reason and `other`."""
     if metric is None or finite_value(metric) is None:
-        return ""
+        return Figure(label, "none", "", tuple(filter(None, (reason_for_none(metric), other))))
+    return Figure(label, value_text(metric), _interval(metric), tuple(filter(None, lines)))
+
+
+def _interval(metric: Metric) -> str:
+    """Return the interval, or the spread without one."""
     interval = plus_minus(metric)
     if interval:
         return f"{interval} {interval_name(metric)}"
@@ -325,8 +334,7 @@ def _throughput(result: Result) -> Figure:
         else None,
         _training_time(result),
     ]
-    text = value_text(metric) if headline else "none"
-    return _figure("Throughput", text, metric, lines if headline else [reason_for_none(metric)])
+    return _figure("Throughput", metric, lines)
 
 
 def _training_time(result: Result) -> str | None:
@@ -340,12 +348,7 @@ def _training_time(result: Result) -> str | None:
 def _step_time(result: Result) -> Figure:
     metric = result.metrics.get("step_time_s")
     if result.window is not None and result.window.rule == "as printed":
-        return _figure(
-            "Step time, mean",
-            "none" if finite_value(metric) is None else value_text(metric),
-            metric,
-            ["as printed by the source"] if finite_value(metric) else _reason_lines(metric),
-        )
+        return _figure("Step time, mean", metric, ["as printed by the source"])
     low, high = (result.metrics.get(f"step_time_{p}_s") for p in ("p05", "p95"))
     span = None
     if finite_value(low) is not None and finite_value(high) is not None:
@@ -358,11 +361,8 @@ def _step_time(result: Result) -> Figure:
         _metric_phrase(result, "data_wait_fraction", "{} data wait"),
         _metric_phrase(result, "startup_s", "{} start-up"),
     ]
-    text = value_text(metric) if finite_value(metric) is not None else "none"
     statistic = (metric and metric.statistic) or "median"
-    return _figure(
-        f"Step time, {statistic}", text, metric, lines if text != "none" else _reason_lines(metric)
-    )
+    return _figure(f"Step time, {statistic}", metric, lines)
 
 
 def _utilization(report: RunReport) -> Figure:
@@ -381,20 +381,17 @@ def _utilization(report: RunReport) -> Figure:
         share = f"{value_text(achievable_fraction)} {limit}" if has_share else not_probed
         peak = f"of the data-sheet peak{dtype}{convention}"
         badge = "impossible" if impossible_figure(metrics) else ""
-        return replace(_figure("MFU", value_text(mfu), mfu, [peak, share]), badge=badge)
+        return replace(_figure("MFU", mfu, [peak, share]), badge=badge)
     no_mfu = f"MFU: {reason_for_none(mfu)}"
     if has_share:
-        return _figure(
-            "Of achievable", value_text(achievable_fraction), achievable_fraction, [limit, no_mfu]
-        )
-    return _figure("MFU", "none", None, [*_reason_lines(mfu), not_probed])
+        return _figure("Of achievable", achievable_fraction, [limit, no_mfu])
+    return _figure("MFU", mfu, (), not_probed)
 
 
 def _memory(report: RunReport) -> Figure:
     kinds = peak_memory_by_kind(report.result)
     if not kinds:
-        metric = report.result.metrics.get("memory_resident_bytes")
-        return _figure("Memory", "none", None, _reason_lines(metric))
+        return _figure("Memory", report.result.metrics.get("memory_resident_bytes"), ())
     kind, value = next(iter(kinds.items()))
     metric = report.result.metrics[f"memory_{kind.replace(' ', '_')}_bytes"]
     ranks = f", fullest of {metric.n:,} ranks" if metric.n and metric.n > 1 else ""
@@ -405,11 +402,7 @@ def _memory(report: RunReport) -> Figure:
     )
     lines += [f"{format_value(v, 'bytes')} {k} peak" for k, v in kinds.items() if k != kind]
     lines += [memory_sentence(report.result.memory)] if report.result.memory else []
-    return _figure("Memory", format_value(value, "bytes"), None, lines)
-
-
-def _reason_lines(metric: Metric | None) -> list[str]:
-    return [reason_for_none(metric)]
+    return Figure("Memory", format_value(value, "bytes"), "", tuple(lines))
 
 
 def _basis(result: Result) -> str:
@@ -420,54 +413,21 @@ def _basis(result: Result) -> str:
     return f"{'mean' if uneven else 'median'} of {describe_window(result)}"
 
 
-def flatten_values(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield nested values as dotted path and text; a list of plain values is one line."""
-    if isinstance(content, dict) and content:
-        for key, value in content.items():
-            yield from flatten_values(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(content, list) and any(isinstance(item, dict | list) for item in content):
-        for number, item in enumerate(content):
-            yield from flatten_values(item, f"{path}.{number}")
-    elif isinstance(content, list):
-        yield path, ", ".join(str(item) for item in content) or "none"
-    elif path:
-        none = content is None or content == {}
-        yield path, "none" if none else _plain(path, content)
-
-
-def _plain(path: str, value: Any) -> str:
-    """Return a single value as text, with its unit if the name ends in _bytes."""
-    if path.endswith("_bytes") and isinstance(value, int | float):
-        return format_value(value, "bytes")
-    return str(value)
-
-
-def _rank_rows(ranks: Sequence[RankSummary]) -> list[dict[str, str]]:
+def _rank_rows(ranks: Sequence[RankSummary]) -> list[dict[str, Any]]:
     """Return the table's rows; a rank is named with its pipeline stage when there are several."""
     has_stages = len({rank.stage for rank in ranks}) > 1
     return [
         {
-            "rank": f"{rank.rank}, stage p{rank.stage}" if has_stages else f"{rank.rank}",
-            "host": rank.host,
-            "step": _seconds(rank.step_time_s),
-            "busy": _seconds(rank.busy_time_s),
-            "comm_wait": _seconds(rank.comm_wait_s),
-            "data_wait": _seconds(rank.data_wait_s),
+            **rank.model_dump(),
+            "rank": f"{rank.rank}, stage p{rank.stage}" if has_stages else rank.rank,
             "memory": ", ".join(
-                f"{format_value(value, 'bytes')} {kind}"
-                for kind, value in rank.memory_bytes.items()
+                f"{format_value(size, 'bytes')} {kind}" for kind, size in rank.memory_bytes.items()
             )
-            or "unknown",
-            "cores": "unknown"
-            if rank.cores is None
-            else f"{rank.cores}{' bound' if rank.bound else ''}",
+            or None,
+            "cores": rank.cores and f"{rank.cores}{' bound' if rank.bound else ''}",
         }
         for rank in ranks[:MAX_RANKS]
     ]
-
-
-def _seconds(value: float | None) -> str:
-    return "unknown" if value is None else format_value(value, "s")
 
 
 def _reference_row(row: ReferenceComparison) -> dict[str, str]:
@@ -493,9 +453,7 @@ def metric_rows(result: Result) -> list[dict[str, Any]]:
             **metric.model_dump(),
             "name": name,
             "value": finite_value(metric),
-            "spread": _finite(metric.spread),
-            "low": _finite(metric.low),
-            "high": _finite(metric.high),
+            **{key: _finite(getattr(metric, key)) for key in ("spread", "low", "high")},
             "window": (window := window_text(result, name)),
             "window_rule": result.window.rule if result.window and window else None,
         }

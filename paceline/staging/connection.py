@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TypeVar
 
 import httpx2
 
-from paceline.core.errors import PacelineError, SystemFaultError, UserError
+from paceline.core.errors import IncompleteError, PacelineError, SystemFaultError, UserError
 from paceline.staging.credentials import headers_for, redact_url
-from paceline.staging.stop_signal import StopSignal
 
 TIMEOUT_S = 60.0
 """Time without a byte after which a connection counts as dead, in seconds."""
@@ -166,3 +167,52 @@ def _reason(error: httpx2.RequestError) -> str:
     if isinstance(error, httpx2.ConnectError):
         return f"does not respond: {str(error).rpartition('] ')[2]}"
     return "the connection was closed"
+
+
+class StagingStoppedError(IncompleteError):
+    """Staging stopped before this asset was complete."""
+
+    def __init__(self, where: str, why: str = "was stopped before it was complete") -> None:
+        super().__init__(where, why)
+
+
+class StopSignal:
+    """Stop signal, set once by an interrupt or another thread."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+
+    def is_set(self) -> bool:
+        """Return whether staging is to stop."""
+        return self._event.is_set()
+
+    def check(self, where: str) -> None:
+        """Raise StageEndedError if the signal is set."""
+        if self.is_set():
+            raise StagingStoppedError(where)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for `seconds` or until the signal is set; return whether it is set."""
+        return self._event.wait(seconds)
+
+    def set(self) -> None:
+        """Set the signal and shut down every connection, so that no thread blocks on a read."""
+        with self._lock:
+            self._event.set()
+            for connection in self._connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    @contextmanager
+    def closed_on_stop(self, response: httpx2.Response) -> Iterator[None]:
+        """Shut down this connection if the signal is set while the block runs."""
+        connection = response.extensions["network_stream"].get_extra_info("socket")
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connections.discard(connection)

@@ -21,8 +21,7 @@ from paceline.staging.conversions.flux import (
     make_synthetic_encodings,
 )
 from paceline.staging.conversions.hub_models import HubFamily, HubModelSize, make_hub_model
-from paceline.staging.conversions.packed import packed_npy, packed_rows
-from paceline.staging.conversions.packed_npy import MaskOf
+from paceline.staging.conversions.packed import MaskOf, packed_npy, packed_rows
 
 SettingValue = str | int | float | bool
 PARTS, ROW_FILES = ("train", "validation"), (".parquet", ".jsonl", ".npy")

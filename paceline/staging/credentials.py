@@ -9,15 +9,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-HUB = "https://huggingface.co"
+from paceline.files.hf_hub import hub_endpoint
+
 MLCOMMONS = ".mlcommons-storage.org"
 ACCESS_VARIABLES = ("CF_ACCESS_CLIENT_ID", "CF_ACCESS_CLIENT_SECRET")
 """Environment variables of the service account that MLCommons gives to its members."""
-
-
-def hub_endpoint() -> str:
-    """Return the URL of the Hugging Face Hub, or of the mirror in $HF_ENDPOINT."""
-    return (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
 
 
 def origin_of(url: str) -> tuple[str, str, int | None]:

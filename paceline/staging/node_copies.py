@@ -33,8 +33,8 @@ from paceline.machines.slurm.client import allocation_hosts
 from paceline.machines.slurm.script import sbatch_word
 from paceline.machines.slurm.steps import check_allocation
 from paceline.machines.ssh.connection import explain, ssh_argv
+from paceline.staging.connection import StopSignal
 from paceline.staging.download_log import DownloadLog, StageWatcher
-from paceline.staging.stop_signal import StopSignal
 
 MAX_NODES_AT_ONCE = 32
 """Maximum number of concurrent nodes; more would compete for a shared network link."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.assets import Asset, AssetState
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import SystemFaultError, UserError, did_you_mean
+from paceline.core.units import pluralize, si, verb_form
 from paceline.files.recipe import Recipe
 from paceline.files.staged import (
     CONTENT_FOLDER,
@@ -177,3 +180,43 @@ def _stated_bytes(asset: Asset) -> int | None:
     if asset.bytes is None and sizes and None not in sizes:
         return sum(size or 0 for size in sizes)
     return asset.bytes
+
+
+REMEDY = "free some space, or choose another folder with --to"
+
+
+@dataclass(frozen=True)
+class DiskSpace:
+    """Free space of a stage folder."""
+
+    bytes_free: int
+    """Bytes that this user may still write to the disk."""
+    files_free: int | None
+    """Free inodes; None if the file system has no limit."""
+
+
+def disk_space(folder: Path) -> DiskSpace:
+    """Return the free space of a folder, which does not need to exist yet."""
+    disk = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
+    return DiskSpace(disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else None)
+
+
+def space_shortage(plan: StagingPlan, space: DiskSpace, largest_file: int = 0) -> str | None:
+    """Return why the missing assets of known size do not fit on the disk; None if they do."""
+    files, free = plan.files_needed, space.files_free
+    if plan.bytes_needed > space.bytes_free:
+        return f"needs {si(plan.bytes_needed, 'B')}, but only {si(space.bytes_free, 'B')} are free"
+    if free is not None and files > free:
+        free_inodes = f"{free:,} {verb_form(free, 'are')} free"
+        return f"needs {pluralize(files, 'inode')}, but only {free_inodes}"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY and largest_file > limit:
+        allowed = f"`ulimit -f` allows only {si(limit, 'B')}"
+        return f"needs a file of {si(largest_file, 'B')}, but {allowed}"
+    return None
+
+
+def require_space(plan: StagingPlan, space: DiskSpace, largest_file: int = 0) -> None:
+    """Raise SystemFaultError if the missing assets do not fit on the disk."""
+    if shortage := space_shortage(plan, space, largest_file):
+        raise SystemFaultError(str(plan.root), shortage, remedy=REMEDY)

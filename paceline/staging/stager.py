@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, SoftFileLock, Timeout
 
 from paceline import __version__
 from paceline.core.assets import (
@@ -22,6 +26,7 @@ from paceline.core.assets import (
 )
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.files.documents import read_value, write_value
+from paceline.files.hf_hub import hub_endpoint, is_offline
 from paceline.files.staged import (
     CONTENT_FOLDER,
     DAMAGED_FILE,
@@ -30,17 +35,22 @@ from paceline.files.staged import (
     asset_state,
     content_sizes,
 )
+from paceline.staging.connection import StagingStoppedError, StopSignal
 from paceline.staging.converters import ConversionJob, can_resume, convert
-from paceline.staging.credentials import hub_endpoint, redact_url
-from paceline.staging.disk_space import disk_space, require_space
+from paceline.staging.credentials import redact_url
 from paceline.staging.download_log import DownloadLog, StageWatcher
-from paceline.staging.lock import asset_lock
-from paceline.staging.plan import COMPLETE_FOLDER, UNDERWAY_FOLDER, PlannedAsset, StagingPlan
+from paceline.staging.plan import (
+    COMPLETE_FOLDER,
+    UNDERWAY_FOLDER,
+    PlannedAsset,
+    StagingPlan,
+    disk_space,
+    require_space,
+)
 from paceline.staging.sources.container import container_runtime, fetch_image
 from paceline.staging.sources.git import clone
-from paceline.staging.sources.hub import access_page, copy_cached, is_offline, list_hub
+from paceline.staging.sources.hub import access_page, copy_cached, list_hub
 from paceline.staging.sources.url import list_r2, list_urls
-from paceline.staging.stop_signal import StagingStoppedError, StopSignal
 from paceline.staging.transfer import (
     SourceListing,
     TransferCallbacks,
@@ -407,3 +417,37 @@ def _raise_faults(answers: dict[str, Future[None]] | dict[str, Future[SourceList
         kind = kinds.pop() if len(kinds) == 1 else SystemFaultError
         assert issubclass(kind, PacelineError)
         raise kind(f"{len(causes)} assets failed", message)
+
+
+LOCK_FILE = "lock"
+POLL_S = 0.2
+
+
+@contextmanager
+def asset_lock(folder: Path, waiting: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of an asset's folder; call `waiting` with the owner while it is taken."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / LOCK_FILE
+    # Mode 0o666 as for other files: the umask decides whether a group may lock a shared folder.
+    lock = FileLock(file, mode=0o666)
+    while True:
+        try:
+            lock.acquire(blocking=False)
+            break
+        except Timeout:
+            waiting(_owner(file))
+            time.sleep(POLL_S)
+    try:
+        # filelock writes the content of a marker file itself.
+        if not isinstance(lock, SoftFileLock):
+            file.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+        yield
+    finally:
+        lock.release()
+
+
+def _owner(file: Path) -> str:
+    try:
+        return " ".join(file.read_text(encoding="utf-8").split()) or "another process"
+    except (OSError, UnicodeDecodeError):
+        return "another process"

@@ -19,13 +19,13 @@ from paceline.core.units import si
 from paceline.staging.connection import (
     FIRST_WAIT_S,
     TRIES,
+    StopSignal,
     TransientError,
     WrongContentError,
     open_url,
     retries_exhausted,
 )
 from paceline.staging.credentials import redact_url
-from paceline.staging.stop_signal import StopSignal
 from paceline.staging.verification import digests_of
 
 TRIES_OF_WRONG_CONTENT = 2

@@ -33,7 +33,7 @@ from paceline.runs.history import recipe_history
 from paceline.runs.history_report import history_document
 from paceline.runs.profile_report import profile_document
 from paceline.runs.watch.reader import RunReader
-from paceline.runs.watch.snapshot import snapshot_document
+from paceline.runs.watch.report import snapshot_document
 from paceline.scaling.analysis.result import scale_result
 from paceline.scaling.report import scaling_document
 from tests.explain.example import write_parts

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,105 +16,6 @@ from tests.clusters.bed.needs import need
 from tests.clusters.bed.process import Process
 from tests.clusters.bed.site import BEDS
 from tests.waiting import wait_until
-
-SUM = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-one = torch.ones(1) * (dist.get_rank() + 1)
-dist.all_reduce(one)
-print(dist.get_world_size(), int(one))
-"""
-
-
-def test_each_host_has_a_name_an_address_and_processes_of_its_own(ssh_hosts: Bed) -> None:
-    names = [ssh_hosts.ssh(name, "hostname").stdout.strip() for name in ssh_hosts.names]
-    assert names == [f"node-{i:03}" for i in range(1, 9)]
-    first = ssh_hosts.hosts["node-001"]
-    assert first.address in first.call("ip", "-br", "address", "show", "eth0")
-    assert first.call("cat", "/proc/1/cmdline") == "sleep\0infinity\0"
-    assert first.call("getent", "hosts", "node-008").split()[0] == ssh_hosts.addresses[7]
-
-
-def test_names_that_nobody_knows_are_refused_at_once(ssh_hosts: Bed) -> None:
-    began = time.monotonic()
-    assert ssh_hosts.hosts["node-001"].run("getent", "hosts", "nobody.example").returncode
-    assert time.monotonic() - began < 4  # a question of a name server has 5
-
-
-def test_hosts_train_together(ssh_hosts: Bed) -> None:
-    ranks: list[subprocess.Popen[str]] = []
-    for rank, host in enumerate(list(ssh_hosts.hosts.values())[:2]):
-        settings = [f"RANK={rank}", "WORLD_SIZE=2", "MASTER_ADDR=node-001", "MASTER_PORT=29500"]
-        argv = host.argv(["env", *settings, "OMP_NUM_THREADS=1", sys.executable, "-c", SUM])
-        ranks.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
-    assert [rank.communicate(timeout=120)[0] for rank in ranks] == ["2 3\n", "2 3\n"]
-
-
-def test_a_stranger_and_an_unknown_host_are_refused(ssh_hosts: Bed) -> None:
-    ssh_hosts.sshd.lock_out(ssh_hosts.hosts["node-002"])
-    assert "Permission denied" in ssh_hosts.ssh("node-002", "true").stderr
-    ssh_hosts.sshd.let_in(ssh_hosts.hosts["node-002"])
-    assert ssh_hosts.ssh("node-002", "true").returncode == 0
-    by_address = ssh_hosts.ssh("127.0.0.9", "true", timeout=10)
-    assert by_address.returncode == 255
-
-
-def test_a_crashed_host_is_silent_and_boots_again(ssh_hosts: Bed) -> None:
-    host = ssh_hosts.hosts["node-003"]
-    sleeper = subprocess.Popen(host.argv(["sleep", "1000"]))
-    host.crash()
-    assert sleeper.wait(timeout=10)
-    assert not host.up
-    assert not host.processes()
-    lost = ssh_hosts.ssh("-oConnectTimeout=1", "node-003", "true")
-    assert "timed out" in lost.stderr or "No route" in lost.stderr
-    ssh_hosts.boot("node-003")
-    assert ssh_hosts.ssh("node-003", "hostname").stdout == "node-003\n"
-
-
-def test_a_cut_link_leaves_the_processes_running(ssh_hosts: Bed) -> None:
-    host = ssh_hosts.hosts["node-004"]
-    host.unplug()
-    assert ssh_hosts.ssh("-oConnectTimeout=1", "node-004", "true").returncode == 255
-    assert host.call("hostname") == "node-004\n"
-    host.plug()
-    assert ssh_hosts.ssh("node-004", "true").returncode == 0
-
-
-def test_a_frozen_host_takes_connections_and_answers_nothing(ssh_hosts: Bed) -> None:
-    host = ssh_hosts.hosts["node-005"]
-    host.freeze()
-    frozen = ssh_hosts.ssh("-oConnectTimeout=1", "node-005", "true")
-    assert "banner exchange" in frozen.stderr
-    host.thaw()
-    assert ssh_hosts.ssh("node-005", "true").returncode == 0
-
-
-def test_a_full_disk_is_full_on_one_host_alone(ssh_hosts: Bed, tmp_path: Path) -> None:
-    host, other = ssh_hosts.hosts["node-006"], ssh_hosts.hosts["node-007"]
-    write = ("sh", "-c", f"seq 2000 > {tmp_path}/numbers")
-    host.fill_disk(tmp_path)
-    assert "No space left" in host.run(*write).stderr
-    assert other.run(*write).returncode == 0
-    host.uncover(tmp_path)
-    assert host.run(*write).returncode == 0
-
-
-def test_a_limited_host_gets_its_share_of_the_processor(ssh_hosts: Bed) -> None:
-    host = ssh_hosts.hosts["node-007"]
-    spin = "import time\nwhile time.monotonic() < {end}: pass\nprint(time.process_time())"
-    assert not host.groups.times_throttled
-    host.limit(0.2)
-    program = spin.format(end=time.monotonic() + 1)
-    assert float(host.call(sys.executable, "-S", "-c", program)) < 0.4
-    assert host.groups.times_throttled
-
-
-def test_one_host_can_see_another_program(ssh_hosts: Bed) -> None:
-    host = ssh_hosts.hosts["node-008"]
-    host.cover(Path("/usr/bin/date"), "#!/bin/sh\necho yesterday\n")
-    assert host.call("date") == "yesterday\n"
-    assert "yesterday" not in ssh_hosts.hosts["node-007"].call("date")
 
 
 def test_repair_undoes_every_fault_and_ends_what_was_left(ssh_hosts: Bed, tmp_path: Path) -> None:
@@ -131,43 +31,6 @@ def test_repair_undoes_every_fault_and_ends_what_was_left(ssh_hosts: Bed, tmp_pa
     assert [ssh_hosts.ssh(host.name, "true").returncode for host in hosts] == [0] * len(hosts)
     assert not hosts[3].covered()
     assert [host.leftovers() for host in hosts] == [{}] * len(hosts)
-
-
-def test_slurm_runs_jobs_on_its_nodes_and_accounts_for_them(slurm_cluster: Bed) -> None:
-    slurm = slurm_cluster.slurm
-    assert sorted(slurm.ask("srun", "-N4", "hostname").split()) == slurm_cluster.names
-    out = slurm_cluster.shared / "job.txt"
-    wrap = ["--wrap", "srun hostname; echo $CUDA_VISIBLE_DEVICES"]
-    slurm.ask("sbatch", "--wait", "-N2", "--gres=gpu:2", f"--output={out}", *wrap)
-    assert sorted(out.read_text().split()) == ["0,1", "node-001", "node-002"]
-    wait_until(lambda: "COMPLETED" in slurm.ask("sacct", "-nXP", "-o", "State"), "a row of sacct")
-
-
-def test_slurm_takes_the_options_of_containers_where_it_has_the_plugin(
-    slurm_cluster: Bed, slurm_without_accounting: Bed
-) -> None:
-    command = ("srun", "--container-image=nvcr.io#nvidia/nemo:24.09", "printenv")
-    image = slurm_cluster.slurm.ask(*command, "BED_CONTAINER_IMAGE")
-    assert image == "nvcr.io#nvidia/nemo:24.09\n"
-    assert slurm_without_accounting.slurm.ask(*command, "PATH") == ""
-
-
-def test_slurm_loses_and_finds_a_node(slurm_cluster: Bed) -> None:
-    slurm, host = slurm_cluster.slurm, slurm_cluster.hosts["node-004"]
-    slurm.drain(host, "memory")
-    assert slurm.state(host) == "drained"
-    assert "memory" in slurm.ask("sinfo", "-h", "-R", "-o", "%E")
-    slurm.stop(host)
-    assert not any("slurmd" in line for line in host.processes().values())
-    slurm_cluster.repair()
-    assert slurm.ask("srun", "-w", host.name, "hostname") == "node-004\n"
-
-
-def test_slurm_without_accounting_knows_no_finished_job(slurm_without_accounting: Bed) -> None:
-    slurm = slurm_without_accounting.slurm
-    assert slurm.ask("srun", "-N2", "hostname")
-    with pytest.raises(subprocess.CalledProcessError):
-        subprocess.run(["sacct"], env=slurm_without_accounting.env, check=True, capture_output=True)
 
 
 def test_a_bed_ends_with_the_process_that_it_is_tied_to() -> None:

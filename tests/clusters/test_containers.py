@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 
 from paceline.core.result import Result
-from paceline.files.run_folder import read_record
 from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan
 from tests.clusters.bed import Bed
-from tests.clusters.foreign_jobs import lose, on_site, request, with_variable, words
-from tests.clusters.slurm_jobs import Background
+from tests.clusters.foreign_jobs import on_site, request, words
 from tests.engines.batch_site import CONFIG, SYSTEM
-from tests.waiting import wait_until
 
 SUBMISSION = SYSTEM.with_name("mlperf_container")
 PROGRAMS = ("bash", "cat", "date", "env", "seq", "sleep", "touch", "true")
@@ -87,33 +84,3 @@ def test_a_submission_trains_in_its_container(bed: Bed, image: Path, tmp_path: P
         assert "BED_CONTAINER_IMAGE" not in entry, "the container is found by its name"
     assert not list(image.glob("workspace/llm/scratch-*")), "the image stays as it was"
     assert not list((tmp_path / "c4").glob("mine"))
-
-
-def test_a_trainer_that_hangs_ends_with_the_time_that_was_asked_for(
-    bed: Bed, image: Path, tmp_path: Path
-) -> None:
-    plan = with_variable(plan_of(tmp_path, image, "time_limit_s=8"), "HANGS")
-    result, _ = run(plan, tmp_path / "runs")
-
-    assert (result.status, result.steps_done) == ("timeout", 20)
-    assert result.reason == "the time limit of 8 s passed"
-    wait_until(lambda: not bed.slurm.jobs(), "the end of the job")
-
-
-def knows_its_nodes(runs: Path) -> bool:
-    """Whether a controller has noted where its job runs; Slurm tells no more of a lost node."""
-    return any(re.search(r"node-(002|\[)", each.read_text()) for each in runs.glob("*/slurm.json"))
-
-
-def test_a_lost_node_ends_the_trial_by_its_name(bed: Bed, image: Path, tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    running = Background(run, with_variable(plan_of(tmp_path, image), "HANGS"), runs)
-    wait_until(lambda: len(list(runs.glob("*/results/seen-*.txt"))) == 4, "the ranks to run", 60)
-    wait_until(lambda: knows_its_nodes(runs), "the controller to see the job run", 60)
-    lose(bed, "node-002")
-    result, folder = running.result()
-
-    assert (result.status, result.steps_done) == ("failed", 20)
-    assert re.fullmatch(r"Slurm job \d+ lost a node: node-002", str(result.reason))
-    assert read_record(folder).faulty_hosts == ("node-002",)
-    wait_until(lambda: not bed.slurm.jobs(), "the job to be gone: a trial is not restarted")

@@ -13,10 +13,8 @@ from paceline.core.run_report import RunReport
 from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan
 from tests.clusters.bed import Bed
-from tests.clusters.foreign_jobs import lose, on_site, request, with_variable, words
-from tests.clusters.slurm_jobs import Background
+from tests.clusters.foreign_jobs import on_site, request, words
 from tests.engines.batch_site import SYSTEM
-from tests.waiting import wait_until
 
 RECIPE = SYSTEM.parent / "nemo_recipe"
 OWN_SCRIPT, RECIPES_SCRIPT = None, str(RECIPE / "launch.sh")
@@ -59,23 +57,3 @@ def test_nemo_runs_to_its_result(bed: Bed, tmp_path: Path, script: str | None) -
     assert {entry["env"]["SLURMD_NODENAME"] for entry in seen} == {"node-001", "node-002"}
     assert seen[0]["env"]["BED_CONTAINER_IMAGE"] == f"{tmp_path}/nvidia+nemo+24.09.sqsh"
     assert "model.global_batch_size=64" in seen[0]["argv"]
-
-
-def test_nemo_that_hangs_ends_with_the_runs_time(bed: Bed, tmp_path: Path) -> None:
-    plan = with_variable(plan_of(tmp_path, OWN_SCRIPT, "time_limit_s=8"), "HANGS")
-    result = run(plan, tmp_path).result
-    assert (result.status, result.steps_done) == ("timeout", 20), result.reason
-    assert result.reason == "the time limit of 8 s passed"
-    wait_until(lambda: not bed.slurm.jobs(), "the end of the job")
-
-
-def test_nemo_that_loses_a_node_says_which(bed: Bed, tmp_path: Path) -> None:
-    plan = with_variable(plan_of(tmp_path, RECIPES_SCRIPT), "HANGS")
-    running = Background(run, plan, tmp_path)
-    wait_until(lambda: list(tmp_path.glob("runs/*/slurm.json")), "the job")
-    (record,) = tmp_path.glob("runs/*/slurm.json")
-    wait_until(lambda: len(list(tmp_path.glob("runs/**/seen-*.json"))) == 4, "the ranks to run", 60)
-    wait_until(lambda: "RUNNING" in record.read_text(), "the run to hear of it")
-    lose(bed, "node-002")
-    result = running.result().result
-    assert result.status == "failed" and str(result.reason).endswith("lost a node: node-002")

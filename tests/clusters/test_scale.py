@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from paceline.scaling.campaigns.record import campaign_folders
 from tests.clusters.bed import Bed
 from tests.surroundings import own_folders
 from tests.waiting import wait_until
@@ -181,14 +179,3 @@ def test_both_launchers_give_results_of_one_form(
         for result in (ours, theirs)
     ]
     assert places[0] == places[1]
-
-
-def test_a_campaign_leaves_its_tables_in_its_folder(
-    killed: tuple[Path, list[dict[str, Any]], dict[str, Any]],
-) -> None:
-    (folder,) = campaign_folders(killed[0])
-    head, *rows = (folder / "results.csv").read_text().splitlines()
-    assert head == "Hostnames,Throughput (samples/sec),Status" and len(rows) == 7
-    assert any(row.startswith('"node-001, node-002",') for row in rows)
-    assert all(row.endswith(",Success") for row in rows)
-    assert os.access(folder / "report.html", os.R_OK)

@@ -15,8 +15,6 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.run_folder import read_record
 from paceline.machines import slurm
 from paceline.machines.slurm.batch import BatchRun
-from paceline.machines.slurm.client import QUEUE
-from paceline.mlperf.result_logs import read_log
 from paceline.runs import outcome
 from tests.clusters.bed import Bed
 from tests.clusters.slurm_jobs import (
@@ -38,21 +36,6 @@ if os.environ["RANK"] == "0":
     started = os.environ.get("SLURM_RESTART_COUNT", "0")
     pathlib.Path("mlperf/result.txt").write_text("start " + started)
 """
-TIMED = [
-    word
-    for change in (
-        "num_layers=1",
-        "hidden_size=64",
-        "ffn_size=128",
-        "seq_len=32",
-        "steps=40",
-        "data.source=synthetic",
-        "data.path=null",
-        "memory_parts=false",
-        'training.evaluation={"every_samples": 160, "skip_first": 0, "samples": 8}',
-    )
-    for word in ("--set", change)
-]
 SMALL = [
     "--set",
     "model.num_layers=1",
@@ -214,51 +197,6 @@ def test_a_job_that_slurm_starts_anew_keeps_its_logs_apart(bed: Bed, tmp_path: P
     assert len((folder / "slurm.status").read_text().splitlines()) >= 3
 
 
-def test_a_training_for_mlperf_that_slurm_starts_anew_keeps_the_log_of_each_start(
-    bed: Bed, tmp_path: Path
-) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text(
-        "name: c\ndevice: cpu\ndevices_per_node: 1\nthreads_per_device: 1\nlauncher: slurm\n"
-        "slurm: {requeue: true}\n"
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "paceline",
-        "run",
-        "llama31-8b-tiny",
-        "--variant",
-        "mlperf-trial",
-        "--cluster",
-        str(file),
-        "--no-probe",
-        "--json",
-        *TIMED,
-    ]
-    environment = {**bed.env, "PACELINE_RUNS": str(tmp_path / "runs")}
-    going = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-
-    def begun() -> bool:
-        logs = [*tmp_path.glob("runs/*/mlperf/result.txt")]
-        return bool(logs) and "block_start" in logs[0].read_text()
-
-    wait_until(begun, "the first block", 120)
-    number = job_number(bed)
-    bed.slurm.ask("scontrol", "requeue", number)
-    result = json.loads(going.communicate(timeout=240)[0])
-    folder = tmp_path / "runs" / result["run"]
-    kept = folder / "attempts" / f"{number}.0" / "mlperf" / "result.txt"
-    assert result["status"] == "ok" and any(
-        str(kept.parent.parent.name) in w for w in result["warnings"]
-    )
-    first, last = (read_log(path).trials for path in (kept, folder / "mlperf" / "result.txt"))
-    assert [(trial.has_started, trial.has_stopped) for trial in (*first, *last)] == [
-        (True, False),
-        (True, True),
-    ]
-
-
 def test_secrets_are_in_no_file_argument_or_record_of_slurm(bed: Bed, tmp_path: Path) -> None:
     program = "import os, time; assert os.environ['MY_TOKEN'][:3] == 'hid'; time.sleep(float(600))"
     secret = "hidden-7f3a"
@@ -287,16 +225,6 @@ def test_hostile_folders_and_names_stay_names(bed: Bed, tmp_path: Path, name: st
     )
     assert wait(run) == 0
     assert not list(tmp_path.rglob("owned"))
-
-
-def test_many_runs_ask_slurm_once(bed: Bed, tmp_path: Path) -> None:
-    runs = [start(make_job(nodes=1, steps=40), tmp_path / str(n)) for n in range(4)]
-    questions, polls, began = QUEUE.num_queries, 0, time.monotonic()
-    while time.monotonic() - began < 1.5:
-        polls += len([run.poll() for run in runs])
-        time.sleep(0.02)
-    assert QUEUE.num_queries - questions < polls / 2
-    assert [wait(run) for run in runs] == [0] * 4
 
 
 CONTAINED = """

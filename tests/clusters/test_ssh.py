@@ -124,17 +124,6 @@ def test_an_unknown_host_key_is_refused_with_the_way_to_accept_it(
     assert known_hosts.read_text() == ""
 
 
-def test_hosts_can_be_checked_without_a_job(ssh_hosts: Bed) -> None:
-    checks = check_hosts(
-        ssh_hosts.names[:2], HostRequirements(sys.executable, interface="eth0"), settings(ssh_hosts)
-    )
-    assert [check.fault for check in checks] == [None, None]
-    assert [check.address for check in checks] == list(ssh_hosts.addresses[:2])
-    assert checks[0].python == ".".join(map(str, sys.version_info[:3]))
-    assert checks[0].torch
-    assert abs(checks[0].clock_skew_s or 9) < 1
-
-
 def test_neighbouring_jobs_meet_at_different_ports_and_a_taken_one_is_left_alone(
     ssh_hosts: Bed, tmp_path: Path
 ) -> None:
@@ -153,19 +142,6 @@ def test_neighbouring_jobs_meet_at_different_ports_and_a_taken_one_is_left_alone
         holder.kill()
     ports = [log_of(tmp_path / name, "node-002").split()[2] for name in ("first", "second")]
     assert len({*ports, str(taken)}) == 3
-
-
-def test_a_failed_rank_ends_the_others_and_is_no_fault_of_the_machine(
-    ssh_hosts: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ssh_run, "FOLLOW_S", 0.5)
-    waits = "import os, sys, time\nif os.environ['RANK'] == '1':\n sys.exit(7)\ntime.sleep(100)"
-    job = make_job(ssh_hosts, ssh_hosts.names[:3], files={"rank.py": waits})
-    run = start(job, tmp_path)
-    assert follow([run]) == [7]
-    assert "@exit rank=1 code=7" in log_of(tmp_path, "node-002")
-    assert run.verdict() is None
-    assert not any(ranks_on(ssh_hosts, name) for name in ssh_hosts.names[:3])
 
 
 def test_ranks_that_cannot_be_started_say_why(ssh_hosts: Bed, tmp_path: Path) -> None:

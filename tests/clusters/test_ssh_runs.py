@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from paceline.files.run_folder import REPORT_FILE, STEPS_FOLDER
-from tests.cli.test_errors import paceline
 from tests.clusters.bed import Bed, BedError
 from tests.runs.test_flow import SMALL, only_run, result_of
 from tests.surroundings import own_folders
@@ -155,41 +153,6 @@ def test_a_disturbed_run_names_the_cause_keeps_its_steps_and_leaves_nothing(
     assert "Traceback" not in run.errors
 
 
-def test_a_cut_link_is_told_with_its_host_and_the_ranks_behind_it_end(
-    ssh_hosts: Bed, tmp_path: Path
-) -> None:
-    near, far = (ssh_hosts.hosts[name] for name in ssh_hosts.names[:2])
-    run = disturb_one(ssh_hosts, tmp_path, far.unplug)
-    assert (run.code, run.result["status"]) == (2, "failed")
-    assert "node-002: the connection was lost" in run.result["reason"]
-    assert run.result["steps_done"] > STEPS
-    assert near.leftovers() == {}
-
-    def ranks() -> list[str]:
-        return [line for line in far.leftovers().values() if "trainer trainer.json" in line]
-
-    wait_until(lambda: not ranks(), "the end of the ranks that were cut off", 90)
-
-
-def test_a_run_whose_controller_was_killed_is_listed_as_incomplete(
-    disturbed: dict[str, Run],
-) -> None:
-    (listed,) = json.loads(paceline("runs", "list", "--json", runs=disturbed["kill"].runs).stdout)
-    assert listed["status"] == "incomplete"
-
-
 def test_a_report_is_written_whatever_happened_to_a_host(disturbed: dict[str, Run]) -> None:
     page = only_run(disturbed["crash"].runs) / REPORT_FILE
     assert "node-002" in page.read_text()
-
-
-def test_hosts_that_cannot_take_part_are_an_exit_code_and_a_sentence(
-    ssh_hosts: Bed, tmp_path: Path
-) -> None:
-    ssh_hosts.hosts["node-002"].crash()
-    process = train(ssh_hosts, ssh_hosts.names[:2], tmp_path)
-    errors = process.communicate(timeout=60)[1]
-    assert process.returncode == 2
-    assert "node-002: does not answer; check that it is up" in errors
-    assert "Traceback" not in errors
-    assert result_of(tmp_path)["status"] == "failed"

@@ -103,36 +103,6 @@ def test_repeats_run_on_parts_at_once_both_of_a_pair_on_the_same(
     assert all_overlap([run for run in good if run["group"] == "ab-a"])
 
 
-def test_repeats_of_a_host_that_dies_run_on_the_others(ssh_hosts: Bed, tmp_path: Path) -> None:
-    place = ["--cluster", cluster_file(ssh_hosts, "ssh", tmp_path), "--hosts", "node-[001-002]"]
-    many = [
-        "--repeat",
-        "4",
-        "--nodes-per-trial",
-        "1",
-        "--group",
-        "g",
-        "--set",
-        "steps=60",
-        "--set",
-        "micro_batch=2",
-    ]
-    going = paceline(ssh_hosts, tmp_path, "run", *place, *many)
-    wait_until(lambda: len(records(tmp_path)) >= 2 or going.poll() is not None, "two runs", 120)
-    wait_until(
-        lambda: any(tmp_path.glob("*/steps/rank-*.jsonl")) or going.poll() is not None, "steps", 120
-    )
-    ssh_hosts.hosts["node-002"].crash()
-    result, messages = answer(going)
-    (group,) = result["groups"]
-    assert (group["ok"], group["failed"]) == (4, 1) and result["resume"] is None
-    assert "node-002 gets no more runs" in messages
-    good = finished(tmp_path)
-    assert {run["repeat"]["number"] for run in good} == {1, 2, 3, 4}
-    assert {tuple(hosts_of(run)) for run in good} == {("node-001",)}
-    assert not ssh_hosts.hosts["node-001"].leftovers()
-
-
 def test_a_sweep_is_steps_of_an_allocation_keeps_what_is_finished_and_goes_on_in_another(
     slurm_cluster: Bed, tmp_path: Path
 ) -> None:

@@ -17,8 +17,8 @@ from paceline.core.run_report import RunReport
 from paceline.core.steps import Step, Steps
 from paceline.core.units import GIB
 from paceline.core.window import steady_window
-from paceline.report.chart_steps import MAX_POINTS, axis_range, chart_steps, rows_to_draw
 from paceline.report.charts import CHARTS, run_charts, save_chart, save_charts
+from paceline.report.step_charts import MAX_POINTS, axis_range, chart_steps, rows_to_draw
 from paceline.report.theme import DARK, EXPORT, LIGHT, ON_PAGE, ChartTheme
 from tests.report.example import (
     failed_report,
@@ -199,12 +199,6 @@ def test_references_without_a_ratio_are_not_drawn() -> None:
 
 def test_a_run_without_steps_has_no_charts() -> None:
     assert run_charts(failed_report("oom"), EXPORT) == {}
-
-
-def test_a_failed_run_with_steps_draws_them_without_a_window() -> None:
-    spec = spec_of("step-times", failed_report("nan", 40))
-    assert {row["phase"] for row in rows_of(spec, "steps")} == {"no window"}
-    assert not any(layer.get("name") == "band" for layer in spec["layer"])
 
 
 def test_a_single_step_is_one_point_without_band_or_distribution() -> None:

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import __version__
-from paceline.core.metrics import METRICS
 from paceline.core.result import Status
 from paceline.report.charts import CHARTS
 from paceline.report.document import Document
+from paceline.report.figures import flatten_values
 from paceline.report.html import render_document, with_no_break_spaces
-from paceline.report.run_document import flatten_values, run_figures
+from paceline.report.run_document import run_figures
 from paceline.report.theme import DARK, LIGHT, Palette
 from tests.report.example import (
     HOSTILE,
@@ -29,7 +29,6 @@ from tests.report.example import (
     referenced_report,
     render_html,
     report,
-    single_step_report,
 )
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}
@@ -81,26 +80,6 @@ def page() -> Page:
 
 def test_elements_close_in_order(page: Page) -> None:
     assert page.open == []
-
-
-def test_the_page_says_how_fast_how_sure_how_far_and_where_the_data_lies(page: Page) -> None:
-    for part in (
-        "17,422 tokens/s",
-        "± 0.2% within-run 95%",
-        "62.7%",
-        "of 590 GFLOP/s achievable GEMM throughput in bf16",
-        "MFU: no data-sheet peak for cpu in bf16",
-        "54 steady steps (7-60): rule auto",
-        "not run-to-run variation",
-        "runs/2026-11-20-tiny-llama-dp2-2xcpu-3fa9c0de",
-        "▲ faster",
-    ):
-        assert part in page.text
-
-
-def test_the_metrics_table_has_an_explained_row_per_metric(page: Page) -> None:
-    explained = [METRICS[name].describes for name in referenced_report().result.metrics]
-    assert len(explained) > 20 and all(" ".join(text.split()) in page.text for text in explained)
 
 
 def test_the_folds_hold_command_script_recipe_environment_and_files(page: Page) -> None:
@@ -157,42 +136,6 @@ def test_ranks_are_named_with_their_pipeline_stage_where_there_are_several() -> 
     ranks = tuple(r.model_copy(update={"stage": r.rank}) for r in report().result.ranks)
     assert "1, stage p1" in render_html(report(ranks=ranks))
     assert "stage p" not in render_html(report())
-
-
-def test_a_failed_run_shows_reason_log_and_advice_and_no_empty_charts() -> None:
-    page = Page(render_html(failed_report("oom")))
-    for part in (
-        "✕ out of memory",
-        "Rank 1 ran out of memory",
-        "[rank 1] exit code 1",
-        "0 of 60 steps done",
-        "What to do:",
-        "layout.micro_batch",
-    ):
-        assert part in page.text
-    assert "svg" not in [tag for tag, _ in page.elements]
-
-
-def test_a_single_step_gives_a_page_without_a_figure() -> None:
-    page = Page(render_html(single_step_report()))
-    assert "No figure: 1 step (1, too few for a figure)." in page.text
-    assert "Too few steps for an interval" in page.text
-
-
-def test_unknown_figures_show_their_reason_and_never_none_or_nan() -> None:
-    result = report().result
-    blank = {
-        name: m.model_copy(
-            update={"value": None, "low": None, "high": None, "note": "not measured"}
-        )
-        for name, m in result.metrics.items()
-        if name != "startup_s"
-    }
-    text = Page(
-        render_html(report(metrics={**blank, "startup_s": result.metrics["startup_s"]}))
-    ).text
-    assert "none not measured" in text
-    assert "None" not in text and "nan" not in text.lower().split()
 
 
 def test_mfu_comes_first_and_names_a_missing_probe() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.result import MemoryByPart, RankMemory
 from paceline.core.units import GIB, MIB
-from paceline.report.memory import (
+from paceline.report.machine_charts import (
     MAX_DRAWN_RANKS,
     PART_COLOURS,
     memory_by_part_chart,
@@ -17,7 +17,7 @@ from paceline.report.memory import (
     rank_parts,
 )
 from paceline.report.theme import DARK, EXPORT, LIGHT
-from tests.report.example import memory_by_part, rank_memory, render_html, report
+from tests.report.example import memory_by_part, rank_memory, report
 
 
 def spec_of(memory: MemoryByPart) -> dict[str, Any]:
@@ -112,13 +112,6 @@ def test_the_sentence_names_the_kind_and_every_part_with_its_unit():
 
 def test_without_a_watched_step_there_is_no_chart():
     assert memory_by_part_chart(report(memory=None), EXPORT) is None
-
-
-def test_hostile_reasons_stay_text():
-    rank = rank_memory(
-        0, kind=None, at_peak_bytes=None, why="</script><img src=x onerror=alert(1)>"
-    )
-    assert "<img src=x" not in render_html(report(memory=memory_by_part(ranks=(rank,))))
 
 
 @pytest.mark.parametrize("palette", [LIGHT, DARK])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import subprocess
 import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -61,18 +58,6 @@ def test_the_exit_code_is_the_gate(runs: Path, arguments: list[str], verdict: st
     document = json.loads(done.stdout)
     assert (document["verdict"], done.returncode, done.stderr) == (verdict, code, "")
     assert set(document) >= KEYS
-
-
-def test_every_form_prints_alone_on_standard_output(runs: Path):
-    def form(name: str) -> str:
-        return paceline("compare", "base", "slow", "--format", name, runs=runs).stdout
-
-    assert "▼ slower" in form("text") and "**▼ slower**" in form("md")
-    rows = list(csv.DictReader(io.StringIO(form("csv"))))
-    assert rows[0]["metric"] == "step_time_s" and float(rows[0]["ratio"]) > 1.02
-    suite = ElementTree.fromstring(form("junit").encode())
-    assert (suite.tag, suite.get("failures")) == ("testsuite", "1")
-    assert form("json") == paceline("compare", "base", "slow", "--json", runs=runs).stdout
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,12 @@ from paceline.compare.sides import ComparisonSide
 from paceline.report.document import Notes, Table
 from paceline.report.markdown import markdown
 from paceline.report.terminal import plain_text
-from paceline.runs.comparison_junit import junit_xml
-from paceline.runs.comparison_report import MAX_CAUSES, comparison_document, comparison_verdict
+from paceline.runs.comparison_report import (
+    MAX_CAUSES,
+    comparison_document,
+    comparison_verdict,
+    junit_xml,
+)
 from tests.compare.members import FACTS, member, repeats, side
 
 HOSTILE = "</testcase><a href='x'>&\"\x00\x1b[31m\ud800\uffff ]]> | `*_$x$\n# b"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 
@@ -40,21 +38,6 @@ def test_a_selection_looks_at_some_runs_only(runs: Path):
     assert later.returncode == 0 and "7 runs" in later.stdout
     chosen = paceline("runs", "history", "example", "--where", "tag=after", "--json", runs=runs)
     assert json.loads(chosen.stdout)["series"][0]["n_runs"] == 7
-
-
-def test_json_csv_and_markdown(runs: Path):
-    document = json.loads(paceline("runs", "history", "example", "--json", runs=runs).stdout)
-    (change,) = document["series"][0]["changes"]
-    assert change["environment"][0]["item"] == "kernel" and change["ratio"] > 1
-    text = paceline("runs", "history", "example", "--format", "csv", runs=runs).stdout
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert len(rows) == 15 and float(rows[8]["ratio"]) == change["ratio"]
-    md = paceline("runs", "history", "example", "--format", "md", runs=runs).stdout
-    assert md.startswith("**example**") and "| 2026-10-09 |" in md
-
-
-def test_a_wider_margin_names_less(runs: Path):
-    assert "no change" in paceline("runs", "history", "example", "--margin", "5%", runs=runs).stdout
 
 
 def test_without_any_figure_the_answer_is_incomplete(runs: Path):
@@ -95,8 +78,3 @@ def test_the_repeats_of_a_group_can_be_listed(tmp_path: Path):
     assert [row["group"] for row in rows] == ["night"]
     assert "group" in paceline("runs", "list", runs=tmp_path).stdout.splitlines()[0]
     assert "night" in paceline("runs", "list", "--format", "csv", runs=tmp_path).stdout
-
-
-def test_help_teaches_with_an_example():
-    text = paceline("runs", "history", "--help").stdout
-    assert "Examples" in text and "--fail-on-findings" in text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import signal
 from pathlib import Path
@@ -72,14 +70,6 @@ def test_they_ran_in_turn_and_each_run_knows_its_place(pair: tuple[Path, dict[st
     assert "A  repeat 1 of 2" in errors and "B  repeat 2 of 2" in errors
 
 
-def test_the_group_can_be_listed_and_its_history_seen(pair: tuple[Path, dict[str, Any], str]):
-    runs, _, _ = pair
-    rows = json.loads(paceline("runs", "list", "--where", "group=ab-a", "--json", runs=runs).stdout)
-    assert len(rows) == 2
-    text = paceline("runs", "history", "tiny-llama", runs=runs).stdout
-    assert "in 2 series" in text and "seq 64" in text and "seq 32" in text
-
-
 def test_the_printed_command_compares_the_two(pair: tuple[Path, dict[str, Any], str]):
     runs, document, _ = pair
     done = paceline(*document["compare"].split()[1:], "--json", runs=runs)
@@ -102,15 +92,6 @@ def test_other_settings_do_not_get_into_a_group(pair: tuple[Path, dict[str, Any]
     runs, _, _ = pair
     done = paceline(*QUICK, "--set", "lr=0.5", "--group", "ab-a", runs=runs)
     assert done.returncode == 1 and "training.lr 0.001 there, 0.5 here" in done.stderr
-
-
-def test_rows_as_csv_and_markdown(pair: tuple[Path, dict[str, Any], str]):
-    runs, _, _ = pair
-    text = paceline("run", "--resume", "ab-a", "--format", "csv", runs=runs).stdout
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert [row["repeat"] for row in rows] == ["1", "2", "median"] * 2
-    md = paceline("run", "--resume", "ab-a", "--format", "md", runs=runs).stdout
-    assert md.startswith("| group | repeat |")
 
 
 def test_a_failing_side_is_told_and_the_other_measured(tmp_path: Path):

@@ -24,10 +24,10 @@ from paceline.runs.sequential_comparison import (
     SequentialRequest,
     judge_existing_pairs,
     run_until_decided,
+    sequential_document,
     sequential_series,
     with_instructions,
 )
-from paceline.runs.sequential_report import sequential_document
 from tests.cli.test_errors import paceline
 from tests.runs.series_example import make_finished
 from tests.runs.test_repeat_runner import Silent

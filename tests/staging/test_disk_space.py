@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import SystemFaultError
 from paceline.staging import stager
-from paceline.staging.disk_space import DiskSpace, disk_space
+from paceline.staging.plan import DiskSpace, disk_space
 from paceline.staging.transfer import unwritable
 from tests.staging.mirror import Mirror
 from tests.staging.staged import noise, recipe_of, stage_all

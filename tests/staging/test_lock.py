@@ -7,12 +7,12 @@ import sys
 import threading
 from pathlib import Path
 
-from paceline.staging.lock import asset_lock
+from paceline.staging.stager import asset_lock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from paceline.staging.lock import asset_lock
+from paceline.staging.stager import asset_lock
 with asset_lock(Path(sys.argv[1]), print):
     print("held", flush=True)
     time.sleep(60)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from paceline.files.staged import CONTENT_FOLDER, MANIFEST_FILE, PARTIAL_FOLDER, asset_state
+from paceline.staging.connection import StagingStoppedError, StopSignal
 from paceline.staging.node_copies import PARTIAL, NodeShell, NodeSyncRequest, sync_nodes
 from paceline.staging.plan import staging_plan
 from paceline.staging.stager import Stager
-from paceline.staging.stop_signal import StagingStoppedError, StopSignal
 from paceline.staging.verification import verify
 from tests.clusters.bed.needs import need_programs
 from tests.staging.mirror import Mirror

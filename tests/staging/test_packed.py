@@ -14,8 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from paceline.core.errors import UserError
-from paceline.staging.conversions.packed import packed_npy, packed_rows
-from paceline.staging.conversions.packed_npy import read_packed
+from paceline.staging.conversions.packed import packed_npy, packed_rows, read_packed
 from paceline.staging.converters import ConversionJob, convert
 from paceline.trainer.data.indexed_corpus import read_indexed
 

@@ -23,11 +23,14 @@ from paceline.files.staged import (
     with_staged_files,
 )
 from paceline.staging import stager, verification
-from paceline.staging.connection import TransientError, with_retries
-from paceline.staging.disk_space import DiskSpace
-from paceline.staging.plan import staging_plan
+from paceline.staging.connection import (
+    StagingStoppedError,
+    StopSignal,
+    TransientError,
+    with_retries,
+)
+from paceline.staging.plan import DiskSpace, staging_plan
 from paceline.staging.stager import Stager
-from paceline.staging.stop_signal import StagingStoppedError, StopSignal
 from paceline.staging.verification import BLOCK_BYTES, verify
 from tests.staging.mirror import Mirror
 from tests.staging.staged import content_of, folder_of, noise, recipe_of, stage_all

@@ -1,13 +1,11 @@
-"""Findings of the official checkers, by file, with their text lines and table rows."""
+"""Findings of the official checkers, by file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
-from paceline.core.text import one_line
 from paceline.core.value import Value
-from paceline.mlperf.rules import RULESET_ORIGINS, UNOFFICIAL, RulesetOrigin
+from paceline.mlperf.rules import UNOFFICIAL, RulesetOrigin
 
 FileStatus = Literal["passed", "failed", "error", "unreadable"]
 CheckStatus = Literal["passed", "failed", "error"]
@@ -54,45 +52,3 @@ class Check(Value):
     passes with one log that breaks the rules: this run is the one dropped from the score.
     """
     files: tuple[CheckedFile, ...]
-
-
-NOUNS = {"logs": "logs", "description": "descriptions", "submission": "files and folders"}
-"""Noun for what each kind of check counts."""
-
-
-def check_rows(check: Check) -> list[dict[str, Any]]:
-    """Return one row per finding and warning; a log without any gets one row."""
-    rows: list[dict[str, Any]] = []
-    for file in check.files:
-        head = {"file": file.file, "status": file.status}
-        levels = [("finding", finding) for finding in file.findings]
-        levels += [("warning", warning) for warning in file.warnings]
-        rows += [
-            {**head, "level": level, **finding.model_dump(mode="json")} for level, finding in levels
-        ]
-        if not levels:
-            rows.append({**head, "message": file.reason})
-    return rows
-
-
-def check_lines(check: Check) -> Iterator[str]:
-    """Yield the verdict on every log with its findings, as terminal lines."""
-    passed = sum(file.status == "passed" for file in check.files)
-    verdict = f"submission {check.status}: " if check.kind == "submission" else ""
-    yield one_line(
-        f"{verdict}{passed} of {len(check.files)} {NOUNS[check.kind]} pass {check.ruleset} "
-        f"({RULESET_ORIGINS[check.ruleset_from]}), {check.checker} · {check.place}"
-    )
-    for file in check.files:
-        yield from (one_line(line) for line in _file_lines(file))
-    yield check.label
-
-
-def _file_lines(file: CheckedFile) -> Iterator[str]:
-    yield f"  {file.file}: {file.status}{f': {file.reason}' if file.reason else ''}"
-    yield from (f"    {_place(finding)}{finding.message}" for finding in file.findings)
-    yield from (f"    {_place(warning)}warning: {warning.message}" for warning in file.warnings)
-
-
-def _place(finding: CheckFinding) -> str:
-    return f"line {finding.line:,}: " if finding.line else ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
@@ -18,17 +17,16 @@ import httpx2
 
 from paceline.core.assets import HUB_KINDS, UNSTAGED_FOLDERS, Asset
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
+from paceline.files.hf_hub import HUB, hub_endpoint
 from paceline.staging.connection import (
+    StopSignal,
     TransientError,
     access_denied,
     error_for_status,
     with_retries,
 )
-from paceline.staging.credentials import HUB, hub_endpoint
-from paceline.staging.stop_signal import StopSignal
 from paceline.staging.transfer import RemoteFile, SourceListing, inner_path, is_included
 
-OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -42,12 +40,6 @@ TOKENIZER_FILES = (
 """Name patterns of a tokenizer's files."""
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".ckpt")
 TIMEOUT_S = 30.0
-
-
-def is_offline() -> bool:
-    """Return whether the environment forbids access to the hub."""
-    values = [os.environ.get(name, "").upper() for name in OFFLINE_VARIABLES]
-    return any(value in ("1", "TRUE", "YES", "ON") for value in values)
 
 
 def require_library(asset: Asset) -> None:

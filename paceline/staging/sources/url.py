@@ -11,9 +11,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from paceline.core.assets import Asset, AssetFile
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.staging.connection import content_length, read_small, with_retries
+from paceline.staging.connection import StopSignal, content_length, read_small, with_retries
 from paceline.staging.credentials import ACCESS_VARIABLES, redact_url
-from paceline.staging.stop_signal import StopSignal
 from paceline.staging.transfer import RemoteFile, SourceListing, inner_path, is_included
 
 MAX_SIZE_REQUESTS = 8

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.errors import UserError
 from paceline.core.job import BatchScript, Job
 from paceline.machines import slurm
 from paceline.machines.slurm import ArraySubmitter
@@ -105,17 +105,6 @@ def test_a_script_that_is_not_there_is_refused(tmp_path: Path, script: Path) -> 
     script.unlink()
     with pytest.raises(UserError, match="is not a readable batch script"):
         slurm.prepare(foreign(script), tmp_path)
-
-
-def test_what_sbatch_says_against_it_is_told(
-    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(tmp_path, monkeypatch, sbatch='echo "sbatch: error: no such account" >&2; exit 1')
-    (tmp_path / "run").mkdir()
-    job = foreign(script)
-    slurm.prepare(job, tmp_path / "run")
-    with pytest.raises(SystemFaultError, match="refused the job: no such account"):
-        slurm.submit(job, tmp_path / "run")
 
 
 def test_it_is_no_task_of_an_array(tmp_path: Path, script: Path, seen: Path) -> None:

@@ -139,19 +139,6 @@ def test_a_local_ssh_that_dies_is_a_lost_host_whose_ranks_end(tmp_path: Path):
     wait_for_none_left(tmp_path / "run")
 
 
-def test_when_all_hosts_are_lost_the_own_network_is_suspected(tmp_path: Path):
-    run = start(tmp_path / "run", "a", "b", seconds=100)
-    wait_for_ranks(run, tmp_path / "run")
-    for host in run.hosts:
-        assert host.session.process
-        host.session.process.kill()
-    finish(run)
-    verdict = run.verdict()
-    assert verdict is not None
-    assert verdict.hosts == ("a", "b")
-    assert "this machine's own network" in verdict.reason
-
-
 def test_a_host_that_returns_no_sign_of_life_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -13,14 +13,13 @@ import pytest
 from paceline.core.errors import EXIT_SYSTEM_FAULT, PacelineError, SystemFaultError, UserError
 from paceline.files.documents import read_value, write_text
 from paceline.files.run_folder import this_controller
+from paceline.mlperf.report import trial_text
 from paceline.mlperf.rules import TINY_VARIANTS
 from paceline.mlperf.run import trials as mlperf_trials
-from paceline.mlperf.run.text import report_lines, trial_row, trial_text
 from paceline.mlperf.run.trials import (
     FINAL,
     LOG_FILE,
     SERIES_FILE,
-    SeriesReport,
     Trials,
     TrialSeries,
     TrialState,
@@ -31,7 +30,6 @@ from paceline.mlperf.run.trials import (
     run_trials,
     status_of,
 )
-from paceline.mlperf.score.convergence import ConvergenceReference, MeasuredSpeed, expected_time
 from paceline.runs import flow
 from paceline.runs.flow import CancelledRunError
 from paceline.runs.outcome import evaluate
@@ -157,14 +155,6 @@ def test_a_trial_that_fails_does_not_stop_the_others(
     assert series.missing == []
 
 
-def test_a_trial_that_died_without_a_word_has_an_empty_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    series, *_ = run_with(monkeypatch, tmp_path, 1, "mute")
-
-    assert (tmp_path / "mlperf" / "s" / str(series.trials[0].file)).read_text() == ""
-
-
 def test_the_same_command_goes_on_with_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -177,22 +167,6 @@ def test_the_same_command_goes_on_with_what_is_missing(
     assert machine.seeds == [3, 4] and not interrupted
     assert statuses(whole) == ["success", "failed", "success", "success"]
     assert whole.trials[0] == first.trials[0]
-
-
-def test_a_series_that_is_whole_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run_with(monkeypatch, tmp_path, 2, "success", "success")
-
-    *_, machine, observer = run_with(monkeypatch, tmp_path, 2)
-
-    assert machine.seeds == [] and observer.ended_trials == []
-
-
-def test_more_trials_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run_with(monkeypatch, tmp_path, 1, "success")
-
-    series, _, machine, _ = run_with(monkeypatch, tmp_path, 3, "success", "success")
-
-    assert machine.seeds == [2, 3] and statuses(series) == ["success"] * 3
 
 
 def test_a_fault_of_the_machine_is_told_and_tried_again(
@@ -343,10 +317,6 @@ def series(*statuses: TrialStatus, num_trials: int | None = None) -> TrialSeries
     return begun
 
 
-def test_every_trial_has_a_seed_of_its_own():
-    assert [trial.seed for trial in series(num_trials=4).trials] == [5, 6, 7, 8]
-
-
 def test_more_trials_go_on_where_the_seeds_ended_and_fewer_lose_none():
     begun = series("success", "missed")
 
@@ -391,45 +361,8 @@ def test_a_series_that_is_at_work_is_running():
     assert status_of(series("running", "waiting"), alive=True) == "running"
 
 
-LABEL = "not an MLPerf result: tiny variant of flux1"
-
-
-def answered(*trials: TrialState, **fields: object) -> SeriesReport:
-    series = TrialSeries(
-        name="s",
-        benchmark="flux1_tiny",
-        label=LABEL,
-        recipe="r",
-        variant="v",
-        key="0a",
-        first_seed=1,
-        num_trials=len(trials),
-        trials=trials,
-        synthetic="expected" in fields,
-    )
-    common = {"series": series, "folder": "runs/mlperf/s", "status": "complete", "label": LABEL}
-    return SeriesReport.model_validate(common | fields)
-
-
 def test_a_failed_trial_says_why_and_no_control_character():
     trial = TrialState(number=3, seed=4, status="failed", reason="rank 1: \x1b[31mout of memory")
 
     assert trial_text(trial).startswith("trial 3, seed 4: failed: rank 1: ")
     assert "\x1b" not in trial_text(trial)
-
-
-def test_rows_carry_the_label():
-    answer = answered(TrialState(number=0, seed=1))
-
-    row = trial_row(answer.series, answer.series.trials[0])
-    assert (row["label"], row["benchmark"], row["status"]) == (LABEL, "flux1_tiny", "waiting")
-
-
-def test_an_expected_time_says_what_it_comes_from_and_that_it_is_no_result():
-    speed = MeasuredSpeed(samples_per_s=10, relative_spread=0.01, num_steps=20, evaluation_s=2)
-    time = expected_time(ConvergenceReference((8,), 8, 1000, 100, 18), speed, 100)
-    answer = answered(TrialState(number=0, seed=1, status="measured"), expected=time)
-
-    text = "\n".join(report_lines(answer))
-    assert "2 minutes to train (1.671 to 2.329 for 90% of runs); not a result" in text
-    assert "1,000 samples (references at batch 8) at 10.00 samples/s, median of 20 steps" in text

@@ -15,11 +15,12 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.mlperf.check.compliance import check
 from paceline.mlperf.check.official_checker import checker_rulesets
+from paceline.mlperf.report import score_document
 from paceline.mlperf.rules import BENCHMARKS, SCORED_ONLY
 from paceline.mlperf.score.convergence import rulesets
 from paceline.mlperf.score.run_set import copy_telemetry, scaling_file_warning, score
 from paceline.mlperf.score.score import Score
-from paceline.mlperf.score.text import score_lines
+from paceline.report.document import Figure
 from tests.mlperf.samples import EPOCH_MS, TEN, line, submission, trial
 from tests.mlperf.submissions import ten_runs
 
@@ -33,6 +34,10 @@ def published(reference_data: Path) -> list[tuple[Path, dict[str, str]]]:
     names = ("round", "submitter", "system", "benchmark")
     folders = [(root.joinpath("logs", *(row[name] for name in names)), row) for row in rows]
     return [(folder, row) for folder, row in folders if folder.is_dir()]
+
+
+def figures(scored: Score) -> dict[str, Figure]:
+    return {figure.label: figure for figure in score_document(scored).figures}
 
 
 def complete(published: list[tuple[Path, dict[str, str]]], whole: bool) -> Iterator[Any]:
@@ -120,9 +125,7 @@ def test_model_flops_that_are_not_known_have_a_reason(tmp_path: Path):
         path.write_text(path.read_text().replace(":::DLPAL", "DLPAL"))
     bare, known = score(flux), score(flux, num_devices=16)
     assert bare.model_flops_per_s_per_device is None
-    assert "model        unknown: unknown number of accelerators; set --gpus" in (
-        line.strip() for line in score_lines(bare)
-    )
+    assert figures(bare)["Model FLOP/s"].details == ("unknown number of accelerators; set --gpus",)
     assert known.model_flops_per_s_per_device and known.model_flops_reason is None
 
 
@@ -216,24 +219,6 @@ def test_a_run_that_is_there_twice_counts_once(tmp_path: Path):
         "same run as result_7.txt",
     }
     assert scored.score_minutes == pytest.approx(10.1875)
-
-
-def test_duplicates_do_not_make_a_set_complete(tmp_path: Path):
-    folder = submission(tmp_path, TEN[:9])
-    shutil.copy(folder / "result_3.txt", folder / "result_9.txt")
-
-    scored = score(folder)
-
-    assert scored.status == "incomplete" and "1 duplicate" in str(scored.reason)
-
-
-def test_what_cannot_be_read_is_said(tmp_path: Path):
-    folder = submission(tmp_path, TEN[:9])
-    (folder / "result_9.txt").mkdir()
-
-    scored = score(folder)
-
-    assert scored.status == "incomplete" and "1 unreadable" in str(scored.reason)
 
 
 def test_two_benchmarks_in_a_folder_are_refused(tmp_path: Path):
@@ -355,11 +340,10 @@ def test_the_energy_of_a_run_is_that_of_its_timed_part(tmp_path: Path):
         assert run.energy and run.energy.energy_j == pytest.approx(700 * minutes * 60)
         assert run.energy.power_w == pytest.approx(700)
     assert scored.mean_energy_j == pytest.approx(700 * 10.1875 * 60)
-    text = "\n".join(score_lines(scored))
-    assert (
-        "energy       118.9 Wh to the target, mean of 8 runs, run_start to run_stop, at 700" in text
-    )
-    assert "of gpu (nvidia-smi power.draw)" in text
+    energy = figures(scored)["Energy"]
+    assert (energy.value, energy.interval) == ("118.9 Wh", "at 700.0 W")
+    assert "mean of 8 runs" in energy.details[0]
+    assert energy.details[1] == "of gpu (nvidia-smi power.draw)"
 
 
 def test_hosts_are_added_and_a_dark_one_leaves_no_sum(tmp_path: Path):
@@ -377,14 +361,14 @@ def test_hosts_are_added_and_a_dark_one_leaves_no_sum(tmp_path: Path):
     assert scored[0].energy is None  # result_1's files are not those of result_10 either
     unknown = score(runs)
     assert unknown.mean_energy_j is None
-    assert any("energy       unknown: " in line for line in score_lines(unknown))
+    assert figures(unknown)["Energy"].value == "not known"
 
 
 def test_without_telemetry_nothing_is_said_of_energy(tmp_path: Path):
     scored = score(ten_runs(tmp_path))
 
     assert scored.mean_energy_j is None and scored.status == "ok"
-    assert not any("energy" in line for line in score_lines(scored))
+    assert "Energy" not in figures(scored)
 
 
 def test_a_runs_telemetry_goes_beside_the_log_of_its_series(tmp_path: Path):
@@ -410,7 +394,7 @@ def test_a_host_that_left_nothing_is_named_and_there_is_no_sum_without_it(tmp_pa
     assert scored.mean_energy_j is None
     (reason,) = {run.energy.reason for run in scored.runs if run.energy}
     assert reason is not None and "gpu: b,c: no telemetry received" in reason
-    assert any("energy       unknown: gpu: b,c" in line for line in score_lines(scored))
+    assert figures(scored)["Energy"].details[0].startswith("gpu: b,c")
 
 
 def test_another_factor_is_told_with_what_it_would_make(tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from paceline.core.telemetry import Energy
+from paceline.mlperf.report import score_document
 from paceline.mlperf.score.score import (
     Score,
     ScoredRun,
@@ -14,7 +15,6 @@ from paceline.mlperf.score.score import (
     windows_of,
     with_parts,
 )
-from paceline.mlperf.score.text import score_lines, score_row
 
 
 def runs(*minutes: float | None) -> list[ScoredRun]:
@@ -109,13 +109,6 @@ SCORE = Score(
 )
 
 
-def test_a_row_holds_the_run_and_the_score_of_its_set():
-    row = score_row(SCORE, RUN)
-
-    assert (row["minutes"], row["seeds"], row["score_minutes"]) == (2.0, "1 2", 2.5)
-    assert (row["official"], row["set_status"]) == (False, "ok")
-
-
 def test_the_energy_is_of_the_counted_runs_alone():
     def run(part: str, watts: float, source: str) -> ScoredRun:
         energy = Energy(
@@ -129,7 +122,8 @@ def test_the_energy_is_of_the_counted_runs_alone():
         return RUN.model_copy(update={"part": part, "energy": energy})
 
     runs = (run("fastest", 9000.0, "x"), run("counted", 100.0, "a"), run("counted", 300.0, "b"))
-    text = "\n".join(score_lines(SCORE.model_copy(update={"runs": runs, "mean_energy_j": 7200.0})))
+    scored = SCORE.model_copy(update={"runs": runs, "mean_energy_j": 7200.0})
+    energy = score_document(scored).figures[-1]
 
-    assert "2.000 Wh to the target, mean of 2 runs" in text
-    assert "at 200.0 W; of gpu (a, b)" in text
+    assert (energy.value, energy.interval) == ("2.000 Wh", "at 200.0 W")
+    assert "mean of 2 runs" in energy.details[0] and energy.details[1] == "of gpu (a, b)"

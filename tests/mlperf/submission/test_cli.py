@@ -60,7 +60,8 @@ def test_package_then_check_then_compare(tmp_path: Path):
     ]
     made = paceline(*words)
     assert made.returncode == 0, made.stderr + made.stdout
-    assert "closed division, passes the official checker" in made.stdout and LABEL in made.stdout
+    assert "closed division" in made.stdout and LABEL in made.stdout
+    assert "passes the official checker" in made.stdout
     again = paceline(*words)
     assert again.returncode == 1 and "already exists" in again.stderr
 
@@ -95,17 +96,6 @@ def test_a_package_that_the_checker_refuses_is_named_with_its_lines(tmp_path: Pa
 
     assert made.returncode == 3 and "nothing written" in made.stdout
     assert "CHECK for 'lora_rank' failed" in made.stdout
-
-
-def test_compare_in_text_and_csv_says_what_is_official(tmp_path: Path):
-    runs = ten_runs(tmp_path / "runs")
-    words = ["compare", runs, "--gpus", 8, "--accelerator", "H200"]
-    text = paceline(*words)
-    assert text.returncode == 0 and f"Not official: {LABEL}." in text.stdout
-
-    rows = list(csv.DictReader(io.StringIO(paceline(*words, "--format", "csv").stdout)))
-    assert {row["official"] for row in rows} == {"True", "False"}
-    assert paceline(*words, "--plot", "a.pdf").returncode == 1
 
 
 def test_compare_without_a_score_is_incomplete_and_a_sibling_is_refused(tmp_path: Path):

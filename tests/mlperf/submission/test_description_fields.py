@@ -10,15 +10,12 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.mlperf.submission.description_check import (
     FIELDS,
-    Description,
-    OpenField,
     faults,
     is_placeholder,
     open_fields,
     open_value,
     with_settings,
 )
-from paceline.mlperf.submission.text import description_lines
 from tests.mlperf.submissions import description
 
 
@@ -65,25 +62,6 @@ def test_open_fields_are_listed_with_what_belongs_there():
     assert [(field.field, field.what) for field in open_fields(fields)] == [
         ("cooling", "air, liquid, ...")
     ]
-
-
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
-        (("cooling",), "1 field is UNKNOWN; fill it in with --set FIELD=VALUE:"),
-        (("cooling", "division"), "2 fields are UNKNOWN; fill them in with --set FIELD=VALUE:"),
-    ],
-)
-def test_how_to_fill_in_what_is_open_is_said_of_as_many_fields(names: tuple[str, ...], told: str):
-    answer = Description(
-        description={},
-        unknown=tuple(OpenField(field=name, what="a text") for name in names),
-        ruleset="6.0.0",
-        checker=None,
-        findings=(),
-        status="incomplete",
-    )
-    assert f"  {told}" in description_lines(answer)
 
 
 def test_settings_fill_in_fields_and_parts_of_the_software():

@@ -20,27 +20,6 @@ pytestmark = pytest.mark.skipif(
 RUNS = "results/box_2x8/llama2_70b_lora"
 
 
-def test_a_whole_package_passes_with_every_part_of_the_checker(tmp_path: Path):
-    assert check_package_copy(whole_submission(tmp_path / "Example"), "5.1.0").passed
-
-
-def test_the_messages_name_the_folder_and_keep_their_words(tmp_path: Path):
-    folder = whole_submission(tmp_path / "Example", samples=2304)
-    verdict = check_package_copy(folder, "5.1.0")
-
-    assert (verdict.passed, verdict.checker_error) == (False, None)
-    assert [(m.level, m.place, m.text) for m in verdict.messages] == [
-        ("error", f"Example/{RUNS}", "RCP Test Failed: RCP found")
-    ]
-
-
-def test_the_scaling_goes_into_the_copy(tmp_path: Path):
-    folder = whole_submission(tmp_path / "Example", samples=3000)
-
-    assert check_package_copy(folder, "5.1.0").passed
-    assert '"scaling_factor": 1.0595' in (folder / RUNS / "scaling.json").read_text()
-
-
 def test_a_name_that_leads_to_other_rules_is_not_given_to_the_checker(tmp_path: Path):
     planted = tmp_path / "planted_common.yaml"
     planted.write_text(f"- BEGIN:\n    CODE: open('{tmp_path}/ran', 'w').close()\n")

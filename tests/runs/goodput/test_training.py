@@ -15,8 +15,7 @@ from paceline.core.errors import UserError
 from paceline.core.run import RunSettings
 from paceline.core.training import Training
 from paceline.runs.goodput.attempt import Attempt
-from paceline.runs.goodput.ledger import ledger_of
-from paceline.runs.goodput.training import IN_ORDER, one_training
+from paceline.runs.goodput.ledger import IN_ORDER, ledger_of, one_training
 from tests.command import paceline
 from tests.example import SHAPE
 from tests.runs.goodput.test_goodput import write_attempt

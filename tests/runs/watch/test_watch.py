@@ -8,19 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from io import StringIO
 from pathlib import Path
 from statistics import median
 
 import pytest
-from rich.console import Console
 
 from paceline.files.documents import write_text
 from paceline.files.events import read_rank
 from paceline.files.run_folder import RUN_FILE, run_folders
-from paceline.runs.watch.page import state_line, state_page
-from paceline.runs.watch.reader import RECENT, RunReader
-from paceline.runs.watch.state import WatchState
+from paceline.report.terminal import plain_text
+from paceline.runs.watch.reader import RECENT, RunReader, WatchState
+from paceline.runs.watch.report import snapshot_document, state_line
 from tests.command import paceline
 from tests.explain.example import STEPS, write_parts
 from tests.waiting import wait_until
@@ -48,11 +46,9 @@ def test_a_finished_run_shows_its_pace_beside_its_own_past(tmp_path: Path):
     assert state.data_wait_fraction == pytest.approx(0.05 / state.step_time_s)
     assert state.waited_for == 1 and state.waited_for_excess == pytest.approx(0.2, abs=0.05)
     assert state.eta_s is None and state.ended
-    console = Console(width=100, record=True, file=StringIO())
-    console.print(state_page(state))
-    page = console.export_text()
-    assert f"step {STEPS} of" in page and "rank 1, busier than the others" in page
-    assert "it · ok" in state_line(state)
+    page = plain_text(snapshot_document(state))
+    assert f"step {STEPS} of" in page and "the others wait for rank 1, which is" in page
+    assert state_line(state).startswith(f"it · ok · step {STEPS} of {STEPS} · step ")
 
 
 def test_telemetry_of_the_last_moment_is_shown(tmp_path: Path):
