@@ -1,4 +1,4 @@
-"""Run the official compliance checker on copies; it never sees a user's file.
+"""Run the official checkers on copies; they never see a user's file.
 
 Each message is mapped to the key and the line of the file that it is about.
 """
@@ -10,11 +10,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paceline.core.errors import SystemFaultError
 from paceline.files.log_file import LogFile
@@ -22,7 +22,7 @@ from paceline.mlperf.check.findings import CheckFinding
 
 PROGRAM = Path(__file__).with_name("checker_program.py")
 PACKAGE = "mlperf-logging"
-CHECK_TIMEOUT_S = 300.0
+CHECK_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,30 @@ class CheckerVerdict:
     """Result lines that it could not parse, each with the reason."""
     checker_error: str | None = None
     """Reason for an incomplete answer."""
+
+
+@dataclass(frozen=True)
+class CheckerMessage:
+    """One message of the checker, verbatim; `place` is the folder of logs that it refers to."""
+
+    level: Literal["warning", "error"]
+    place: str
+    text: str
+
+
+@dataclass(frozen=True)
+class PackageVerdict:
+    """Answer of the official checker on a package or a description."""
+
+    passed: bool
+    messages: tuple[CheckerMessage, ...] = ()
+    checker_error: str | None = None
+    """Reason for an incomplete answer."""
+
+    @property
+    def errors(self) -> tuple[CheckerMessage, ...]:
+        """Messages of level error."""
+        return tuple(message for message in self.messages if message.level == "error")
 
 
 def checker_version() -> str:
@@ -84,8 +108,7 @@ def check_copy(
 
     `changes` are the changes to the rules; see `checker_program.main`.
     """
-    arguments = [ruleset, copy.name, json.dumps(changes or {})]
-    answer, checker_error = program_answer(PROGRAM, arguments, copy.parent, CHECK_TIMEOUT_S)
+    answer, checker_error = _answer("log", ruleset, copy, json.dumps(changes or {}))
     return CheckerVerdict(
         messages=tuple(answer.get("messages", ())),
         warnings=tuple(answer.get("warnings", ())),
@@ -94,26 +117,45 @@ def check_copy(
     )
 
 
-def program_answer(
-    program: Path, arguments: Sequence[str], folder: Path, limit_s: float
-) -> tuple[dict[str, Any], str | None]:
-    """Return the JSON that a checker's program prints, and the reason for an incomplete answer.
+def check_package_copy(copy: Path, ruleset: str) -> PackageVerdict:
+    """Return the verdict on a copied submission (systems/, results/).
 
-    The program runs in `folder` for at most `limit_s` seconds.
+    The checker writes scaling.json into the copy.
     """
-    command = [sys.executable, "-P", str(program), *arguments]
+    return _verdict("package", ruleset, copy)
+
+
+def check_description_copy(copy: Path, ruleset: str) -> PackageVerdict:
+    """Return the verdict on a copied system description."""
+    return _verdict("system", ruleset, copy)
+
+
+def _verdict(what: str, ruleset: str, copy: Path) -> PackageVerdict:
+    answer, checker_error = _answer(what, ruleset, copy)
+    messages = (CheckerMessage(*fields) for fields in answer.get("messages", ()))
+    return PackageVerdict(bool(answer.get("passed")), tuple(messages), checker_error)
+
+
+def _answer(
+    what: str, ruleset: str, copy: Path, *changes: str
+) -> tuple[dict[str, Any], str | None]:
+    """Return the JSON that the checker's program prints, and the reason for an incomplete answer.
+
+    The program runs in the folder of the copy.
+    """
+    command = [sys.executable, "-P", str(PROGRAM), what, ruleset, copy.name, *changes]
     try:
         process = subprocess.run(
             command,
-            cwd=folder,
+            cwd=copy.parent,
             capture_output=True,
             text=True,
-            timeout=limit_s,
+            timeout=CHECK_TIMEOUT_S,
             # Some messages list a set of keys; a fixed hash seed keeps their order the same.
             env={**os.environ, "PYTHONHASHSEED": "0"},
         )
     except subprocess.TimeoutExpired:
-        return {}, f"the checker took longer than {limit_s:g} s"
+        return {}, f"the checker took longer than {CHECK_TIMEOUT_S:g} s"
     try:
         answer = json.loads(process.stdout)
     except ValueError:

@@ -14,11 +14,11 @@ from paceline.core.value import Value
 from paceline.files.documents import read_text
 from paceline.logs.parser import as_text
 from paceline.mlperf.check.findings import CheckedFile, CheckFinding, FileStatus
-from paceline.mlperf.rules import UNOFFICIAL
-from paceline.mlperf.submission.official_package_checker import (
+from paceline.mlperf.check.official_checker import (
     PackageVerdict,
     check_description_copy,
 )
+from paceline.mlperf.rules import UNOFFICIAL
 
 UNKNOWN = "UNKNOWN"
 """Prefix of a value that is still open; no package is built with one."""

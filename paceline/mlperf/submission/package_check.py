@@ -20,17 +20,18 @@ from paceline.mlperf.check.findings import (
     CheckFinding,
     CheckStatus,
 )
-from paceline.mlperf.check.official_checker import checker_rulesets, checker_version
+from paceline.mlperf.check.official_checker import (
+    CheckerMessage,
+    PackageVerdict,
+    check_package_copy,
+    checker_rulesets,
+    checker_version,
+)
 from paceline.mlperf.result_logs import RESULT_FILES, read_log
 from paceline.mlperf.submission.description_check import (
     check_description,
     read_description,
     with_verdict,
-)
-from paceline.mlperf.submission.official_package_checker import (
-    CheckerMessage,
-    PackageVerdict,
-    check_package_copy,
 )
 
 SCALING = "scaling.json"

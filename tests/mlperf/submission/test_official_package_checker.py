@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.mlperf.check import official_checker
-from paceline.mlperf.submission import official_package_checker
-from paceline.mlperf.submission.official_package_checker import (
+from paceline.mlperf.check.official_checker import (
     check_description_copy,
     check_package_copy,
 )
@@ -49,11 +48,11 @@ def test_a_checker_that_cannot_start_or_takes_too_long_is_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = description(tmp_path / "a.json")
-    monkeypatch.setattr(official_package_checker, "CHECK_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(official_checker, "CHECK_TIMEOUT_S", 0.001)
     assert "took longer" in str(check_description_copy(path, "5.1.0").checker_error)
 
     monkeypatch.undo()
-    monkeypatch.setattr(official_package_checker, "PROGRAM", tmp_path / "gone.py")
+    monkeypatch.setattr(official_checker, "PROGRAM", tmp_path / "gone.py")
     assert str(check_description_copy(path, "5.1.0").checker_error).startswith(
         "the checker crashed: "
     )

@@ -11,7 +11,6 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.mlperf.check import official_checker
 from paceline.mlperf.check.findings import Check, CheckedFile
-from paceline.mlperf.submission import official_package_checker
 from paceline.mlperf.submission.package_check import check, is_submission
 from tests.mlperf.submissions import contents, description, whole_submission, whole_trial
 
@@ -177,7 +176,7 @@ def test_the_small_siblings_rules_are_for_logs_alone(submission: Path):
 def test_a_description_on_which_the_checker_breaks_off_is_broken_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(official_package_checker, "PROGRAM", tmp_path / "crashes.py")
+    monkeypatch.setattr(official_checker, "PROGRAM", tmp_path / "crashes.py")
     (tmp_path / "crashes.py").write_text("raise OSError('no room')")
 
     checked = check(description(tmp_path / "b.json"))

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.mlperf.check import official_checker
-from paceline.mlperf.submission import official_package_checker, system_description
+from paceline.mlperf.submission import system_description
 from paceline.mlperf.submission.description_check import FIELDS, UNKNOWN
 from paceline.mlperf.submission.system_description import describe
 
@@ -62,7 +62,7 @@ def test_what_this_machine_does_not_tell_is_open(unchecked: None):
 def test_without_the_checkers_answer_no_description_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(official_package_checker, "PROGRAM", tmp_path / "crashes.py")
+    monkeypatch.setattr(official_checker, "PROGRAM", tmp_path / "crashes.py")
     (tmp_path / "crashes.py").write_text("raise OSError('no room')")
 
     description = describe(None, filled(), None)
