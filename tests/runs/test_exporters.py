@@ -10,10 +10,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from paceline.runs.watch.snapshot import watch_metrics
-from paceline.runs.watch.state import WatchState
 
 from paceline.report.openmetrics import Gauge, openmetrics_text
+from paceline.runs.watch.reader import WatchState
+from paceline.runs.watch.report import watch_metrics
 from paceline.scaling.check.fitness import MEASURES
 from tests.command import paceline
 
