@@ -233,7 +233,7 @@ def test_the_readme_stays_short():
     assert len(README.split()) <= 900
 
 
-MAX_WORDS = {"reference/cli.md": 14_500, "": 26_500}
+MAX_WORDS = {"reference/cli.md": 14_500, "": 27_000}
 """Words of the generated command reference, and of all other pages for users together."""
 
 
