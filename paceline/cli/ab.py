@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import Json, RunsDir
-from paceline.cli.output import TableFormat, emit
+from paceline.cli.options import Json, Junit, Markdown, RunsDir
+from paceline.cli.output import TableFormat, emit, render
 from paceline.cli.terminal import echo
+from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
 from paceline.runs.command_pairs import (
     OutputFigure,
@@ -17,6 +18,7 @@ from paceline.runs.command_pairs import (
     compare_commands,
 )
 from paceline.runs.comparison import parse_margin
+from paceline.runs.comparison_report import commands_junit_xml
 
 EXIT_CODES = {"same": 0, "faster": 0, "better": 0, "undecided": 4}
 """Exit code by verdict, as for `compare`; all other verdicts exit with 3."""
@@ -55,6 +57,8 @@ def ab(
     shell: Annotated[
         bool, typer.Option("--shell", help="Run the commands by `bash -c`, for pipes and &&.")
     ] = False,
+    markdown: Markdown = None,
+    junit: Junit = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
@@ -87,5 +91,10 @@ def ab(
     result = compare_commands(
         request, runs_root(runs_dir), lambda line: echo(f"  {line}", err=True)
     )
-    emit(commands_document(result), TableFormat.json if as_json else TableFormat.text)
+    document = commands_document(result)
+    if markdown is not None:
+        write_text(markdown, render(document, TableFormat.md))
+    if junit is not None:
+        write_text(junit, commands_junit_xml(result))
+    emit(document, TableFormat.json if as_json else TableFormat.text)
     raise typer.Exit(EXIT_CODES.get(result.verdict, 3))

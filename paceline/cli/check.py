@@ -11,15 +11,19 @@ from paceline.cli import host_options as place
 from paceline.cli.options import Device, DeviceKind, Json, Panel, Prometheus, RunsDir
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
-from paceline.core.errors import EXIT_INCOMPLETE, UserError
+from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, PacelineError, UserError
 from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
-from paceline.scaling.check.preflight import CheckRequest, check_document, check_metrics
+from paceline.machines.placement import HostPlacement
+from paceline.scaling.check.preflight import CheckRequest, check_document, check_metrics, node_line
 from paceline.scaling.check.preflight import check as run_check
 
 FAST = (0.5, 2, 60.0)
 """Seconds per measurement, partners per host, time limit in seconds."""
 DEVICES_ONLY = (2.0, 0, 30.0)
+NODE = (1.0, 0, 20.0)
+"""The same three values for --node. Starting and judging take the rest of 30 s."""
+HERE = place.HostOptions()
 DEVICE_TIME_FRACTION = 2 / 3
 """Fraction of the time limit after which the process of a hung device is killed."""
 
@@ -41,6 +45,15 @@ def check(
             "--devices-only",
             help="Check every device by itself in about 30 s, without pairs of hosts. A device "
             "that hangs is killed and reported.",
+            rich_help_panel=Panel.limits,
+        ),
+    ] = False,
+    node: Annotated[
+        bool,
+        typer.Option(
+            "--node",
+            help="Check only this host in less than 30 s and print one line, for Slurm's Prolog "
+            "and HealthCheckProgram. Exit code 0: fit, 3: slow or broken, 4: not finished.",
             rich_help_panel=Panel.limits,
         ),
     ] = False,
@@ -108,6 +121,8 @@ def check(
 
       paceline check --fast                        this machine
 
+      paceline check --node                        this host, in a Slurm prolog
+
       paceline check --hosts hosts.txt             over SSH
 
       paceline check --allocation 4711 --fail-on-findings
@@ -116,8 +131,18 @@ def check(
     """
     if devices_only and (fast or max_parallel):
         raise UserError("--devices-only", "cannot be combined with --fast or --max-parallel")
-    placement = location.where()
-    seconds, partners, limit_s = DEVICES_ONLY if devices_only else FAST if fast else (2.0, 7, 300.0)
+    if node and (fast or devices_only or max_parallel or drain_file or location != HERE):
+        raise UserError(
+            "--node",
+            "checks this host alone, one device at a time",
+            remedy="leave out --fast, --devices-only, --max-parallel, --drain-file and hosts",
+        )
+    # Slurm sets its variables in a prolog as well, but there the check must start no step.
+    placement = HostPlacement(launcher="local") if node else location.where()
+    devices_only = devices_only or node
+    seconds, partners, limit_s = (
+        NODE if node else DEVICES_ONLY if devices_only else FAST if fast else (2.0, 7, 300.0)
+    )
     request = CheckRequest(
         where=placement,
         device=device.value,
@@ -130,6 +155,9 @@ def check(
         against=against,
         alone_s=DEVICE_TIME_FRACTION * (time_limit or limit_s) if devices_only else None,
     )
+    if node:
+        _check_node(request, runs_root(runs_dir), prometheus, as_json)
+        return
     outcome = run_check(request, runs_root(runs_dir), lambda what: echo(f"  {what}", err=True))
     for notice in outcome.notices:
         echo(f"note: {notice}", err=True)
@@ -144,3 +172,22 @@ def check(
         write_text(drain_file, "".join(f"{host}\n" for host in outcome.report.drain))
     if fail_on_findings and outcome.report.drain:
         raise typer.Exit(3)
+
+
+def _check_node(request: CheckRequest, root: Path, prometheus: Path | None, as_json: bool) -> None:
+    """Check this host and print one line; every fault of the check itself exits with 4."""
+    try:
+        outcome = run_check(request, root, lambda _: None)
+    except (PacelineError, OSError) as error:
+        echo(f"not finished: {' '.join(str(error).split())}")
+        raise typer.Exit(EXIT_INCOMPLETE) from error
+    if as_json:
+        emit(check_document(outcome), TableFormat.json)
+    else:
+        echo(node_line(outcome.report))
+    if prometheus is not None:
+        write_text(prometheus, check_metrics(outcome.report))
+    if outcome.report.drain_withheld:
+        raise typer.Exit(EXIT_INCOMPLETE)
+    if outcome.report.drain:
+        raise typer.Exit(EXIT_GATE_FAILED)

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from paceline.cli.log_options import LOG_OPTIONS, LogOptions
-from paceline.cli.options import Html, Json, RunsDir, refuse_unused
-from paceline.cli.output import emit, emit_files
+from paceline.cli.options import Html, Json, Junit, Markdown, RunsDir, refuse_unused
+from paceline.cli.output import emit, emit_files, render
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
+from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
 from paceline.runs.comparison import (
     ComparisonOptions,
@@ -29,7 +30,9 @@ ALWAYS_USED = frozenset(
     {"first", "second", "margin", "allow", "metric", "runs_dir", "form", "as_json"}
 )
 USED_IN_PAIRS = ALWAYS_USED | {"sequential", "max_pairs", "group", "probe"}
-USED_WITHOUT_PAIRS = ALWAYS_USED | {"against", "html", "sequential"} | LOG_OPTIONS
+USED_WITHOUT_PAIRS = (
+    ALWAYS_USED | {"against", "html", "markdown", "junit", "sequential"} | LOG_OPTIONS
+)
 
 
 class CompareFormat(StrEnum):
@@ -111,6 +114,8 @@ def compare(
         ),
     ] = True,
     html: Html = None,
+    markdown: Markdown = None,
+    junit: Junit = None,
     runs_dir: RunsDir = None,
     form: Annotated[
         CompareFormat,
@@ -175,8 +180,11 @@ def compare(
     else:
         comparison = compare_runs(root, first, second or "", gate)
     document = comparison_document(comparison)
+    if markdown is not None:
+        write_text(markdown, render(document, CompareFormat.md))
+    if junit is not None:
+        write_text(junit, junit_xml(comparison))
     if form is CompareFormat.junit and not as_json:
-        echo('<?xml version="1.0" encoding="UTF-8"?>')
         echo(junit_xml(comparison), nl=False)
         emit_files(document, page=html)
     else:

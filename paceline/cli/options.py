@@ -121,6 +121,22 @@ Html = Annotated[
         metavar="FILE", help="Also write an HTML report to this file.", rich_help_panel=Panel.output
     ),
 ]
+Markdown = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Also write the result as Markdown to this file, for a pull request.",
+        rich_help_panel=Panel.output,
+    ),
+]
+Junit = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Also write the result as JUnit XML to this file, for a CI server.",
+        rich_help_panel=Panel.output,
+    ),
+]
 Prometheus = Annotated[
     Path | None,
     typer.Option(

@@ -32,6 +32,7 @@ from paceline.report.document import (
 )
 from paceline.report.figures import format_value
 from paceline.report.terminal import plain_text
+from paceline.runs.command_pairs import CommandComparison, commands_document
 
 if TYPE_CHECKING:
     from altair import LayerChart
@@ -249,8 +250,35 @@ def junit_xml(comparison: Comparison) -> str:
     suite.set("errors", str(sum(test.find("error") is not None for test in tests)))
     output = ElementTree.SubElement(suite, "system-out")
     output.text = _clean(plain_text(comparison_document(comparison)))
+    return _text(suite)
+
+
+def commands_junit_xml(comparison: CommandComparison) -> str:
+    """Return a test suite with one test: whether command B is as good as A.
+
+    A worse, failed or different command is a failure. An undecided comparison is an error.
+    """
+    suite = ElementTree.Element("testsuite", name="paceline ab")
+    test = _case(
+        suite, f"{comparison.commands[1]} against {comparison.commands[0]}", comparison.metric
+    )
+    tag = {"undecided": "error", "same": None, "faster": None, "better": None}.get(
+        comparison.verdict, "failure"
+    )
+    if tag:
+        _fault(test, tag, comparison.verdict, comparison.sentence)
+    suite.set("tests", "1")
+    suite.set("failures", str(int(tag == "failure")))
+    suite.set("errors", str(int(tag == "error")))
+    output = ElementTree.SubElement(suite, "system-out")
+    output.text = _clean(plain_text(commands_document(comparison)))
+    return _text(suite)
+
+
+def _text(suite: ElementTree.Element) -> str:
     ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=False) + "\n"
+    xml = ElementTree.tostring(suite, encoding="unicode", xml_declaration=False)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{xml}\n'
 
 
 def _comparable(

@@ -338,6 +338,15 @@ def check_document(outcome: FinishedCheck) -> Document:
     )
 
 
+def node_line(report: CheckReport) -> str:
+    """Return the verdict on the only host of a check in one line, such as `n1: fit, ...`."""
+    (host,) = report.hosts
+    verdict = "not finished" if report.drain_withheld else host.verdict
+    rates = [f"{what} {si(figure.value, figure.unit)}" for what, figure in host.figures.items()]
+    reasons = "; ".join((*host.evidence, *host.remarks)) or ", ".join(rates) or "nothing measured"
+    return f"{host.host}: {verdict}: {' '.join(reasons.split())}"
+
+
 def check_metrics(report: CheckReport) -> str:
     """Return a check as OpenMetrics text: the verdict and the rates of each host."""
     time_unix = datetime.fromisoformat(report.created).timestamp()

@@ -143,3 +143,41 @@ def test_a_quick_check_measures_each_device_by_itself(tmp_path: Path):
 def test_a_quick_check_has_nothing_in_turn():
     with pytest.raises(UserError, match="cannot be combined with --fast or --max-parallel"):
         run("--devices-only")
+
+
+def test_a_node_check_prints_one_line_and_ignores_the_job_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")  # as in a prolog, where no step can be started
+    arguments = ["--node", "--device=cpu", "--time-limit=120", f"--runs-dir={tmp_path}"]
+
+    result = CliRunner().invoke(app, arguments)
+
+    assert result.exit_code == 0, result.output
+    (line,) = result.stdout.splitlines()
+    assert ": fit: " in line and "gemm" in line and result.stderr == ""
+
+    report = report_of(tmp_path)
+    for number in range(3):
+        earlier(tmp_path / "past", 100.0, number, report)
+    slow = CliRunner().invoke(app, [*arguments[:-1], f"--runs-dir={tmp_path / 'past'}"])
+    (line,) = slow.stdout.splitlines()
+    assert slow.exit_code == 3 and "below its own history" in line
+
+
+def test_a_node_check_that_cannot_finish_exits_with_4(tmp_path: Path):
+    (tmp_path / "checks").write_text("in the way")
+    tail = ["--node", "--device=cpu"]
+
+    late = CliRunner().invoke(app, [*tail, "--time-limit=1", f"--runs-dir={tmp_path / 'new'}"])
+    broken = CliRunner().invoke(app, [*tail, f"--runs-dir={tmp_path}"])
+
+    for result in (late, broken):
+        assert result.exit_code == 4, result.output
+        (line,) = result.stdout.splitlines()
+        assert "not finished: " in line
+
+
+def test_a_node_check_takes_no_other_hosts(tmp_path: Path):
+    with pytest.raises(UserError, match="checks this host alone"):
+        run("--node", "--hosts", "n1", "--runs-dir", str(tmp_path))
