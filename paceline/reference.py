@@ -10,7 +10,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from typer.core import TyperArgument, TyperOption
@@ -50,47 +49,92 @@ def _cell(text: str) -> str:
     return code.replace("|", "&#124;")
 
 
+MIN_SHARED = 2
+"""Number of verbs from which an option is described once for all of them."""
+OptionRow = tuple[str, str, str]
+"""Names with placeholder, meaning and default."""
+
+
 def command_reference() -> str:
-    """Return every verb with its help, examples and options."""
+    """Return every verb with its help, examples and options; shared options come first."""
+    tables = [*VERBS.values(), *GROUPS.values()]
+    commands = [verb.command() for table_ in tables for verb in table_ if verb.source != "group"]
+    shared = _shared_options(commands)
     parts: list[str] = []
     for heading, verbs in VERBS.items():
-        rows = [(f"[`{verb.name}`](#paceline-{verb.name})", verb.line) for verb in verbs]
-        parts += [f"**{heading}**\n", table(("command", "what it does"), rows)]
+        parts.append(f"- **{heading}**: {_links('', verbs)}")
+    intro = "They mean the same in every command that has them."
+    parts += ["\n## Shared options\n", f"{intro}\n"]
+    for panel in dict.fromkeys(shared.values()):
+        rows = [row for row, its_panel in shared.items() if its_panel == panel]
+        parts += [f"### {panel}\n", _option_list(rows)]
     for verb in (verb for verbs in VERBS.values() for verb in verbs):
         members = GROUPS.get(verb.name, ())
         if verb.source == "group":
             parts += [f"## `paceline {verb.name}`\n", f"{verb.line}\n"]
         else:
-            parts += _verb(verb, f"paceline {verb.name}")
+            parts += _verb(verb, f"paceline {verb.name}", shared)
         if members:
-            rows = [
-                (f"[`{verb.name} {member.name}`](#paceline-{verb.name}-{member.name})", member.line)
-                for member in members
-            ]
-            parts.append(table(("command", "what it does"), rows))
+            parts.append(f"Commands: {_links(verb.name, members)}\n")
         for member in members:
-            parts += _verb(member, f"paceline {verb.name} {member.name}")
+            parts += _verb(member, f"paceline {verb.name} {member.name}", shared)
     return "\n".join(parts)
 
 
-def _verb(verb: Verb, name: str) -> Iterator[str]:
+def _shared_options(commands: Sequence[Any]) -> dict[OptionRow, str]:
+    """Return the options that several commands have in the same words, with their panels."""
+    panels: dict[OptionRow, list[str]] = {}
+    for command in commands:
+        for option in command.params:
+            if isinstance(option, TyperOption):
+                panels.setdefault(_option_row(option), []).append(option.rich_help_panel or "")
+    shared = {row: each for row, each in panels.items() if len(each) >= MIN_SHARED}
+    headed = {row: next(filter(None, each), "General") for row, each in shared.items()}
+    return {row: headed[row] for row in sorted(headed, key=lambda row: headed[row])}
+
+
+def _links(group: str, verbs: Sequence[Verb]) -> str:
+    prefix = f"paceline-{group}-" if group else "paceline-"
+    return ", ".join(f"[`{verb.name}`](#{prefix}{verb.name})" for verb in verbs) + "."
+
+
+def _option_list(rows: Sequence[OptionRow]) -> str:
+    """Return options as a Markdown list: names, meaning and default."""
+    ends = {"": "", "required": " Required."}
+    lines = [
+        f"- {names}: {meaning}{ends.get(default, f' Default {default}.')}"
+        for names, meaning, default in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _option_row(option: TyperOption) -> OptionRow:
+    return _option_names(option), _sentence(option.help or ""), _option_default(option)
+
+
+def _verb(verb: Verb, name: str, shared: Mapping[OptionRow, str]) -> Iterator[str]:
     """Yield heading, help, examples and options of one verb."""
     command = verb.command()
     arguments = [param for param in command.params if isinstance(param, TyperArgument)]
     options = [param for param in command.params if isinstance(param, TyperOption)]
     yield f"## `{name}`\n"
-    usage = " ".join([name, *map(_argument_usage, arguments), *(["[OPTIONS]"] if options else [])])
-    yield f"Usage: `{usage}`\n"
+    if arguments:
+        yield f"Usage: `{' '.join([name, *map(_argument_usage, arguments)])}`\n"
     yield _help(command.help or verb.line)
     if meanings := [(f"`{_metavar(one)}`", one.help or "") for one in arguments if one.help]:
-        yield table(("argument", "meaning"), [(name, _sentence(text)) for name, text in meanings])
-    rows = [(_option_names(o), _sentence(o.help or ""), _option_default(o)) for o in options]
-    if rows:
-        yield table(("option", "meaning", "default"), rows)
+        yield "\n".join(f"- {name}: {_sentence(text)}" for name, text in meanings) + "\n"
+    rows = [_option_row(option) for option in options]
+    if own := [row for row in rows if row not in shared]:
+        yield _option_list(own)
+    for panel in dict.fromkeys(shared.values()):
+        names = [row[0].partition(" `")[0] for row in rows if shared.get(row) == panel]
+        if names:
+            anchor = panel.lower().replace(" ", "-")
+            yield f"[{panel}](#{anchor}): {', '.join(names)}.\n"
 
 
 def _help(text: str) -> str:
-    """Return a help text as Markdown, with its examples in one block."""
+    """Return the first paragraph of a help text as Markdown, and its examples in one block."""
     prose: list[str] = []
     examples: list[str] = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
@@ -104,7 +148,7 @@ def _help(text: str) -> str:
             prose.append(" ".join(line.strip() for line in lines) + "\n")
     commands = [re.sub(r"\s{2,}(?=\S)", "  # ", line, count=1) for line in examples]
     block = ["```bash\n" + "\n".join(commands) + "\n```\n"] if examples else []
-    return "\n".join([*prose, *block])
+    return "\n".join([*prose[:1], *block])
 
 
 def _continues(lines: Sequence[str]) -> bool:
@@ -127,16 +171,14 @@ def _option_names(option: Any) -> str:
     if option.is_flag:
         return names
     kind = option.type_descriptor.annotation
-    origin = get_origin(kind)
-    if origin in (list, tuple):
+    if get_origin(kind) in (list, tuple):
         kind = get_args(kind)[0]
     if isinstance(kind, type) and issubclass(kind, Enum):
         value = ", ".join(f"`{member.value}`" for member in kind)
     elif get_origin(kind) is Literal:
         value = ", ".join(f"`{choice}`" for choice in get_args(kind))
     else:
-        placeholder = {int: "N", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
-        value = f"`{option.metavar or placeholder}`"
+        value = f"`{option.metavar}`"
     return f"{names} {value}"
 
 

@@ -74,7 +74,7 @@ def main() -> None:
         prepare_streams()
         check_folder()
         try:
-            app()
+            app(prog_name="paceline")  # Also for `python -m paceline`.
         finally:
             sys.stdout.flush()  # What is still buffered may find no reader, or no room.
     except (BrokenPipeError, SystemExit) as end:

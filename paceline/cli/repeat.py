@@ -153,7 +153,7 @@ def _series(request: Request, options: RepeatOptions, how: ExecutionOptions) -> 
     if options.interleave:
         requests = [side_request(request, text) for text in options.interleave]
     if not (request.recipe or request.command or options.interleave):
-        raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
+        raise UserError("RECIPE", "is missing", remedy="`paceline run --help` shows what it takes")
     return new_series(
         root,
         requests,

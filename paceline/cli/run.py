@@ -103,7 +103,7 @@ def run(
     repeats: RepeatOptions,
     how: ExecutionOptions,
 ) -> None:
-    """Train a recipe on this machine or on hosts, measure it, and write a report.
+    """Benchmark a recipe: train it on this machine or on hosts, measure it, and write a report.
 
     Examples:
 
@@ -169,7 +169,7 @@ def run(
     if repeats.are_requested:
         raise typer.Exit(repeat_runs(request, repeats, how, dry_run))
     if recipe is None and not command:
-        raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
+        raise UserError("RECIPE", "is missing", remedy="`paceline run --help` shows what it takes")
     if repeats.nodes_per_trial or repeats.max_parallel:
         raise UserError(
             "--nodes-per-trial, --max-parallel",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from importlib import import_module
-from pathlib import PurePath
-from typing import Any, cast
+from pathlib import Path, PurePath
+from typing import Any, Literal, cast, get_args, get_origin
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from paceline.core import interrupts
 from paceline.core.errors import UserError
@@ -18,7 +19,31 @@ from paceline.core.secrets import redact
 from paceline.core.units import LARGEST_INT
 
 MAX_IN_ONE_LIST = 15
-"""Number of options that `--help` shows without headings."""
+"""Number of options that `--help` shows without headings, and without leaving any out."""
+HELP = frozenset({"--help", "-h"})
+HELP_ALL = "--help-all"
+COMMON_OPTIONS = {
+    "run": "--set --variant --gpus --cluster --hosts --nodes --steps --repeat --tag --dry-run",
+    "sweep": "--tp --pp --zero --mbs --set --gpus --cluster --hosts --name --dry-run",
+    "tune": "--gpus --device --estimate-only --top --budget --set --hosts --save-recipe --dry-run",
+    "estimate": "--gpu --gpus --days --budget --tp --pp --zero --mbs --compare --tokens --price",
+    "rampup": "--gpu --stages --max-nodes --samples --tokens --check --set --cluster",
+    "parse": "--model --gpu --gpus --seq-len --dtype --gbs --window --per-step --where",
+    "compare": "--margin --metric --allow --group --sequential --against --html --model --gpu",
+    "explain": "--against --profile --html --model --gpu --gpus --seq-len --dtype --gbs",
+    "import_log": "--tag --model --gpu --gpus --seq-len --dtype --gbs --window --reimport",
+    "check": "--hosts --nodes --allocation --fast --devices-only --against --drain-file --wait",
+    "scale": "--from --sizes --rounds --set --hosts --nodes --cluster --name --resume --dry-run",
+    "stage": "--to --asset --engine --hosts --local --dry-run --verify --jobs",
+    "probe_network": "--hosts --nodes --cluster --ops --pairs --max-bytes --seconds",
+    "probe_storage": "--recipe --run --hosts --nodes --ops --size --seconds",
+    "profile": "--tool --from --ranks --steps --set --devices --hosts --html --dry-run",
+    "mlperf_run": "--tiny --trials --data --engine --set --hosts --cluster --dry-run --status",
+}
+"""Options in the short help of verbs with more than MAX_IN_ONE_LIST options, by module.
+
+`--json` is always among them. `--help-all` shows the others.
+"""
 LARGEST_NUMBER = 1e100
 """Maximum value of an option; larger than any quantity, and its square is finite."""
 COMMAND = "command"
@@ -30,20 +55,30 @@ NAMES = frozenset({"tag", "group"})
 class VerbCommand(TyperCommand):
     """Command that refuses meaningless values: huge numbers, and bytes that are not text."""
 
+    common: frozenset[str] = frozenset()
+    """Names of the options in the short help; all if empty."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _with_placeholders(super().get_params(ctx))
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args, command = _before_command(args) if self._takes_command() else (args, ())
         words = tuple(args)
+        if HELP_ALL in args:
+            args = ["--help"]
+        elif self.common and HELP & {*args}:
+            self._shorten_help(ctx.command_path)
         try:
             remaining_words = super().parse_args(ctx, args)
-        except typer.BadParameter as error:
+        except USAGE_ERROR as error:
             # Here alone: most calls need not load what this does.
-            from paceline.cli.wrong_option import own_words
+            from paceline.cli.wrong_option import usage_error
 
-            error.message = own_words(error)
-            raise
+            raise usage_error(error, ctx, words) from error
         if self._takes_command():
             if ctx.params[COMMAND]:
-                ctx.fail(f"Got unexpected extra argument ({ctx.params[COMMAND][0]})")
+                extra = f"unexpected extra argument {ctx.params[COMMAND][0]!r}"
+                raise UserError(ctx.command_path, extra, remedy="write a program after `--`")
             ctx.params[COMMAND] = command
         if any(not word or word[-1] == "=" for word in words):
             from paceline.cli.wrong_option import refuse_empty_paths
@@ -67,8 +102,59 @@ class VerbCommand(TyperCommand):
                     )
         return remaining_words
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except USAGE_ERROR as error:
+            from paceline.cli.wrong_option import usage_error
+
+            raise usage_error(error, ctx) from error
+
+    def _shorten_help(self, path: str) -> None:
+        """Hide the options that are not common."""
+        options = [param for param in self.params if isinstance(param, TyperOption)]
+        uncommon = [option for option in options if self.common.isdisjoint(option.opts)]
+        for option in uncommon:
+            option.hidden = True
+        last_line = f"`{path} {HELP_ALL}` shows {len(uncommon)} more options."
+        self.epilog = " ".join([*filter(None, [self.epilog]), last_line])
+
     def _takes_command(self) -> bool:
         return any(param.name == COMMAND for param in cast(list[Any], self.params))
+
+
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+"""Base class of typer's errors for a wrong command line."""
+
+
+def _with_placeholders(params: Iterable[Any]) -> list[Any]:
+    """Return the parameters, with a placeholder in place of the type of each option's value."""
+    found = list(params)
+    for param in found:
+        placeholder = _placeholder(param)
+        if isinstance(param, TyperOption) and param.metavar is None:
+            param.metavar = placeholder
+        elif isinstance(param, TyperArgument) and placeholder is not None:
+            # typer shows the type of an argument next to its name, whatever the metavar is.
+            vars(param)["display_type_rich"] = lambda ctx: None
+    return found
+
+
+def _placeholder(param: TyperOption | TyperArgument) -> str | None:
+    """Return what stands for a value in help; None for a list of choices."""
+    if isinstance(param, TyperOption) and param.is_flag:
+        return ""
+    kind = param.type_descriptor.annotation
+    if get_origin(kind) in (list, tuple):
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
+        return None
+    if kind is int:
+        return "N"
+    if kind is float:
+        return "NUMBER"
+    name = max(param.opts, key=len).lstrip("-").upper()
+    return "PATH" if kind is Path else name
 
 
 def _before_command(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -116,6 +202,14 @@ class Verb:
         if len(options) <= MAX_IN_ONE_LIST:
             for option in options:
                 option.rich_help_panel = None
+        else:
+            names = COMMON_OPTIONS[self.source.partition(":")[0]].split()
+            command.common = frozenset([*names, "--json"])  # type: ignore[attr-defined]
+        if FAMILIES.get(self.name) is self:
+            command.epilog = " ".join(
+                f"See also `paceline {self.name} {member.name}`." for member in GROUPS[self.name]
+            )
+        _with_placeholders(command.params)
         return command
 
     def function(self) -> Any:
@@ -146,7 +240,7 @@ def _verbs(table: str) -> dict[str, tuple[Verb, ...]]:
 VERBS = _verbs("""
 Measure
   run = run:run
-    Train a recipe on this machine or on hosts, measure it, and write a report.
+    Benchmark a recipe: train it on this machine or on hosts, measure it, and write a report.
   ab = ab:ab
     Run two commands in turns until it is decided which one is better.
   sweep = sweep:sweep
@@ -194,6 +288,8 @@ runs
     Show one run: status, figures, and where its files are.
   watch = watch:watch
     Watch a run in progress: speed, rates, waits, memory, clocks and ETA.
+  rm = rm:rm
+    Delete runs: their folders, and their entries in the index.
   report = runs:report
     Write the report of a run to a file, and its charts as images.
   history = history:history
@@ -272,6 +368,19 @@ mlperf
 class VerbGroup(TyperGroup):
     """Group that lists verbs without importing them; a callback returns the called command."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _with_placeholders(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        try:
+            return super().parse_args(ctx, args)
+        except USAGE_ERROR as error:
+            from paceline.cli.wrong_option import usage_error
+
+            raise usage_error(error, ctx) from error
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the verbs in the order of the tables; typer lists groups after commands."""
         order = [verb.name for verbs in VERBS.values() for verb in verbs]
@@ -279,6 +388,10 @@ class VerbGroup(TyperGroup):
         return names if ctx.parent else sorted(names, key=order.index)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        if not ctx.resilient_parsing and args[0] not in self.commands and args[0][:1] != "-":
+            from paceline.cli.wrong_option import unknown_command
+
+            raise unknown_command(args[0], ctx.command_path)
         name, command, remaining_words = super().resolve_command(ctx, args)
         if isinstance(command, VerbGroup):
             alone = FAMILIES.get(name or "")

@@ -53,7 +53,7 @@ def check_name(name: str, where: str = "host") -> str:
     raise UserError(
         where,
         f"{name!r} is not a host name",
-        allowed="letters, digits, . _ - or an IPv6 address (fd00::5, [fd00::5]:8 with 8 slots)",
+        allowed="letters, digits, . _ -, a range (node[001-004]) or an IPv6 address (fd00::5)",
     )
 
 

@@ -140,6 +140,10 @@ class Index:
         """Add one run to the index, or replace its row."""
         self._write([folder.name], [_row(folder, read_record(folder), result)])
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Delete the rows of runs by the names of their folders."""
+        self._write(names, [])
+
     def rebuild(self, evaluate: Evaluate) -> tuple[int, list[str]]:
         """Read every folder again and return (number of runs, one message per unreadable
         folder)."""

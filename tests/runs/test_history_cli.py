@@ -55,7 +55,7 @@ def test_without_any_figure_the_answer_is_incomplete(runs: Path):
         (["example", "--since", "2030-01-01"], "none of its 15 runs is selected"),
         (["example", "--where", "stauts=ok"], "is not a column"),
         (["example", "--margin", "x"], "is not a margin"),
-        ([], "Missing argument"),
+        ([], "is missing"),
     ],
 )
 def test_bad_input_is_one_clear_error(runs: Path, arguments: list[str], words: str):

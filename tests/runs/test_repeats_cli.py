@@ -130,7 +130,7 @@ def second_runs_ranks(runs: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--repeat", "3"], "Missing argument 'RECIPE'"),
+        (["--repeat", "3"], "RECIPE: is missing"),
         (["tiny-llama", "--repeat", "0"], "1 to 1000, or `same` for 5"),
         (["tiny-llama", "--repeat", "many"], "is not a number of repeats"),
         (["tiny-llama", "--repeat", "2", "--format", "html"], "shows a single run"),
