@@ -27,7 +27,7 @@ COMMON_OPTIONS = {
     "sweep": "--tp --pp --zero --mbs --set --gpus --cluster --hosts --name --dry-run",
     "tune": "--gpus --device --estimate-only --top --budget --set --hosts --save-recipe --dry-run",
     "estimate": "--gpu --gpus --days --budget --tp --pp --zero --mbs --compare --tokens --price",
-    "rampup": "--gpu --stages --max-nodes --samples --tokens --check --set --cluster",
+    "rampup": "--device --stages --max-nodes --samples --tokens --check --set --cluster",
     "parse": "--model --gpu --gpus --seq-len --dtype --gbs --window --per-step --where",
     "compare": "--margin --metric --allow --group --sequential --against --html --model --gpu",
     "explain": "--against --profile --html --model --gpu --gpus --seq-len --dtype --gbs",

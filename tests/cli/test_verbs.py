@@ -152,3 +152,36 @@ def test_a_mistyped_verb_is_answered_with_its_neighbour():
     done = CliRunner().invoke(app, ["mlperf", "scor"])
 
     assert "did you mean `paceline mlperf score`?" in str(done.exception)
+
+
+@pytest.mark.parametrize("verb", listed(), ids=lambda verb: verb.source)
+def test_short_help_shows_about_ten_options_without_types_and_all_of_them_are_in_the_long_one(
+    verb: Verb,
+):
+    options = {name for param in verb.command().params for name in param.opts if name[:2] == "--"}
+    short, long = (
+        CliRunner().invoke(app, [*verb_path(verb), name], terminal_width=200).output
+        for name in ("--help", "--help-all")
+    )
+    assert re.findall(r"<(?:bool|str|int|float|path|list\[)", short + long) == []
+    # Long names are wrapped.
+    assert [name for name in options if name[:14] not in long] == []
+    common = verb.command().common
+    assert common <= options
+    if common:
+        shown = set(re.findall(r"^│ [* ] *(--[a-z-]+)|^│ (--[a-z-]+)", short, re.MULTILINE))
+        assert 8 <= len(shown) <= 14
+        assert f"`paceline {' '.join(verb_path(verb))} --help-all` shows" in short
+
+
+def test_help_with_the_name_of_a_command_is_its_help():
+    for words in (["run"], ["runs", "list"], ["probe"], []):
+        asked = CliRunner().invoke(app, ["help", *words], prog_name="paceline")
+        assert asked.exit_code == 0
+        assert (
+            asked.output == CliRunner().invoke(app, [*words, "--help"], prog_name="paceline").output
+        )
+
+
+def test_at_most_sixteen_commands_are_at_the_top():
+    assert sum(len(verbs) for verbs in VERBS.values()) <= 16

@@ -11,7 +11,7 @@ from tests.command import paceline
 MISTYPINGS = {
     "estimate llama31-8b --gpu H1000 --gpus 8": "did you mean 'H100'?",
     "estimate llama31-8b --gpu H100 --gpus 8 --dp 8 --tp 3": "leave out --dp or --gpus",
-    "estimate llama31-8b --gpu H100 --gpus 8x": "is not a quantity; allowed: 64, or a list: 64,128,256",
+    "estimate llama31-8b --gpu H100 --gpus 8x": "allowed: 64, or a list: 64,128,256",
     "estimate llama31-8b --gpu H100 --gpuss 8": "did you mean --gpus",
     "parse nofile.log": "nofile.log: does not exist",
     "compare a.log": "B",
