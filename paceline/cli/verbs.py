@@ -391,7 +391,7 @@ class VerbGroup(TyperGroup):
         if not ctx.resilient_parsing and args[0] not in self.commands and args[0][:1] != "-":
             from paceline.cli.wrong_option import unknown_command
 
-            raise unknown_command(args[0], ctx.command_path)
+            raise unknown_command(args[0], ctx.command_path, _verbs_by_path())
         name, command, remaining_words = super().resolve_command(ctx, args)
         if isinstance(command, VerbGroup):
             alone = FAMILIES.get(name or "")
@@ -409,6 +409,12 @@ FAMILIES = {
     if verb.name in GROUPS and verb.source != "group"
 }
 """Verbs that work alone and have further verbs under their name."""
+
+
+def _verbs_by_path() -> dict[str, Verb]:
+    tables = [("paceline", [verb for verbs in VERBS.values() for verb in verbs])]
+    tables += [(f"paceline {group}", [*verbs]) for group, verbs in GROUPS.items()]
+    return {f"{path} {verb.name}": verb for path, verbs in tables for verb in verbs}
 
 
 def add_verbs(app: typer.Typer, verbs: Iterable[Verb], panel: str | None = None) -> None:

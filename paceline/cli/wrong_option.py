@@ -12,7 +12,6 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 
-from paceline.cli.verbs import GROUPS, VERBS, Verb
 from paceline.core.errors import UserError
 from paceline.core.problem import problem_of
 
@@ -20,23 +19,19 @@ MIN_WORD = 4
 """Length from which a word is searched for in the descriptions of the verbs."""
 
 
-def unknown_command(word: str, path: str) -> UserError:
+def unknown_command(word: str, path: str, verbs: Mapping[str, Any]) -> UserError:
     """Return the error for a command that `path` (`paceline`, `paceline runs`) does not have."""
-    suggestion = _similar_command(word, path)
+    suggestion = _similar_command(word, path, verbs)
     remedy = f"did you mean `{suggestion}`?" if suggestion else f"`{path} --help` lists them"
     return UserError(f"{path} {word}", "is not a command", remedy=remedy)
 
 
-def _similar_command(word: str, path: str) -> str | None:
+def _similar_command(word: str, path: str, verbs: Mapping[str, Any]) -> str | None:
     """Return the command that a wrong word most likely means.
 
     It has the same name in another group, or a similar name, or the word in its description.
     Commands of the group that was typed come first.
     """
-    verbs: dict[str, Verb] = {}
-    for group, members in [("", [v for table in VERBS.values() for v in table]), *GROUPS.items()]:
-        prefix = f"paceline {group}".strip()
-        verbs |= {f"{prefix} {verb.name}": verb for verb in members}
     paths = sorted(verbs, key=lambda full: not full.startswith(f"{path} "))
     names = {full: verbs[full].name for full in paths} | {"paceline --version": "version"}
     same = [full for full, name in names.items() if name == word]
