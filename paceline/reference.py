@@ -89,8 +89,10 @@ def _shared_options(commands: Sequence[Any]) -> dict[OptionRow, str]:
             if isinstance(option, TyperOption):
                 panels.setdefault(_option_row(option), []).append(option.rich_help_panel or "")
     shared = {row: each for row, each in panels.items() if len(each) >= MIN_SHARED}
-    headed = {row: next(filter(None, each), "General") for row, each in shared.items()}
-    return {row: headed[row] for row in sorted(headed, key=lambda row: headed[row])}
+    panel_by_row = {row: next(filter(None, each), "General") for row, each in shared.items()}
+    return {
+        row: panel_by_row[row] for row in sorted(panel_by_row, key=lambda row: panel_by_row[row])
+    }
 
 
 def _links(group: str, verbs: Sequence[Verb]) -> str:
@@ -124,8 +126,8 @@ def _verb(verb: Verb, name: str, shared: Mapping[OptionRow, str]) -> Iterator[st
     if meanings := [(f"`{_metavar(one)}`", one.help or "") for one in arguments if one.help]:
         yield "\n".join(f"- {name}: {_sentence(text)}" for name, text in meanings) + "\n"
     rows = [_option_row(option) for option in options]
-    if own := [row for row in rows if row not in shared]:
-        yield _option_list(own)
+    if own_rows := [row for row in rows if row not in shared]:
+        yield _option_list(own_rows)
     for panel in dict.fromkeys(shared.values()):
         names = [row[0].partition(" `")[0] for row in rows if shared.get(row) == panel]
         if names:

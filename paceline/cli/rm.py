@@ -38,11 +38,11 @@ def rm(
         _refuse_outside(folder, root)
         _refuse_running(folder)
     sizes = {folder: _size(folder) for folder in folders}
-    listed = "\n".join(f"{folder.name}  {binary(size)}" for folder, size in sizes.items())
+    overview = "\n".join(f"{folder.name}  {binary(size)}" for folder, size in sizes.items())
     if not yes:
         if not sys.stdin.isatty():
             raise UserError("--yes", "is missing, and there is no terminal to ask on")
-        echo(listed, err=True)
+        echo(overview, err=True)
         if not typer.confirm(f"Delete {pluralize(len(folders), 'run')}?", err=True):
             raise UserError("runs rm", "was not confirmed; nothing was deleted")
     for folder in folders:
@@ -54,8 +54,8 @@ def rm(
         SystemFaultError
     ):  # An index that cannot be opened is rebuilt without these runs.
         Index.open(root).forget([folder.name for folder in folders])
-    freed = binary(sum(sizes.values()))
-    echo(f"deleted {pluralize(len(folders), 'run')}, freed {freed}")
+    freed_size = binary(sum(sizes.values()))
+    echo(f"deleted {pluralize(len(folders), 'run')}, freed {freed_size}")
 
 
 def _refuse_outside(folder: Path, root: Path) -> None:

@@ -129,15 +129,15 @@ USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 
 def _with_placeholders(params: Iterable[Any]) -> list[Any]:
     """Return the parameters, with a placeholder in place of the type of each option's value."""
-    found = list(params)
-    for param in found:
+    parameters = list(params)
+    for param in parameters:
         placeholder = _placeholder(param)
         if isinstance(param, TyperOption) and param.metavar is None:
             param.metavar = placeholder
         elif isinstance(param, TyperArgument) and placeholder is not None:
             # typer shows the type of an argument next to its name, whatever the metavar is.
             vars(param)["display_type_rich"] = lambda ctx: None
-    return found
+    return parameters
 
 
 def _placeholder(param: TyperOption | TyperArgument) -> str | None:

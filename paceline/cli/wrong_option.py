@@ -41,13 +41,13 @@ def _similar_command(word: str, path: str, verbs: Mapping[str, Any]) -> str | No
         close = difflib.get_close_matches(word, names.values(), n=1, cutoff=cutoff)
         if close:
             return next(full for full, name in names.items() if name == close[0])
-        described = [
+        matches = [
             full
             for full in sorted(paths, key=lambda full: verbs[full].source == "group")
             if len(word) >= MIN_WORD and re.search(rf"(?i)\b{re.escape(word)}", verbs[full].line)
         ]
-        if described:
-            return described[0]
+        if matches:
+            return matches[0]
     return None
 
 
@@ -66,9 +66,9 @@ def usage_error(error: Any, ctx: Any, words: Sequence[str] = ()) -> UserError:
         )
     if param is not None:
         option = param.param_type_name == "option"
-        typed = {word.partition("=")[0] for word in words}
+        typed_names = {word.partition("=")[0] for word in words}
         name = (
-            next((name for name in param.opts if name in typed), max(param.opts, key=len))
+            next((name for name in param.opts if name in typed_names), max(param.opts, key=len))
             if option
             else str(param.metavar or param.name).upper()
         )
