@@ -19,11 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from _result import Surroundings, keep, spread_of, spread_text
 from _worlds import settings, start
 
 from paceline.core.layout import Schedule
-from paceline.core.pipeline import Pass, bubble_fraction, idle_fraction
+from paceline.core.pipeline import bubble_fraction
+from tests.core.schedules import Pass, idle_fraction
 
 SLEEP_S = 0.02
 """A rank's forward pass of one micro-batch; backward twice that."""
