@@ -155,7 +155,8 @@ def _closing(audit: Audit) -> list[str]:
     """Return how many cells were checked, and the reasons for unchecked ones."""
     states, num_minor = audit.states, len(audit.minor)
     failing = states.get("fails", 0)
-    minor = f" ({num_minor} of them only cut, or only alone: --all)" if num_minor else ""
+    only = "only if digits were cut off, or not together with the rest of the row; --all lists them"
+    minor = f" ({num_minor} of them {only})" if num_minor else ""
     layouts = len(audit.findings) - failing
     more = f"; {pluralize(layouts, 'layout')} cannot be" if layouts > 0 else ""
     lines = [

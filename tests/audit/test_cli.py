@@ -78,7 +78,8 @@ def test_text_has_a_line_a_finding_under_its_table_and_says_what_was_checked():
     line = next(line for line in lines if "2248957" in line)
     assert "not 2239949" in line and "+0.402%" in line and "14.92 s" in line
     assert lines[-3] == (
-        "15 rows, 58 cells checked: 50 follow (3 of them only cut, or only alone: --all), 8 do not."
+        "15 rows, 58 cells checked: 50 follow (3 of them only if digits were "
+        "cut off, or not together with the rest of the row; --all lists them), 8 do not."
     )
     assert lines[-2:] == [
         "They follow from 12 printed speeds.",
