@@ -76,7 +76,7 @@ test-numerics test-browser test-explain: test-%: $(VENV)/.installed-tested
 .PHONY: frameworks
 frameworks test-frameworks test-clusters: export PACELINE_ENGINES ?= $(abspath $(VENV))/engines
 frameworks: $(VENV)/.installed-tested $(VENV)/energon/.installed ## make the environments of the frameworks that train here for real
-	@for name in $(FRAMEWORKS); do $(BIN)/paceline engines install $$name; done
+	@for name in $(FRAMEWORKS); do $(BIN)/paceline recipes engines install $$name; done
 
 test-frameworks: frameworks ## real DeepSpeed, Megatron-Core, torchtitan, transformers and megatron-energon
 	$(BIN)/python -m pytest --durations=20 tests/frameworks $(PYTEST_ARGS)

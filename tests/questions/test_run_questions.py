@@ -149,7 +149,7 @@ def test_nothing_is_known_of_a_recipe_that_does_not_exist(tmp_path: Path):
     [
         ("get-started/install.md", "sends no telemetry, and it needs no root"),
         ("get-started/install.md", "# without torch"),
-        ("how-to/share-a-run.md", "To delete a run"),
+        ("how-to/share-a-run.md", "`paceline runs rm RUN` deletes a run"),
         ("how-to/export-runs.md", "# Export runs to TensorBoard, W&B, MLflow and Prometheus"),
         ("how-to/watch-a-run.md", "If a job hangs"),
         ("reference/metrics.md", "`spread`"),
