@@ -78,7 +78,7 @@ def tune(
             "--device",
             "--gpu",
             help="Type of device: auto, cpu or cuda; with --estimate-only a name of `paceline "
-            "devices`.",
+            "recipes devices`.",
             rich_help_panel=Panel.hosts,
         ),
     ] = None,
