@@ -128,16 +128,16 @@ def log_format(name: str) -> LogFormat:
 
 
 def _names() -> list[str]:
-    return sorted({*_shipped_names(), *_plugins()})
+    return sorted({*_shipped_names(tuple(__path__)), *_plugins()})
 
 
 @cache
-def _shipped_names() -> frozenset[str]:
-    return frozenset(module.name for module in pkgutil.iter_modules(__path__))
+def _shipped_names(folders: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(module.name for module in pkgutil.iter_modules(folders))
 
 
 def _module(name: str) -> ModuleType:
-    if name in _shipped_names():
+    if name in _shipped_names(tuple(__path__)):
         return importlib.import_module(f"{__name__}.{name}")
     return _plugins()[name]
 
@@ -150,13 +150,13 @@ def _plugins() -> dict[str, Any]:
 
 
 def _problem_of_log_format(name: str, value: Any) -> str | None:
-    if name in _shipped_names():
+    if name in _shipped_names(tuple(__path__)):
         return "Paceline has a framework of this name"
     return None if isinstance(value, LogFormat) else "it is not a LogFormat"
 
 
 def _problem_of_engine(name: str, value: Any) -> str | None:
-    if name in _shipped_names():
+    if name in _shipped_names(tuple(__path__)):
         return "Paceline has a framework of this name"
     absent = [each for each in ENGINE_ATTRIBUTES if not hasattr(value, each)]
     if absent:
@@ -170,7 +170,7 @@ def _module_with(name: str, attribute: str, candidates: Callable[[], Iterable[st
 
     Raises UserError with the names of all `candidates`, which imports them all.
     """
-    if name in _shipped_names() or name in _plugins():
+    if name in _shipped_names(tuple(__path__)) or name in _plugins():
         module = _module(name)
         if hasattr(module, attribute):
             return module

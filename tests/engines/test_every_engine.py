@@ -94,7 +94,6 @@ def test_what_cannot_be_started_is_no_engine(name: str):
 def test_a_broken_file_hinders_no_other_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "broken.py").write_text("raise ImportError('it is half written')")
     monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
-    monkeypatch.setattr(engines, "_shipped_names", engines._shipped_names.__wrapped__)
 
     assert engine("native").unsupported(make_spec()) == []
     assert log_format("hf-trainer").title == "Hugging Face Trainer"
