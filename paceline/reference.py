@@ -128,11 +128,23 @@ def _verb(verb: Verb, name: str, shared: Mapping[OptionRow, str]) -> Iterator[st
     rows = [_option_row(option) for option in options]
     if own_rows := [row for row in rows if row not in shared]:
         yield _option_list(own_rows)
+    links: list[str] = []
     for panel in dict.fromkeys(shared.values()):
-        names = [row[0].partition(" `")[0] for row in rows if shared.get(row) == panel]
+        names = [_first_name(row) for row in rows if shared.get(row) == panel]
+        absent = {_first_name(row) for row, its_panel in shared.items() if its_panel == panel}
+        absent -= {*names}
         if names:
             anchor = panel.lower().replace(" ", "-")
-            yield f"[{panel}](#{anchor}): {', '.join(names)}.\n"
+            words = f"all but {', '.join(sorted(absent))}" if absent else "all"
+            if len(absent) >= len(names):
+                words = ", ".join(names)
+            links.append(f"[{panel}](#{anchor}) ({words})")
+    if links:
+        yield f"Shared options: {'; '.join(links)}.\n"
+
+
+def _first_name(row: OptionRow) -> str:
+    return row[0].split("`")[1].join("``")
 
 
 def _help(text: str) -> str:
@@ -163,7 +175,7 @@ def _metavar(argument: Any) -> str:
 
 
 def _argument_usage(argument: Any) -> str:
-    name = _metavar(argument) + ("..." if argument.nargs == -1 else "")
+    name = _metavar(argument).removesuffix("...").strip() + ("..." if argument.nargs == -1 else "")
     return name if argument.required else f"[{name}]"
 
 
