@@ -175,7 +175,9 @@ def _metavar(argument: Any) -> str:
 
 
 def _argument_usage(argument: Any) -> str:
-    name = _metavar(argument).removesuffix("...").strip() + ("..." if argument.nargs == -1 else "")
+    name = _metavar(argument).removesuffix("...").strip(" []") + (
+        "..." if argument.nargs == -1 else ""
+    )
     return name if argument.required else f"[{name}]"
 
 
