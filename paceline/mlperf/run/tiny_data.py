@@ -207,7 +207,7 @@ ORDER_SEED = 20_25
 
 
 def training_text(domain: Domain) -> bytes:
-    """Return up to MOST_BYTES of one domain in shuffled pieces; constant per installation."""
+    """Return up to MAX_BYTES of one domain in shuffled pieces; constant per installation."""
     texts = _sources() if domain == "code" else _reference()
     pieces = [
         text[at : at + PIECE_BYTES] for text in texts for at in range(0, len(text), PIECE_BYTES)

@@ -175,7 +175,7 @@ class TaskRunner(ABC, Generic[Task, Kept]):
             self._run(tasks, task, slot)
 
     def _in_arrays(self, tasks: TaskQueue[Task], folder: Path, at_once: int | None) -> bool:
-        """Submit up to MOST_SLOTS tasks at a time, each followed by its own thread."""
+        """Submit up to MAX_SLOTS tasks at a time, each followed by its own thread."""
         interrupted = False
         while not self.stop.is_set():
             assignments = [(slot, tasks.take(slot)) for slot in numbered_slots(MAX_SLOTS)]

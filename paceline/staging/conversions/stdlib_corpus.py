@@ -28,7 +28,7 @@ HIDDEN, LAYERS, HEADS, POSITIONS = 64, 2, 4, 256
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of standard library modules in order, up to MOST_BYTES in total."""
+    """Yield (name, text) of standard library modules in order, up to MAX_BYTES in total."""
     root = Path(sysconfig.get_path("stdlib"))
     taken_bytes = 0
     for folder, subfolders, names in os.walk(root):
