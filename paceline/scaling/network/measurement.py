@@ -41,7 +41,7 @@ class NetworkRequest:
     min_bytes: int = 1024
     max_bytes: int | None = None
     """Bytes of the largest payload, and of a large message between two hosts; None means
-    MAX_BYTES."""
+    DEFAULT_MAX_BYTES."""
     seconds: float = 10.0
     """Seconds for all collectives together; a pair takes as long as its messages."""
     pairs: bool = True
