@@ -58,25 +58,24 @@ PICTURES = (
         "run",
         "One run",
         "A real training on the machine that made the gallery.",
-        (f"run tiny-llama {SMALL} --devices 2 --set steps=60",),
+        (f"run tiny-llama {BATCHES} --devices 2 --set steps=60",),
         "runs/*tiny-llama-dp2*/report.html",
     ),
     Picture(
         "compare",
         "Two sides compared",
-        "Three repeats of a real training without activation checkpointing, and three with it.",
+        "Five runs of a real training without activation checkpointing and five with it, in turns.",
         (
-            f"run tiny-gpt {BATCHES} --devices 1 --set steps=30 --repeat 3 "
-            "--set layout.recompute=none --tag plain",
-            f"run tiny-gpt {BATCHES} --devices 1 --set steps=30 --repeat 3 --tag checkpointed",
-            "compare plain checkpointed --allow recompute --html compare.html",
+            f"run tiny-gpt {BATCHES} --devices 1 --set steps=40 --repeat 5 --group recompute "
+            "--interleave layout.recompute=none layout.recompute=full",
+            "compare recompute-a recompute-b --allow recompute --html compare.html",
         ),
         "compare.html",
     ),
     Picture(
         "history",
         "A recipe over time",
-        "The same six runs in the order of their time.",
+        "The same ten runs in the order of their time.",
         ("runs history tiny-gpt --html history.html",),
         "history.html",
     ),

@@ -16,6 +16,7 @@ from typing import Literal, TypedDict
 
 import numpy as np
 
+from paceline.core.errors import UserError
 from paceline.core.flops import model_flops_per_token
 from paceline.core.rates import flops_per_s_per_device, mfu
 from paceline.core.result import Status
@@ -100,8 +101,17 @@ class RunReader:
     _ranks: dict[int, _Rank] = field(default_factory=dict[int, _Rank])
 
     def state(self) -> WatchState:
-        """Return the current state of the run; raises UserError if the folder holds no run."""
+        """Return the current state of the run.
+
+        Raises UserError if the folder holds no run, or one that was imported from a log.
+        """
         record = read_record(self.folder)
+        if record.log is not None and record.spec is None:
+            raise UserError(
+                f"run {self.folder.name}",
+                "was imported from a log, so it is not in progress",
+                remedy=f"`paceline runs show {self.folder.name}` prints its figures",
+            )
         self._read(record)
         ranks = {number: rank for number, rank in sorted(self._ranks.items()) if rank.steps}
         times = _times([*ranks.values()])

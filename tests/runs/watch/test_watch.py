@@ -21,6 +21,7 @@ from paceline.runs.watch.reader import RECENT, RunReader, WatchState
 from paceline.runs.watch.report import snapshot_document, state_line
 from tests.command import paceline
 from tests.explain.example import STEPS, write_parts
+from tests.explain.test_logs import write_log
 from tests.waiting import wait_until
 
 QUICK = ("steps=1000000", "compile=none", "seq_len=32", "model.num_layers=1", "batch_per_device=1",
@@ -119,3 +120,11 @@ def test_who_asks_for_nothing_or_for_both_is_told(tmp_path: Path):
     for words in ([], ["it", "--", "true"]):
         done = paceline("runs", "watch", *words, runs=tmp_path)
         assert done.returncode == 1 and "either RUN or -- COMMAND" in done.stderr
+
+
+def test_an_imported_log_is_not_watched(tmp_path: Path):
+    log = write_log(tmp_path / "train.log", [2.0] * 20)
+    assert paceline("runs", "import", str(log), runs=tmp_path / "runs").returncode == 0
+    done = paceline("runs", "watch", "last", "--once", runs=tmp_path / "runs")
+    assert done.returncode == 1 and "was imported from a log" in done.stderr
+    assert "`paceline runs show" in done.stderr
