@@ -92,7 +92,7 @@ def test_nothing_leaves_its_card_and_no_figure_is_broken(
 @pytest.mark.parametrize("name", MADE)
 def test_figures_stand_above_charts_that_say_whose_they_are(open_page: Open, name: str) -> None:
     opened = open_page(page(name))
-    assert len(texts(opened, ".card")) in (4, 6) and texts(opened, ".title .chip")
+    assert len(texts(opened, ".card")) >= 4 and texts(opened, ".title .chip")
     order: dict[str, Any] = opened.ask(
         """(() => {
             const top = (mark) => document.querySelector(mark).getBoundingClientRect().top;
