@@ -16,6 +16,7 @@ from paceline.runs.watch.reader import WatchState
 from paceline.runs.watch.report import watch_metrics
 from paceline.scaling.check.fitness import MEASURES
 from tests.command import paceline
+from tests.explain.example import write_parts
 
 ROOT = Path(__file__).parents[2]
 NUM_STEPS = 40
@@ -157,10 +158,13 @@ def test_prometheus_reads_the_figures_of_a_run(runs: Path, tmp_path: Path) -> No
     assert read["paceline_run_info"][0][0]["status"] == "ok"
 
 
-def test_prometheus_reads_the_state_of_a_watched_run(runs: Path, tmp_path: Path) -> None:
+def test_prometheus_reads_the_state_of_a_watched_run(tmp_path: Path) -> None:
     path = tmp_path / "watch.prom"
+    write_parts(tmp_path / "runs", "recorded")
 
-    done = paceline("runs", "watch", "exported", "--once", "--prometheus", path, runs=runs)
+    done = paceline(
+        "runs", "watch", "recorded", "--once", "--prometheus", path, runs=tmp_path / "runs"
+    )
 
     assert done.returncode == 0, done.stderr
     read = samples(path.read_text())
