@@ -30,6 +30,7 @@ from paceline.runs.comparison_inputs import NO_SETTINGS
 BASELINE_KEYWORDS = ("reference", "estimate")
 SAME_WORK = ("model", "lora", "seq_len")
 """Settings that must be equal for two runs to do the same work per sequence."""
+SHOWN_BY_A_LOG = "the extra time of its slow steps, which is all that a log alone shows"
 COMMUNICATION = ("tp", "cp", "ep", "zero", "stages", "dp", "jitter")
 """Parts of an estimate that count as waits for collectives."""
 
@@ -60,7 +61,8 @@ def baseline_of(
     Raises UserError if there is none or if its steps do different work.
     """
     if against is None:
-        return Baseline("itself", "itself: the time in which its ranks could not work")
+        evidence = "the time in which its ranks could not work" if run.places else SHOWN_BY_A_LOG
+        return Baseline("itself", f"itself: {evidence}")
     if against == "reference":
         return _published(run)
     if against == "estimate":

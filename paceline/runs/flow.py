@@ -248,7 +248,7 @@ def _launch_and_wait(
         code, ending = _watch(job, plan.spec, folder, watch, is_cancelled)
         while ending is None and job.restart():
             code, ending = _watch(job, plan.spec, folder, watch, is_cancelled)
-    except BaseException:
+    except BaseException:  # an interrupt must also end the job
         job.stop()
         raise
     finally:

@@ -80,6 +80,15 @@ def test_every_example_is_understood(command: str):
         load_recipe(recipe, parameters.get("variant"), single)
 
 
+def test_every_command_of_a_build_file_exists():
+    files = [ROOT / "Makefile", ROOT / ".ci" / "run"]
+    files += [path for name in (".github", "packaging") for path in (ROOT / name).rglob("*.*")]
+    text = "\n".join(path.read_text() for path in files if path.is_file())
+    commands = set(re.findall(r"(?<=[/`]paceline )[a-z]+", text))
+    assert {"compare", "recipes", "run"} <= commands
+    assert commands <= {verb.name for verbs in VERBS.values() for verb in verbs}
+
+
 @pytest.mark.parametrize("page", OUTPUTS["pages"](), ids=lambda path: str(path.relative_to(ROOT)))
 def test_console_blocks_show_what_their_commands_print(page: Path, tmp_path: Path):
     """`python docs/outputs.py PAGE` records the output again after an intended change."""

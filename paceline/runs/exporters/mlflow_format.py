@@ -6,6 +6,7 @@ import os
 from itertools import islice
 from pathlib import Path
 
+# Mlflow reads both when it is imported.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
 
