@@ -136,7 +136,7 @@ def plan_for_budget(training: TrainingAnswer, budget: tuple[float, str]) -> Trai
     tokens = 1e6 * amount / cost.cost_per_million_tokens
     days = cost.days * tokens / 1e12
     sentence = (
-        f"{sign}{amount:,.0f} pay for {count(tokens)} tokens in {day_count(days)} days on "
+        f"{sign}{amount:,.0f} pays for {count(tokens)} tokens in {day_count(days)} days on "
         f"{request.devices:,} GPUs."
     )
     return replace(
@@ -157,7 +157,7 @@ def _nearest(request: EstimateRequest, evidence: Evidence) -> tuple[str, Planned
     devices = f"{request.devices:,} x {request.cluster.device}"
     if larger is None:
         return f"No layout fits on {devices}, nor on 64 times as many.", None
-    where = f"{larger.estimate.devices:,} do with"
+    where = f"{larger.estimate.devices:,} GPUs are enough with"
     return f"No layout fits on {devices}; {where} {_words(larger)}", larger
 
 

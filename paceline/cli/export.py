@@ -10,7 +10,7 @@ import typer
 from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, did_you_mean
 from paceline.core.units import si
 from paceline.files.run_folder import find_run, runs_root
 from paceline.report.document import Column
@@ -93,12 +93,15 @@ def export(
       paceline runs export lora --to merged --merged
     """
     if to in EXPORTERS or out is not None:
-        if out is None or to not in EXPORTERS:
+        if out is None:
+            remedy = f"--to ./{to} exports a checkpoint to a folder"
+            raise UserError(f"--to {to}", "needs --out", remedy=remedy)
+        if to not in EXPORTERS:
             raise UserError(
-                "--out" if out is not None else f"--to {to}",
-                "goes with --to and a format" if out is not None else "needs --out",
+                f"--to {to}",
+                "is not a format, which --out requires",
                 allowed=", ".join(EXPORTERS),
-                remedy=f"--to ./{to} exports a checkpoint to a folder" if out is None else None,
+                remedy=did_you_mean(to, EXPORTERS) or "leave out --out to export a checkpoint",
             )
         export_run(find_run(runs_root(runs_dir), run), to, out)
         echo(str(out))

@@ -35,7 +35,7 @@ def test_the_layout_that_fits_can_be_typed():
 def test_does_70b_fit_on_8_h100_with_tp_8():
     text = answer("estimate", "llama31-70b", "--gpu", "H100", "--gpus", 8, "--tp", 8)
     assert "does not fit: " in text and "of the recipe does not fit 8 GPUs; 1 is used" in text
-    assert "No layout fits on 8 x H100-SXM; 32 do with --layout " in text
+    assert "No layout fits on 8 x H100-SXM; 32 GPUs are enough with --layout " in text
 
 
 def test_how_many_h100_for_15t_tokens_in_30_days():
@@ -51,7 +51,7 @@ def test_how_many_h100_for_15t_tokens_in_30_days():
 def test_how_many_tokens_for_a_million():
     priced = ("--gpu", "H100", "--gpus", 64, "--price", "$2.5", "--budget", "$1M")
     text = answer("estimate", "llama31-8b", *priced)
-    assert "$1,000,000 pay for 14.9T tokens in " in text
+    assert "$1,000,000 pays for 14.9T tokens in " in text
     assert "per million tokens" in text
 
 

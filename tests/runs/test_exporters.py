@@ -211,7 +211,7 @@ def test_the_dashboard_shows_only_exported_metrics(runs: Path, tmp_path: Path) -
     ("options", "message"),
     [
         (("--to", "tensorboard"), "--to tensorboard: needs --out"),
-        (("--to", "model", "--out", "x"), "--out: goes with --to and a format"),
+        (("--to", "model", "--out", "x"), "--to model: is not a format, which --out requires"),
     ],
 )
 def test_a_format_and_its_path_go_together(
