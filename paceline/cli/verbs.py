@@ -32,7 +32,7 @@ COMMON_OPTIONS = {
     "compare": "--margin --metric --allow --group --sequential --against --html --model --gpu",
     "explain": "--against --profile --html --model --gpu --gpus --seq-len --dtype --gbs",
     "import_log": "--tag --model --gpu --gpus --seq-len --dtype --gbs --window --reimport",
-    "check": "--hosts --nodes --allocation --fast --devices-only --against --drain-file --wait",
+    "check": "--hosts --node --nodes --fast --devices-only --against --drain-file --wait",
     "scale": "--from --sizes --rounds --set --hosts --nodes --cluster --name --resume --dry-run",
     "stage": "--to --asset --engine --hosts --local --dry-run --verify --jobs",
     "probe_network": "--hosts --nodes --cluster --ops --pairs --max-bytes --seconds",
