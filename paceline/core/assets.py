@@ -32,6 +32,8 @@ UNSTAGED_FOLDERS = frozenset({".git", "__pycache__"})
 """Folders that programs change as they run. They are never part of an asset."""
 HUB_KINDS = ("hub-model", "hub-dataset", "hub-tokenizer")
 
+HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
+"""Pattern of repository names on the hub. Old ones have no organization."""
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
@@ -78,6 +80,7 @@ _FOR_KINDS: dict[str, tuple[str, ...]] = {
     "patches": ("git",),
     "settings": ("made",),
     "needs": ("made",),
+    "hub_id": ("made",),
 }
 """Fields that apply to some kinds of assets only. They are refused for other kinds."""
 
@@ -117,6 +120,8 @@ class Asset(Value):
     """Settings of the converter of a `made` asset."""
     needs: tuple[AssetName, ...] = ()
     """Other assets of the recipe from which this asset is made."""
+    hub_id: Annotated[str | None, StringConstraints(pattern=HUB_ID)] = None
+    """Id under which programs find a `made` asset in the hub cache, such as ORGANIZATION/NAME."""
     gate: str | None = None
     """Page on which access must be requested."""
     engines: tuple[str, ...] = ()
@@ -139,6 +144,8 @@ class Asset(Value):
         paths = [file.path for file in self.files]
         if twice := {path for path in paths if paths.count(path) > 1}:
             raise ValueError(f"files lists {sorted(twice)[0]} twice")
+        if self.kind in HUB_KINDS and not re.fullmatch(HUB_ID, self.source):
+            raise ValueError("source must be a repository on the hub: ORGANIZATION/NAME")
         if self.kind == "git" and not _COMMIT.fullmatch(self.revision or ""):
             raise ValueError("revision of a git asset must be a commit (7 to 40 digits)")
         if self.kind == "r2" and not self.source.endswith(".uri"):
@@ -149,7 +156,8 @@ class Asset(Value):
     def content(self) -> dict[str, object]:
         """The fields that determine the files of the asset, without names, sizes and notes."""
         labels = {"name", "bytes", "needs", "gate", "engines", "note"}
-        return self.model_dump(mode="json", exclude=labels)
+        unset = {"hub_id"} if self.hub_id is None else set[str]()
+        return self.model_dump(mode="json", exclude=labels | unset)
 
 
 class StagedFile(Value):

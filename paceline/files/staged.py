@@ -6,6 +6,8 @@ manifest.json  size and SHA-256 of every file, written last; damaged.json if a f
 content/       the files
 partial/       incomplete files
 lock           the process that is staging the asset
+
+`hub` and `repositories` link to them by hub id (`paceline.staging.hub_cache`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from paceline.core.assets import UNSTAGED_FOLDERS, Asset, AssetState, Manifest, asset_key
+from paceline.core.assets import (
+    HUB_KINDS,
+    UNSTAGED_FOLDERS,
+    Asset,
+    AssetState,
+    Manifest,
+    asset_key,
+)
 from paceline.core.errors import SystemFaultError, UserError, did_you_mean
 from paceline.files.documents import read_value
 from paceline.files.home import home_path
@@ -32,6 +41,8 @@ PARTIAL_FOLDER = "partial"
 PREFIX = "staged:"
 """Prefix of a field's value that refers to a staged file: `staged:ASSET/PATH`."""
 GIT_FOLDER = ".git"
+HUB_FOLDER, REPOSITORIES_FOLDER = "hub", "repositories"
+"""Hub cache of a stage folder, and its links ORGANIZATION/NAME to the content of assets."""
 
 
 def stage_root(option: Path | None = None) -> Path:
@@ -45,6 +56,25 @@ def asset_folder(root: Path, asset: Asset, assets: Iterable[Asset]) -> Path:
     """Return the folder of an asset of a recipe."""
     by_name = {other.name: other for other in assets}
     return root / f"{asset.name}-{asset_key(asset, by_name)}"
+
+
+def hub_id(asset: Asset) -> str | None:
+    """Return the id under which programs find an asset in the hub cache; None without one."""
+    return asset.source if asset.kind in HUB_KINDS else asset.hub_id
+
+
+def hub_environment(root: Path | None = None) -> dict[str, str]:
+    """Return the variables with which programs load staged models by their hub ids, offline."""
+    return {"HF_HUB_CACHE": str(stage_root(root) / HUB_FOLDER), "HF_HUB_OFFLINE": "1"}
+
+
+def staged_repository(name: str, root: Path | None = None) -> Path | None:
+    """Return the path with the files of a staged model or data set that ends in its hub id.
+
+    None if it is not staged.
+    """
+    path = stage_root(root) / REPOSITORIES_FOLDER / name
+    return path if path.is_dir() and asset_state(path.resolve().parent) == "staged" else None
 
 
 def asset_state(folder: Path) -> AssetState:

@@ -39,6 +39,8 @@ class ConversionJob:
     """Raises if staging is stopped; converters call it regularly."""
     progress: Progress = ignore_progress
     """Progress callback, called by slow converters."""
+    hub_id: str | None = None
+    """Id of the asset in the hub cache."""
 
 
 Converter = Callable[[ConversionJob], None]
@@ -60,7 +62,7 @@ def _hub_model(family: HubFamily, conversion: ConversionJob) -> None:
     """Make a small model with random weights, of the size in the asset's settings."""
     _refuse_needs(family, conversion)
     size = validate(HubModelSize, dict(conversion.settings), f"made asset {family}: settings")
-    make_hub_model(conversion.folder, family, size)
+    make_hub_model(conversion.folder, family, size, conversion.hub_id)
 
 
 def _synthetic_encodings(conversion: ConversionJob) -> None:
@@ -125,6 +127,7 @@ CONVERTERS: dict[str, Converter] = {
     "tokenizer": partial(_from_nothing, stdlib_corpus.make_tokenizer),
     "jsonl": partial(_from_nothing, stdlib_corpus.make_jsonl),
     "indexed": partial(_from_nothing, stdlib_corpus.make_indexed),
+    "preferences": partial(_from_nothing, stdlib_corpus.make_preferences),
     "gpt2": partial(_from_nothing, stdlib_corpus.make_gpt2),
     "opt": partial(_hub_model, "opt"),
     "llama": partial(_hub_model, "llama"),

@@ -35,6 +35,7 @@ from paceline.machines.slurm.steps import check_allocation
 from paceline.machines.ssh.connection import explain, ssh_argv
 from paceline.staging.connection import StopSignal
 from paceline.staging.download_log import DownloadLog, StageWatcher
+from paceline.staging.hub_cache import hub_links
 
 MAX_NODES_AT_ONCE = 32
 """Maximum number of concurrent nodes; more would compete for a shared network link."""
@@ -231,6 +232,9 @@ class _NodeCopy:
             self._probe()
             for folder in self.request.folders:
                 self._verify(folder) if self.request.verify else self._copy(folder)
+            links = hub_links(self.request.folders).script(self.request.local)
+            if links and not self.request.verify:
+                self._script(links)
         except _NodeError as error:
             fault = error.args[0], error.args[1]
         incomplete_states: list[NodeState] = [

@@ -39,6 +39,7 @@ from paceline.staging.connection import StagingStoppedError, StopSignal
 from paceline.staging.converters import ConversionJob, can_resume, convert
 from paceline.staging.credentials import redact_url
 from paceline.staging.download_log import DownloadLog, StageWatcher
+from paceline.staging.hub_cache import hub_links
 from paceline.staging.plan import (
     COMPLETE_FOLDER,
     UNDERWAY_FOLDER,
@@ -198,9 +199,8 @@ class AssetStage:
         if asset.kind == "made":
             inputs = {name: folder / CONTENT_FOLDER for name, folder in self.inputs.items()}
             with self.log.conversion_progress(asset.name) as progress:
-                convert(
-                    asset.source, ConversionJob(complete, inputs, asset.settings, check, progress)
-                )
+                job = ConversionJob(complete, inputs, asset.settings, check, progress, asset.hub_id)
+                convert(asset.source, job)
             return _FetchedContent(self._hash_files(complete, check), "generated locally")
         revision = copy_cached(asset, complete, check)
         return _FetchedContent(
@@ -314,7 +314,13 @@ class Stager:
             if part.state == "staged":
                 log.add_present(part.asset.name, part.present_bytes)
                 log.phase(part.asset.name, "staged")
-        self._stage_all(plan, unstaged_parts, listings, runtime, log)
+        try:
+            self._stage_all(plan, unstaged_parts, listings, runtime, log)
+        finally:
+            try:
+                hub_links(part.folder for part in plan.assets).write(plan.root)
+            except OSError as error:
+                raise unwritable(plan.root, error) from None
 
     def with_sizes(self, plan: StagingPlan) -> StagingPlan:
         """Return the plan with the current sizes from the sources; raises as `stage` does."""

@@ -160,5 +160,5 @@ def test_a_file_where_assets_are_to_lie_is_told_once(below: str, mode: list[str]
 def test_what_stops_all_assets_is_told_once():
     done = paceline("recipes", "stage", "opt-350m-sft-tiny", "--to", "/proc/nothing")
     assert done.returncode == 2
-    assert "error: 3 assets failed: /proc/nothing: is not writable: " in done.stderr
+    assert "error: 4 assets failed: /proc/nothing: is not writable: " in done.stderr
     assert done.stderr.count("is not writable") == 1

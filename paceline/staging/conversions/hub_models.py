@@ -43,12 +43,16 @@ class HubModelSize(Value):
     vocab_size: PositiveInt = VOCABULARY
 
 
-def make_hub_model(folder: Path, family: HubFamily, size: HubModelSize) -> None:
+def make_hub_model(
+    folder: Path, family: HubFamily, size: HubModelSize, hub_id: str | None = None
+) -> None:
     """Write config.json, model.safetensors and the tokenizer of a model, the same in every call."""
     from safetensors.numpy import save_file
 
     make_tokenizer(folder)
     config = (_opt_config if family == "opt" else _llama_config)(size)
+    if hub_id:  # DeepSpeed-Chat loads the tokenizer of a model folder by this name.
+        config = {"_name_or_path": hub_id, **config}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     shapes = (_opt_shapes if family == "opt" else _llama_shapes)(size)
     random = np.random.default_rng(1234)

@@ -54,6 +54,33 @@ def make_jsonl(folder: Path, progress: Progress = ignore_progress) -> None:
             progress(min(num_chars, MAX_BYTES), MAX_BYTES)
 
 
+PREFERENCES_FOLDER = "Dahoas/rm-static"
+"""DeepSpeed-Chat chooses the reader of a data set by this part of its path."""
+
+
+def make_preferences(folder: Path, progress: Progress = ignore_progress) -> None:
+    """Write train.jsonl and test.jsonl with records of prompt, chosen and rejected answer.
+
+    They are in `PREFERENCES_FOLDER` and have the columns of that data set. Every tenth paragraph of
+    the sources is test data.
+    """
+    target = folder / PREFERENCES_FOLDER
+    target.mkdir(parents=True)
+    records: list[list[str]] = [[], []]
+    paragraphs = (text for _, source in sources() for text in source.split("\n\n"))
+    for number, text in enumerate(paragraphs):
+        start, answer = text[:40], text[40:400]
+        record = {
+            "prompt": f"\n\nHuman: Complete {start!r}.\n\nAssistant:",
+            "chosen": f" {answer}",
+            "rejected": f" {answer[::-1]}",
+        }
+        records[number % 10 == 0].append(json.dumps(record) + "\n")
+    for name, lines in zip(("train", "test"), records, strict=True):
+        (target / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    progress(MAX_BYTES, MAX_BYTES)
+
+
 def make_tokenizer(
     folder: Path, progress: Progress = ignore_progress, vocab_size: int = VOCABULARY
 ) -> None:
