@@ -12,6 +12,7 @@ import typer
 from paceline.cli.options import Panel, ReportFormat, ReportOptions, RunsDir, Tag
 from paceline.cli.terminal import echo
 from paceline.engines import engine
+from paceline.machines.node.script import open_variables
 from paceline.runs.logged_run import NATIVE
 from paceline.runs.plan import Plan
 
@@ -45,6 +46,8 @@ def print_plan(plan: Plan, form: ReportFormat) -> None:
     names = ", ".join(sorted({name.partition("/")[0] for name in plan.job.files}))
     if plan.job.program and plan.spec.engine != NATIVE and not plan.spec.cluster.runs_here:
         # Their scripts start node.sh, which is in the run folder.
+        if environment := plan.spec.engine_settings.get("environment"):
+            echo(f"with the variables: {environment}", err=True)
         echo(f"on every node: {shlex.join(plan.job.program)}", err=True)
     echo(f"job.sh, in a new run folder with {names}:", err=True)
     echo(plan.script, nl=False)
@@ -67,6 +70,8 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "spec": plan.spec.model_dump(mode="json"),
         "key": plan.spec.key,
         "script": plan.script,
+        "program": list(plan.job.program),
+        "environment": open_variables(plan.job.env),
         "settings": engine(plan.spec.engine).settings(plan.spec),
         "files": sorted(plan.job.files),
         **({"submitted": submitted} if (submitted := _submitted(plan)) else {}),

@@ -22,6 +22,7 @@ from paceline.engines.log_reading.iteration_log import IterationLog
 from paceline.engines.log_reading.log_content import LogContent, LogFormat, numbers
 from paceline.engines.megatron import ENTRY, missing_entry, readable
 from paceline.engines.megatron.arguments import (
+    REPLACEABLE,
     Arguments,
     batch_arguments,
     data_prefix,
@@ -125,6 +126,7 @@ def job(spec: RunSpec, name: str) -> Job:
         python=interpreter(spec),
         files={CONFIG_FILE: deepspeed_config(spec)},
         folder=Path(checkout),
+        replaceable=REPLACEABLE,
     )
 
 

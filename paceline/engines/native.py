@@ -15,6 +15,7 @@ from paceline.core.recompute import block_levels
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.core.training import DEFAULT_FP8_RECIPE
+from paceline.engines.launch.extra_settings import extra_environment
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
 from paceline.engines.log_reading.log_content import LogFormat
@@ -34,6 +35,7 @@ __all__ = [
 
 IMPORTS = ("torch",)
 SETTINGS_FILE = "trainer.json"
+NO_ARGUMENTS = "the native trainer reads the recipe's fields"
 DTYPES = ("fp32", "bf16", "fp16", *NATIVE_NARROW)
 EMULATED_DTYPES = ("fp16",)
 """Data types that PyTorch emulates on a CPU."""
@@ -56,7 +58,7 @@ SUPPORT = {
 
 def unsupported(spec: RunSpec) -> list[str]:
     """Return what this trainer cannot do of `spec`, one sentence each."""
-    problems = [*unknown_settings(spec, ()), *_layout_problems(spec)]
+    problems = [*unknown_settings(spec, (), no_arguments=NO_ARGUMENTS), *_layout_problems(spec)]
     problems += refusals(spec, SUPPORT[""])
     dtype, fp8_recipe = spec.training.dtype, spec.training.fp8_recipe
     if dtype in NATIVE_NARROW and spec.cluster.device == "cpu":
@@ -256,7 +258,8 @@ def _environment(spec: RunSpec) -> dict[str, str]:
         environment[COMPILE_CACHE] = cache
     if spec.cluster.threads_per_device:
         environment["OMP_NUM_THREADS"] = str(spec.cluster.threads_per_device)
-    return environment | with_secrets(spec.cluster.env, os.environ)
+    cluster = with_secrets(spec.cluster.env, os.environ)
+    return {**environment, **cluster, **extra_environment(spec)}
 
 
 LOG_FORMAT = LogFormat(

@@ -128,7 +128,9 @@ class Recipe(Value):
     engine: str = "native"
     """Framework that trains: `native`, or another engine of `paceline recipes engines`."""
     engine_settings: EngineSettings = {}
-    """Settings that only the chosen engine knows, by its own names. Unknown names are refused."""
+    """Settings of the chosen engine, by its own names; others are refused. Every engine has
+    `arguments` and `environment`: text in shell words for its program. An argument that the recipe
+    determines is refused; a variable without `=VALUE` comes from your environment."""
     model: Shape
     """Shape of the model."""
     lora: LoraSpec | None = None

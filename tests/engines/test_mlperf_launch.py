@@ -107,6 +107,15 @@ def test_a_config_that_takes_over_what_is_the_runs_is_refused(tmp_path: Path, na
             source_config(config, asked)
 
 
+@pytest.mark.parametrize("name", ["LOGDIR", "NEXP", "SEED"])
+def test_extra_variables_come_after_the_config_and_leave_those_of_the_run(name: str) -> None:
+    spec = llama_8b(environment="MINIBS=8 SOME_NEW=1")
+    variables = engine("mlperf").job(spec, "x").env
+    assert (variables["MINIBS"], variables["SOME_NEW"]) == ("8", "1")
+    problems = engine("mlperf").unsupported(llama_8b(environment=f"{name}=1"))
+    assert f"engine_settings.environment: {name} is set by each run; leave it out" in problems
+
+
 def test_what_a_config_prints_and_asks_does_no_harm(tmp_path: Path) -> None:
     config = tmp_path / "config_x.sh"
     text = "echo A=1; read -r B; export DGXNNODES=2 WALLTIME=9\ncat ./absent\nf() { :; }\n"

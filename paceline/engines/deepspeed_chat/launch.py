@@ -97,6 +97,8 @@ LOSS_SCALE_POWER, LOSS_SCALE_WINDOW, HYSTERESIS = 16, 100, 2
 EVALUATION_BATCH = 4
 STEPS_PER_PRINT = 1
 """Steps between lines of DeepSpeed's timer, which synchronizes the device at every step anyway."""
+REPLACEABLE = ("data_output_path", "per_device_eval_batch_size", "num_train_epochs")
+"""Arguments that change no figure of a run, so that an extra argument replaces them."""
 PROGRAMS = (PACELINE_PROGRAM, "sft_data_program.py", "sft_model_program.py")
 HOSTFILE, ENVIRONMENT_FILE = "hostfile", ".deepspeed_env"
 
@@ -117,6 +119,7 @@ def job(spec: RunSpec, name: str) -> Job:
         env=_environment(spec),
         files={**_files(spec), **({} if per_device else launcher_files(spec))},
         per="device" if per_device else "node",
+        replaceable=REPLACEABLE,
     )
 
 

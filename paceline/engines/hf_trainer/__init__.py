@@ -14,6 +14,7 @@ from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape, LoraSpec, LoraTarget
 from paceline.engines.hf_trainer.log_format import LOG_FORMAT as LOG_FORMAT
 from paceline.engines.launch.environments import interpreter, not_installed
+from paceline.engines.launch.extra_settings import with_extra_values, without_extra_arguments
 from paceline.engines.launch.programs import (
     data_settings,
     launch,
@@ -196,6 +197,8 @@ ENGINE_SETTINGS = {"attention": "sdpa", "optimizer": "adamw_torch_fused", "worke
 They are the attention implementation, the Trainer's optimizer name, and the number of processes
 that prefetch samples.
 """
+REPLACEABLE = ("logging_nan_inf_filter", "report_to", "ddp_timeout")
+"""Arguments of the Trainer that change no figure of a run."""
 OUTPUT = "output"
 PROGRAM_FILE = "trainer_program.py"
 SETTINGS_FILE = "hf_trainer.json"
@@ -265,7 +268,8 @@ def job(spec: RunSpec, name: str) -> Job:
         SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n",
     }
     argv = ("{python}", PROGRAM_FILE, SETTINGS_FILE)
-    return launch(spec, name, argv, python=interpreter(spec), files=files)
+    # `settings` has the extra arguments: they are the Trainer's, and its program takes none.
+    return launch(without_extra_arguments(spec), name, argv, python=interpreter(spec), files=files)
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:
@@ -277,7 +281,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
         "attention": _engine_settings(spec)["attention"],
         "lora": adapters(spec.model, spec.lora) if spec.lora else None,
         "expected_parameters": spec.num_parameters,
-        "arguments": arguments(spec),
+        "arguments": with_extra_values(spec, arguments(spec), REPLACEABLE),
         "learning_rate": _learning_rate(spec),
         "matmul_precision": training.matmul_precision,
         "compile_blocks": training.compile == "blocks",

@@ -6,7 +6,7 @@ Third-party batch scripts get their arguments in the form of published benchmark
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,13 @@ from paceline.core.hardware import Cluster, with_secrets
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.core.training import DEFAULT_TIME_LIMIT_S
+from paceline.engines.launch.extra_settings import (
+    ARGUMENTS,
+    COMMON_SETTINGS,
+    common_problems,
+    extra_environment,
+    with_extra_arguments,
+)
 
 
 def needs_queue(spec: RunSpec) -> list[str]:
@@ -70,12 +77,15 @@ def launch(
     per: Literal["device", "node"] = "device",
     folder: Path | None = None,
     writes_steps: bool = False,
+    replaceable: Collection[str] = (),
+    file_options: Collection[str] = (),
 ) -> Job:
     """Return the Job that starts `argv` once per device or node, with any launcher.
 
     `python` runs the starter and replaces `{python}` in `argv`. `folder` is the program's working
     folder (None for the run folder). With `writes_steps`, $PACELINE_STEPS is the folder of event
-    lines. The cluster's own variables override `env`.
+    lines. The cluster's own variables override `env`. `replaceable` and `file_options` are those of
+    `with_extra_arguments`.
     """
     starter = (resources.files(__package__ or "") / STARTER_FILE).read_text(encoding="utf-8")
     cluster = spec.cluster
@@ -84,7 +94,10 @@ def launch(
     return Job(
         name=name,
         python=python,
-        program=(STARTER_FILE, mode, *sizes, *argv),
+        program=(
+            *(STARTER_FILE, mode, *sizes),
+            *with_extra_arguments(spec, argv, replaceable=replaceable, file_options=file_options),
+        ),
         env=_environment(spec, env or {}, folder),
         files={**(files or {}), STARTER_FILE: starter},
         nodes=cluster.nodes,
@@ -102,14 +115,21 @@ def program_file(package: str, name: str) -> dict[str, str]:
     return {name: (resources.files(package) / name).read_text(encoding="utf-8")}
 
 
-def unknown_settings(spec: RunSpec, names: Sequence[str]) -> list[str]:
-    """Return a sentence for each engine setting that the run's engine does not know."""
-    allowed = ", ".join(names) or "none"
-    return [
-        f"engine_settings.{name} is not a setting of engine {spec.engine}; allowed: {allowed}"
+def unknown_settings(spec: RunSpec, names: Sequence[str], *, no_arguments: str = "") -> list[str]:
+    """Return a sentence for each engine setting that the run's engine does not know.
+
+    `no_arguments` is the reason why its program has no arguments, if it has none.
+    """
+    allowed = (*names, *COMMON_SETTINGS)
+    problems = [
+        f"engine_settings.{name} is not a setting of engine {spec.engine}; allowed: "
+        f"{', '.join(allowed)}"
         for name in spec.engine_settings
-        if name not in names
+        if name not in allowed
     ]
+    if no_arguments and spec.engine_settings.get("arguments") is not None:
+        problems.append(f"{ARGUMENTS} is not supported: {no_arguments}; leave it out")
+    return [*problems, *common_problems(spec)]
 
 
 def windows_program() -> dict[str, str]:
@@ -128,4 +148,5 @@ def _environment(spec: RunSpec, env: Mapping[str, str], folder: Path | None) -> 
         variables["OMP_NUM_THREADS"] = str(spec.cluster.threads_per_device)
     if folder is not None:
         variables[WORKING_FOLDER] = str(folder)
-    return {**variables, **env} | with_secrets(spec.cluster.env, os.environ)
+    cluster = with_secrets(spec.cluster.env, os.environ)
+    return {**variables, **env, **cluster, **extra_environment(spec)}

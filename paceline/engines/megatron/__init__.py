@@ -14,7 +14,7 @@ from paceline.engines.launch.programs import launch, program_file, windows_progr
 from paceline.engines.log_reading.iteration_log import IterationLog
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
 from paceline.engines.megatron import lm_arguments
-from paceline.engines.megatron.arguments import Arguments, words
+from paceline.engines.megatron.arguments import REPLACEABLE, Arguments, words
 from paceline.engines.megatron.support import SUPPORT as SUPPORT
 from paceline.engines.megatron.support import unsupported as unsupported
 
@@ -77,6 +77,7 @@ def job(spec: RunSpec, name: str) -> Job:
         env=lm_arguments.environment(spec),
         files=files if checkout is None else {},
         folder=None if checkout is None else Path(str(checkout)),
+        replaceable=REPLACEABLE,
     )
 
 

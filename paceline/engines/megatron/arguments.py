@@ -17,6 +17,12 @@ from paceline.core.training import Training
 Arguments = dict[str, Sequence[object]]
 """Values by argument name without dashes; a switch has no values."""
 
+REPLACEABLE = (
+    *("split", "data-impl", "tokenizer-type", "tokenizer-model", "tokenizer-name-or-path"),
+    *("vocab-file", "merge-file", "eval-iters", "eval-interval", "log-interval"),
+    *("distributed-backend", "distributed-timeout-minutes", "transformer-impl"),
+)
+"""Arguments that an extra argument replaces, because no figure of a run depends on them."""
 DATA_SUFFIXES = (".bin", ".idx")
 
 

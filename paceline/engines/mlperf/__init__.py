@@ -18,6 +18,7 @@ from paceline.core.hardware import ENVIRONMENT_NAME, with_secrets
 from paceline.core.job import RUN_FOLDER, BatchScript, Job
 from paceline.core.run import RunSpec
 from paceline.core.secrets import is_secret
+from paceline.engines.launch.extra_settings import extra_environment
 from paceline.engines.launch.programs import (
     needs_queue,
     requested_limit_s,
@@ -167,6 +168,7 @@ RESULTS_FOLDER = "results"
 LOGS = (f"{RESULTS_FOLDER}/*_[0-9].log", f"{RESULTS_FOLDER}/*_[0-9][0-9].log")
 """Logs of run.sub, `<datestamp>_<trial>.log`; logs of its checks are in the same folder."""
 SCRIPT = "run.sub"
+NO_ARGUMENTS = "run.sub takes variables (engine_settings.environment)"
 MANDATORY = {
     "config": "config_*.sh of the system, such as config_GB300_18x4x1xtp1pp1cp2_8b.sh",
     "container": "image that run.sub starts (CONT)",
@@ -184,7 +186,11 @@ def unsupported(spec: RunSpec) -> list[str]:
 
     Includes contradictions between config and recipe.
     """
-    problems = [*unknown_settings(spec, (*MANDATORY, *OPTIONAL)), *needs_queue(spec)]
+    names = (*MANDATORY, *OPTIONAL)
+    problems = [
+        *unknown_settings(spec, names, no_arguments=NO_ARGUMENTS),
+        *needs_queue(spec),
+    ]
     problems += refusals(spec, SUPPORT[""])
     mandatory = {**MANDATORY, **({"model": MODEL} if spec.lora else {})}
     problems += [
@@ -195,9 +201,20 @@ def unsupported(spec: RunSpec) -> list[str]:
     if problems:
         return problems
     try:
-        return contradictions(spec, _variables(spec))
+        return [
+            *_environment_problems(spec),
+            *contradictions(spec, _variables(spec)),
+        ]
     except UserError as error:
         return [str(error)]
+
+
+def _environment_problems(spec: RunSpec) -> list[str]:
+    return [
+        f"engine_settings.environment: {name} is set by each run; leave it out"
+        for name in RUN_VARIABLES
+        if name in extra_environment(spec)
+    ]
 
 
 def missing(spec: RunSpec) -> str | None:
@@ -287,7 +304,7 @@ def _script(spec: RunSpec) -> str:
 
 def _variables(spec: RunSpec) -> dict[str, str]:
     preset = preset_variables(spec)
-    return {**preset, **source_config(config(spec), preset)}
+    return {**preset, **source_config(config(spec), preset), **extra_environment(spec)}
 
 
 ENDS_AT_TARGET = True

@@ -20,6 +20,7 @@ from paceline.core.hardware import with_secrets
 from paceline.core.job import RUN_FOLDER, BatchScript, Job
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
+from paceline.engines.launch.extra_settings import extra_environment, with_extra_arguments
 from paceline.engines.launch.programs import (
     needs_queue,
     requested_limit_s,
@@ -47,6 +48,7 @@ from paceline.engines.support import (
 from paceline.files.home import home_path
 
 SCRIPT, SETTINGS_FILE = "launch.sh", "nemo.json"
+NO_ARGUMENTS = "the recipe's launch.sh takes variables (engine_settings.environment)"
 LOGS = ("results/*/*/*/*/log-*.out",)
 """Output of the whole job, in the folder structure of the recipe's results."""
 PROGRAM = "/opt/NeMo/examples/nlp/language_modeling/megatron_gpt_pretraining.py"
@@ -117,7 +119,7 @@ def unsupported(spec: RunSpec) -> list[str]:
     """Return what NeMo 1 and the published benchmark cannot do of `spec`, one sentence each."""
     script = launch_script(spec)
     return [
-        *unknown_settings(spec, SETTINGS),
+        *unknown_settings(spec, SETTINGS, no_arguments=NO_ARGUMENTS if script else ""),
         *needs_queue(spec),
         *refusals(spec, OWN_SCRIPT if script is None else RECIPE_SCRIPT),
         *_setting_problems(spec),
@@ -189,7 +191,11 @@ def job(spec: RunSpec, name: str) -> Job:
         name=name,
         python=spec.cluster.interpreter,
         program=(),
-        env={**variables(spec), **with_secrets(spec.cluster.env, os.environ)},
+        env={
+            **variables(spec),
+            **with_secrets(spec.cluster.env, os.environ),
+            **extra_environment(spec),
+        },
         files={**files, SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n"},
         nodes=spec.cluster.nodes,
         devices_per_node=spec.cluster.devices_per_node,
@@ -213,7 +219,8 @@ def launch_text(spec: RunSpec) -> str:
     """Return Paceline's launch.sh; raise UserError for a model that NeMo's GPT does not cover."""
     if not isinstance(spec.model, DecoderShape):
         raise UserError("engine nemo", "trains decoders only", remedy="--set engine=native")
-    hydra = " \\\n  ".join(map(_word, overrides(spec, spec.model)))
+    words = with_extra_arguments(spec, overrides(spec, spec.model))
+    hydra = " \\\n  ".join(map(_word, words))
     is_traced = spec.engine_settings.get("nccl_trace")
     exports = [
         f"export {name}={value}" for name, value in (TRACE_VARIABLES if is_traced else {}).items()

@@ -23,6 +23,7 @@ from paceline.core.hardware import with_secrets
 from paceline.core.job import BatchScript, Job
 from paceline.core.run import RunSpec
 from paceline.core.secrets import REDACTED, is_secret
+from paceline.engines.launch.extra_settings import extra_environment, with_extra_arguments
 from paceline.engines.launch.programs import needs_queue, requested_limit_s, unknown_settings
 from paceline.engines.megatron_bridge import RECIPE, gpu_of, recipe_problems
 from paceline.engines.nemo.launch import model_size
@@ -31,6 +32,8 @@ from paceline.files.home import home_path
 from paceline.files.yaml_file import plain, read_document
 
 SCRIPT, SETTINGS_FILE = "llmb.sh", "nemo.json"
+REPEATABLE = ("slurm-arg", "mbridge-arg", "env")
+"""Options of llmb-run that may occur several times."""
 LINK = "experiment"
 LOGS = tuple(f"{LINK}/{pattern}" for pattern in ("log-*.out", "sbatch_*.out", "slurm-*.out"))
 """Files of NeMo-Run's job in the experiment's folder, the training's own log first."""
@@ -87,6 +90,7 @@ def job(spec: RunSpec, name: str) -> Job:
             **with_secrets(spec.cluster.env, os.environ),
             **recipe_variables(spec),
             **NO_REQUEUE,
+            **extra_environment(spec),
         },
         files={
             SCRIPT: script_text(spec),
@@ -105,7 +109,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
     """Return the command, its folder, and the variables of the recipe's launch.sh."""
     return {
         "folder": str(install_folder(spec)),
-        "command": [*_command(spec)],
+        "command": _command(spec),
         "variables": recipe_variables(spec),
     }
 
@@ -133,8 +137,12 @@ def script_text(spec: RunSpec) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _command(spec: RunSpec) -> Iterator[str]:
-    """Yield llmb-run and its arguments."""
+def _command(spec: RunSpec) -> list[str]:
+    """Return llmb-run, its arguments and the extra ones."""
+    return with_extra_arguments(spec, [*_own_command(spec)], repeatable=REPEATABLE)
+
+
+def _own_command(spec: RunSpec) -> Iterator[str]:
     settings, site = spec.engine_settings, spec.cluster.slurm
     yield from (PROGRAM, "submit", "-w", workload_of(spec), "-s", size_of(spec) or "")
     yield from ("--dtype", "fp8" if spec.training.dtype == "mxfp8" else spec.training.dtype)
@@ -149,7 +157,7 @@ def _command(spec: RunSpec) -> Iterator[str]:
     for name, value in {"constraint": site.constraint, "hint": site.hint, "qos": site.qos}.items():
         if value:
             yield f"--slurm-arg={name}={value}"
-    for name, value in spec.cluster.env.items():
+    for name, value in (spec.cluster.env | extra_environment(spec)).items():
         if value != REDACTED and not is_secret(name, value):
             yield f"--env={name}={value}"
     yield from ("-p",) if settings.get("profile") else ()
@@ -206,9 +214,9 @@ def _setting_problems(spec: RunSpec) -> Iterator[str]:
     for name in SWITCHES:
         if not isinstance(settings.get(name, False), bool):
             yield f"engine_settings.{name} {settings[name]} must be true or false"
-    for name, value in spec.cluster.env.items():
+    for name, value in (spec.cluster.env | extra_environment(spec)).items():
         if not is_secret(name, value) and shlex.quote(value) != value:
-            yield f"cluster.env: {name} contains a character that llmb-run does not accept in --env"
+            yield f"variable {name} contains a character that llmb-run does not accept in --env"
     gpu, cluster = gpu_of(spec), spec.cluster
     per_node = GPUS_PER_NODE.get(gpu or "", 8)
     if gpu is not None and cluster.nodes > 1 and cluster.devices_per_node != per_node:

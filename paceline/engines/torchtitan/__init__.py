@@ -43,6 +43,8 @@ SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 
 
 ENGINE_SETTINGS = ("compile_loss",)
+REPLACEABLE = ("job.description", "metrics.log_freq", "metrics.disable_color_printing")
+"""Settings that change no figure of a run, so that an extra argument replaces them."""
 _LLAMA = "fixed in torchtitan's llama3"
 SUPPORT = {
     "": {
@@ -116,6 +118,10 @@ def job(spec: RunSpec, name: str) -> Job:
         python=interpreter(spec),
         env={} if on_cpu else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
         files=files,
+        replaceable=REPLACEABLE,
+        file_options=[
+            f"{section}.{key}" for section, part in values["config"].items() for key in part
+        ],
     )
 
 
