@@ -232,11 +232,20 @@ def _stated_figure(
 ) -> StatedFigure:
     convention = without_recompute(name)
     formula, source = _formula_and_source(convention)
-    if name == convention:
-        return StatedFigure(name, flops, peak, rate, share, "MFU", formula, source)
-    formula = f"{formula} Recomputed work is counted."
-    name = with_recompute(convention)
-    return StatedFigure(name, flops, peak, rate, share, "HFU", formula, source)
+    counts_recomputation = name != convention
+    if counts_recomputation:
+        formula = f"{formula} Recomputed work is counted."
+        name = with_recompute(convention)
+    return StatedFigure(
+        convention=name,
+        flops_per_token=flops,
+        peak_flops_per_s=peak,
+        flops_per_s_per_device=rate,
+        mfu=share,
+        share="HFU" if counts_recomputation else "MFU",
+        formula=formula,
+        source=source,
+    )
 
 
 def _formula_and_source(convention: str) -> tuple[str, str]:

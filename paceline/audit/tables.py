@@ -115,15 +115,15 @@ def _finding(verdict: CellVerdict) -> AuditFinding:
         value = difference = None
     recomputed_text = "-" if value is None else _like_the_cell(value / cell.unit, cell)
     return AuditFinding(
-        verdict.line.table,
-        verdict.line.name,
-        cell.column,
-        cell.printed.text,
-        value,
-        difference,
-        verdict.cause or "",
-        recomputed_text,
-        verdict.state != "fails",
+        table=verdict.line.table,
+        row=verdict.line.name,
+        column=cell.column,
+        printed=cell.printed.text,
+        recomputed=value,
+        difference=difference,
+        cause=verdict.cause or "",
+        recomputed_text=recomputed_text,
+        minor=verdict.state != "fails",
     )
 
 
@@ -154,7 +154,14 @@ def _layouts(rows: Sequence[Row]) -> Iterator[AuditFinding]:
         replicas = counts[0] / devices
         replicas_text = f"{replicas:.3g} replicas"
         yield AuditFinding(
-            table, row.id, "layout", layout_text, replicas, None, cause, replicas_text
+            table=table,
+            row=row.id,
+            column="layout",
+            printed=layout_text,
+            recomputed=replicas,
+            difference=None,
+            cause=cause,
+            recomputed_text=replicas_text,
         )
 
 
@@ -180,7 +187,14 @@ def _rank_lists(rows: Sequence[Row]) -> Iterator[AuditFinding | None]:
         cause = f"rank {words} is missing from {full_range}{nodes}"
         difference = len(ranks) / (len(ranks) + len(gaps)) - 1
         yield AuditFinding(
-            row.table, row.id, "ranks", text, full_range, difference, cause, full_range
+            table=row.table,
+            row=row.id,
+            column="ranks",
+            printed=text,
+            recomputed=full_range,
+            difference=difference,
+            cause=cause,
+            recomputed_text=full_range,
         )
 
 

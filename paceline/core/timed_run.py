@@ -156,18 +156,18 @@ def timed_run(
 ) -> TimedRun:
     """Return a TimedRun with a summary of the window's step times. The window must not be empty."""
     return TimedRun(
-        facts,
-        steps,
-        window,
-        summarize(window["step_time_s"]),
-        peak_flops_per_s,
-        peak_source,
-        achievable_flops_per_s,
-        achievable_source,
-        startup_s,
-        uneven,
-        no_peak,
-        resolution_s,
+        facts=facts,
+        steps=steps,
+        window=window,
+        times=summarize(window["step_time_s"]),
+        peak_flops_per_s=peak_flops_per_s,
+        peak_source=peak_source,
+        achievable_flops_per_s=achievable_flops_per_s,
+        achievable_source=achievable_source,
+        startup_s=startup_s,
+        uneven=uneven,
+        no_peak=no_peak,
+        resolution_s=resolution_s,
     )
 
 

@@ -110,7 +110,15 @@ def estimates_of_cases(x: Cases, evidence: Evidence) -> Estimates:
     """Estimate cases in closed form, without a memory limit."""
     no_limit = np.full(x.size, inf)
     time = step_time(x, coefficient_values(evidence.fit().centre))
-    return Estimates(x, evidence, time, FRAMEWORKS, None, no_limit, no_limit)
+    return Estimates(
+        x=x,
+        evidence=evidence,
+        time=time,
+        frameworks=FRAMEWORKS,
+        context_bytes=None,
+        device_bytes=no_limit,
+        tensor_bytes=no_limit,
+    )
 
 
 def estimates_of_runs(

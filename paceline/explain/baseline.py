@@ -87,15 +87,15 @@ def _other_run(run: ObservedRun, other: ObservedRun, profile: ProfiledStep | Non
     surroundings = tuple(f"{c.item}: {c.before} -> {c.after}" for c in changes)
     parts = other.account.parts.scaled(factor)
     return Baseline(
-        "run",
-        f"run {other.result.run}",
-        parts.total,
-        parts,
-        other.account.error_s * factor,
-        other,
-        profile,
-        (*settings, *surroundings),
-        note,
+        kind="run",
+        title=f"run {other.result.run}",
+        step_s=parts.total,
+        parts=parts,
+        error_s=other.account.error_s * factor,
+        run=other,
+        profile=profile,
+        differences=(*settings, *surroundings),
+        notes=note,
     )
 
 

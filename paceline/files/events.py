@@ -345,7 +345,13 @@ def read_rank(lines: Iterable[str]) -> RankLog:
             tracked_step = event if event.tracked else tracked_step
             steps.append(to_step(event))
     return RankLog(
-        start, tuple(steps), end, skipped_lines, memory, tracked_step, tuple(evaluations)
+        start=start,
+        steps=tuple(steps),
+        end=end,
+        skipped_lines=skipped_lines,
+        memory=memory,
+        tracked_step=tracked_step,
+        evaluations=tuple(evaluations),
     )
 
 

@@ -243,7 +243,15 @@ def new_tuning(
     runs = LayoutRunner(layouts, name, root, command, options.tag)
     search = start_search(layouts, Learner(layouts), runs.recall())
     runs.expect = lambda row: prediction(search, row)
-    return Tuning(options, name, root, command, search, runs, is_oversubscribed)
+    return Tuning(
+        options=options,
+        name=name,
+        root=root,
+        command=command,
+        search=search,
+        runs=runs,
+        oversubscribed=is_oversubscribed,
+    )
 
 
 def headline(tuning: Tuning) -> str:

@@ -81,7 +81,15 @@ def size_factors(
         corrected = tuple(corrected_logs(speeds, component, share) for share in shares)
         node_error = student_t(0.975, component.degrees) * component.noise
     pooled = pooled_variation(sizes, corrected[0] if corrected else {})
-    baseline = _Baseline(base_nodes, base, error, measured, corrected, node_error, pooled)
+    baseline = _Baseline(
+        base_nodes=base_nodes,
+        base=base,
+        base_error=error,
+        measured=measured,
+        corrected=corrected,
+        node_error=node_error,
+        pooled=pooled,
+    )
     return [_of_size(nodes, groups, baseline) for nodes, groups in sizes.items()]
 
 

@@ -93,13 +93,13 @@ def measure_network(
             str(folder), f"nothing was measured: {'; '.join(faults) or 'no rank wrote a line'}"
         )
     report = network_report(
-        collectives,
-        pairs,
-        _identity(cluster, request),
-        created.isoformat(timespec="seconds"),
-        time.monotonic() - started_s,
-        faults,
-        fabric,
+        collectives=collectives,
+        pairs=pairs,
+        identity=_identity(cluster, request),
+        created=created.isoformat(timespec="seconds"),
+        elapsed_s=time.monotonic() - started_s,
+        faults=faults,
+        fabric=fabric,
     )
     write_value(folder / REPORT_FILE, report)
     write_text(folder / PAGE_FILE, render_document(network_document(report, folder)))

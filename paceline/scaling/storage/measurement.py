@@ -98,13 +98,13 @@ def measure_storage(
             str(folder), f"nothing was measured: {'; '.join(faults) or 'no host wrote a line'}"
         )
     report = storage_report(
-        lines,
-        names,
-        {"hosts": cluster.nodes, "devices_of_each": cluster.devices_per_node, **question},
-        created.isoformat(timespec="seconds"),
-        time.monotonic() - started_s,
-        faults,
-        needed_demand,
+        lines=lines,
+        names=names,
+        identity={"hosts": cluster.nodes, "devices_of_each": cluster.devices_per_node, **question},
+        created=created.isoformat(timespec="seconds"),
+        elapsed_s=time.monotonic() - started_s,
+        faults=faults,
+        demand=needed_demand,
     )
     write_value(folder / REPORT_FILE, report)
     return MeasuredStorage(report, folder, tuple(notices))
