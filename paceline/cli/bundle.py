@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json, RunName, RunsDir
-from paceline.cli.output import TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import TableForm, TableFormat, emit, emit_json
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED
 from paceline.core.units import pluralize, si
 from paceline.files.run_folder import find_run, runs_root
-from paceline.report.document import Column
+from paceline.report.document import Column, Document, Table, Verdict
 from paceline.runs.bundles.verification import BundleCheck, check_bundle
 from paceline.runs.bundles.writing import write_bundle
 
@@ -70,47 +70,46 @@ def verify(
     Example: paceline runs verify run.bundle.tar.gz
     """
     check = check_bundle(file)
-    form = TableFormat.json if as_json else form
-    rows = [
-        *({"what": fault.fault, "name": fault.path} for fault in check.faults),
-        *(
-            {
-                "what": "figure",
-                "name": f.name,
-                "stored": f.stored_value,
-                "recomputed": f.recomputed_value,
-            }
-            for f in check.figures
-        ),
+    emit(verification_document(check), TableFormat.json if as_json else form)
+    raise typer.Exit(EXIT_GATE_FAILED if check.faults or check.figures else 0)
+
+
+def verification_document(check: BundleCheck) -> Document:
+    """Describe the verification of a bundle: its verdict, and everything that differs."""
+    faults = [{"what": fault.fault, "name": fault.path} for fault in check.faults]
+    figures = [
+        {
+            "what": "figure",
+            "name": figure.name,
+            "stored": figure.stored_value,
+            "recomputed": figure.recomputed_value,
+        }
+        for figure in check.figures
     ]
-    rows = [{"stored": None, "recomputed": None, **row} for row in rows]
-    if rows or form is not TableFormat.text:
-        names = ("what", "name", "stored", "recomputed")
-        columns = [Column(name, name) for name in names]
-        emit_table(rows, columns, form, document=check.model_dump(mode="json"))
-    if form is TableFormat.text:
-        echo(_sentence(check))
-    raise typer.Exit(EXIT_GATE_FAILED if rows else 0)
-
-
-def _sentence(check: BundleCheck) -> str:
+    columns = [Column(name, name) for name in ("what", "name", "stored", "recomputed")]
     size = si(check.bytes, "B")
-    files = f"{check.run}: {pluralize(check.n_files, 'file')}, {size}, sha256 {check.sha256}"
+    versions = f"measured by Paceline {check.measured_by}, checked by {check.checked_by}"
+    return Document(
+        kind="verification of a bundle",
+        title=check.run,
+        setup=(pluralize(check.n_files, "file"), size, f"sha256 {check.sha256}"),
+        verdict=Verdict(check.verdict, "alert" if faults or figures else "good"),
+        answer=(_answer(check),),
+        sections=(Table(columns=columns, rows=[*faults, *figures]),),
+        notes=() if check.measured_by == check.checked_by else (versions,),
+        source=check.bundle,
+        data=check,
+    )
+
+
+def _answer(check: BundleCheck) -> str:
+    """Return what was found, in one sentence."""
+    figures = pluralize(check.n_figures, "figure")
     if check.faults:
-        others = pluralize(len(check.faults), "file")
-        return f"{files}; {others} damaged, so the figures were not checked"
+        files = pluralize(len(check.faults), "file")
+        return f"{files} damaged, so the figures were not checked."
     if not check.n_figures:
-        return f"{files}; all intact; the run has no figures"
+        return "All files are intact. The run has no figures."
     if not check.figures:
-        return (
-            f"{files}; all intact, and {pluralize(check.n_figures, 'figure')} confirmed from them"
-        )
-    versions = (
-        ""
-        if check.measured_by == check.checked_by
-        else f" (measured by Paceline {check.measured_by}, checked by {check.checked_by})"
-    )
-    return (
-        f"{files}; {len(check.figures):,} of "
-        f"{pluralize(check.n_figures, 'figure')} not as recomputed{versions}"
-    )
+        return f"All files are intact, and {figures} confirmed from them."
+    return f"{len(check.figures):,} of {figures} differ from those recomputed from the files."

@@ -12,17 +12,16 @@ import typer
 
 from paceline.cli.host_options import MaxParallel, NodesPerTrial
 from paceline.cli.options import Panel, ReportFormat
-from paceline.cli.output import TableFormat, emit_table
+from paceline.cli.output import emit
 from paceline.cli.printing import ExecutionOptions, plan_content, print_notices, print_plan
 from paceline.cli.progress import progress_display, run_headline
 from paceline.cli.terminal import echo
 from paceline.compare.over_time.repeats import SeriesResult
 from paceline.core.errors import UserError
 from paceline.core.result import Result
-from paceline.core.units import pluralize, significant
+from paceline.core.units import pluralize
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import HostPlacement, Request
-from paceline.report.document import Column
 from paceline.runs.flow import Watcher, command_line
 from paceline.runs.plan import Plan
 from paceline.runs.repeat_plan import (
@@ -34,13 +33,7 @@ from paceline.runs.repeat_plan import (
     side_request,
 )
 from paceline.runs.repeat_runner import run_series
-from paceline.runs.repeats_text import (
-    ROW_METRICS,
-    changes_text,
-    group_rows,
-    run_text,
-    series_lines,
-)
+from paceline.runs.repeats_report import changes_text, run_text, series_document
 from paceline.runs.tasks.slot import JobSlot, TaskOutcome, lost_text
 
 UNFINISHED_STATUSES = frozenset({"incomplete", "cancelled"})
@@ -99,12 +92,6 @@ def repeat_runs(
     request: Request, options: RepeatOptions, how: ExecutionOptions, dry_run: bool
 ) -> int:
     """Run groups of repeats, print them, and return the exit code."""
-    if how.output_format is ReportFormat.html:
-        raise UserError(
-            "--format html",
-            "shows a single run; each repeat has its own report.html in its folder",
-            allowed="text, json, csv, md",
-        )
     root = runs_root(how.runs_dir)
     series = _series(request, options, how)
     announce(series)
@@ -120,7 +107,7 @@ def repeat_runs(
         probe=how.probe,
         runs_dir=how.runs_dir,
     )
-    _print_series(result, how.output_format)
+    emit(series_document(result), how.output_format)
     return exit_code(result)
 
 
@@ -206,7 +193,6 @@ class RepeatDisplay:
 
     @contextmanager
     def running(self, task: ScheduledRepeat, plan: Plan) -> Iterator[Watcher]:
-
         if self.at_once > 1:
             echo(f"{_title(task)} starts", err=True)
             yield lambda progress: None
@@ -215,12 +201,10 @@ class RepeatDisplay:
             yield watch
 
     def task_ended(self, task: ScheduledRepeat, outcome: TaskOutcome) -> None:
-
         text = run_text(outcome) if isinstance(outcome, Result) else f"no run: {outcome}"
         echo(f"{_title(task)}: {text}" if self.at_once > 1 else f"  {text}", err=True)
 
     def slot_lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
-
         echo(lost_text(slot, why, for_good), err=True)
 
 
@@ -228,24 +212,8 @@ def _title(turn: ScheduledRepeat) -> str:
     return f"{turn.letter}  ".lstrip() + f"repeat {turn.number} of {turn.num_repeats}"
 
 
-def _print_series(result: SeriesResult, form: ReportFormat) -> None:
-    if form is ReportFormat.json:
-        echo(result.model_dump_json(indent=2))
-    elif form is ReportFormat.text:
-        for line in series_lines(result):
-            echo(line)
-    else:
-        plain = ("group", "repeat", "run", "status", "n", "spread")
-        columns = [Column(name, name) for name in plain]
-        columns += [
-            Column(name, name, lambda v: significant(v, 4), "right") for name in ROW_METRICS
-        ]
-        emit_table(group_rows(result), columns, TableFormat(form.value))
-
-
 def _print_plans(series: Series, form: ReportFormat) -> None:
     """Print the order of the repeats, and the plan of each configuration."""
-
     lanes = [
         [f"{t.letter}{t.number}" for t in series.schedule(slot.number)] for slot in series.slots
     ]
