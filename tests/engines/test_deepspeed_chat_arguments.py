@@ -6,13 +6,16 @@ import ast
 import base64
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from paceline.core.hardware import Cluster
 from paceline.core.run import RunSpec
-from paceline.engines import engine
+from paceline.engines import engine, last_step
+from paceline.engines.deepspeed_chat import project_program
 from paceline.engines.deepspeed_chat.launch import (
     arguments,
     command,
@@ -22,6 +25,10 @@ from paceline.engines.deepspeed_chat.launch import (
 from paceline.files.recipe import load_recipe, resolve
 
 ENGINE = engine("deepspeed_chat")
+OPTIONS = Path(__file__).parent / "deepspeed_chat_options.json"
+"""Accepted options of real programs by repository and commit, and the variables they read."""
+LAMBDA = "LambdaLabsML/DeepSpeedExamples@7770cec"
+DEEPSPEEDAI = "deepspeedai/DeepSpeedExamples@45b4b71"
 ROOT = "/home/ubuntu/ml-1cc/benchmark"
 MAIN = (
     f"{ROOT}/DeepSpeedExamples/applications/DeepSpeed-Chat/training/"
@@ -93,7 +100,7 @@ def test_deepspeeds_own_launcher_gets_hosts_and_master_and_its_two_files():
     assert not any(word.startswith("--local_rank") for word in words)
     files = launcher_files(spec)
     assert files["hostfile"] == "n-1 slots=8\nn-2 slots=8\n"
-    assert files[".deepspeed_env"] == "NCCL_IB_HCA==mlx5_1\n"
+    assert files[".deepspeed_env"] == f"PROJECT_PATH={ROOT}\nNCCL_IB_HCA==mlx5_1\n"
 
 
 def test_deepspeeds_own_launcher_is_started_once_a_node():
@@ -181,9 +188,128 @@ def test_a_checkouts_program_that_lacks_an_argument_is_refused(tmp_path: Path):
     lines = [f'parser.add_argument("{name}")' for name in options if name != "--deepspeed"]
     main.write_text("\n".join(lines))
     assert engine("deepspeed_chat").unsupported(spec) == []
-    main.write_text(main.read_text().replace("max_steps", "steps").replace("--seed", "--seeds"))
+    main.write_text(main.read_text().replace("zero_stage", "stage").replace("--seed", "--seeds"))
     (problem,) = engine("deepspeed_chat").unsupported(spec)
-    assert "main.py does not accept --seed, --max_steps: use the program of LambdaLabsML" in problem
+    assert (
+        "main.py does not accept --seed, --zero_stage: use the program of LambdaLabsML" in problem
+    )
+
+
+def checkout(root: Path, name: str, folder: str = "content") -> Path:
+    """Write a program that has the options and reads the variables of a real one."""
+    real = json.loads(OPTIONS.read_text())[name]
+    main = root / folder / real["program"]
+    main.parent.mkdir(parents=True)
+    reads = [f'os.getenv("{variable}") + "/x"' for variable in real["environment"]]
+    options = [f'parser.add_argument("{option}")' for option in real["options"]]
+    main.write_text("\n".join([*reads, *options]))
+    return main
+
+
+def check_options(words: list[str], options: dict[str, str]) -> None:
+    """Check that a program with these options and types accepts the words."""
+    places = [place for place, word in enumerate(words) if word.startswith("--")]
+    for start, end in zip(places, [*places[1:], len(words)], strict=True):
+        name, values = words[start], words[start + 1 : end]
+        kind = options[name]
+        assert (len(values) == 0) == (kind == "flag"), name
+        assert len(values) <= 1 or kind.startswith("list of"), name
+        for value in values:
+            {"int": int, "float": float}.get(kind, str)(value)
+
+
+@pytest.mark.parametrize("recipe", ["opt-350m-sft", "opt-13b-sft"])
+@pytest.mark.parametrize("name", [LAMBDA, DEEPSPEEDAI])
+def test_both_forks_accept_every_argument_they_get(tmp_path: Path, name: str, recipe: str):
+    spec = spec_of(recipe, f"engine_settings.program={checkout(tmp_path, name)}")
+    assert ENGINE.unsupported(spec) == []
+    check_options(arguments(spec), json.loads(OPTIONS.read_text())[name]["options"])
+
+
+def test_lambdas_fork_gets_its_project_folder_from_its_set_up_or_on_the_node(tmp_path: Path):
+    main = checkout(tmp_path, LAMBDA, "DeepSpeedExamples")
+    job = ENGINE.job(spec_of("opt-350m-sft", f"engine_settings.program={main}"), "x")
+    assert job.env["PROJECT_PATH"] == str(tmp_path)
+    assert "project_program.py" not in job.program
+    job = ENGINE.job(
+        spec_of("opt-350m-sft", f"engine_settings.program={checkout(tmp_path, LAMBDA)}"), "x"
+    )
+    start = job.program.index("project_program.py")
+    assert job.program[start + 1].startswith("{tmp}/deepspeed_chat-")
+    assert job.program[start + 2] == "{python}" and "project_program.py" in job.files
+    assert "PROJECT_PATH" not in job.env
+
+
+def test_tokenized_data_is_on_the_node_and_shared_by_the_runs_of_one_data_set(tmp_path: Path):
+    program = f"engine_settings.program={checkout(tmp_path, LAMBDA)}"
+
+    def folder(*changes: str) -> str:
+        words = arguments(spec_of("opt-350m-sft", program, *changes))
+        return words[words.index("--data_output_path") + 1]
+
+    assert re.fullmatch(r"\{tmp\}/deepspeed_chat-[0-9a-f]{8}/data_files", folder())
+    assert folder("training.steps=7") == folder()
+    assert folder("engine_settings.data=Dahoas/rm-static") != folder()
+
+
+def test_the_fork_of_deepspeedai_trains_epochs_finds_its_modules_and_needs_no_gpu(tmp_path: Path):
+    main = checkout(tmp_path, DEEPSPEEDAI)
+    program = (f"engine_settings.program={main}", "engine_settings.model=facebook/opt-350m")
+    spec = spec_of("opt-350m-sft", *program, "training.dtype=bf16", device="cpu")
+    assert ENGINE.unsupported(spec) == []
+    words = " ".join(arguments(spec))
+    assert "--dropout 0.0" in words and "--num_train_epochs 1 --dtype bf16" in words
+    assert last_step(spec) is None
+    modules = str(tmp_path / "content" / "applications" / "DeepSpeed-Chat")
+    assert ENGINE.job(spec, "x").env["PYTHONPATH"] == modules
+    others = spec_of("opt-350m-sft", *program, env={"PYTHONPATH": "/lib"})
+    assert ENGINE.job(others, "x").env["PYTHONPATH"] == f"{modules}:/lib"
+
+
+def test_a_program_in_a_container_is_lambdas_unless_the_fork_is_set():
+    in_container = "engine_settings.program=/opt/chat/training/step1_supervised_finetuning/main.py"
+    assert "--max_steps" in arguments(spec_of("opt-350m-sft", in_container))
+    words = arguments(spec_of("opt-350m-sft", in_container, "engine_settings.fork=deepspeedai"))
+    assert "--max_steps" not in words and "--dropout" in words
+    (problem,) = ENGINE.unsupported(spec_of("opt-350m-sft", "engine_settings.fork=microsoft"))
+    assert "engine_settings.fork microsoft must be one of lambda, deepspeedai" in problem
+
+
+def test_staged_models_and_data_are_found_without_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PACELINE_STAGE", str(tmp_path / "stage"))
+    spec = spec_of("opt-350m-sft", f"engine_settings.program={checkout(tmp_path, LAMBDA)}")
+    assert "HF_HUB_OFFLINE" not in ENGINE.job(spec, "x").env
+    for name in ("facebook/opt-350m", "Dahoas/full-hh-rlhf"):
+        asset = tmp_path / "stage" / name.rpartition("/")[2]
+        (asset / "content").mkdir(parents=True)
+        about = {"name": asset.name, "kind": "hub-model", "source": name}
+        manifest = {"asset": about, "revision": None, "bytes": 0, "sha256": "0" * 64, "files": []}
+        manifest |= {"origin": "", "staged_at": "", "seconds": 0.0, "paceline_version": "1"}
+        (asset / "manifest.json").write_text(json.dumps(manifest))
+        link = tmp_path / "stage" / "repositories" / name
+        link.parent.mkdir(parents=True)
+        link.symlink_to(asset / "content")
+    env = ENGINE.job(spec, "x").env
+    assert env["HF_HUB_OFFLINE"] == "1"
+    assert env["HF_HUB_CACHE"] == str(tmp_path / "stage" / "hub")
+    words = arguments(spec)
+    data = str(tmp_path / "stage" / "repositories" / "Dahoas" / "full-hh-rlhf")
+    assert words[words.index("--data_path") + 1] == data
+    assert words[words.index("--model_name_or_path") + 1] == "facebook/opt-350m"
+
+
+def test_a_node_links_its_hub_cache_where_lambdas_program_looks(tmp_path: Path):
+    folder, hub = tmp_path / "project", tmp_path / "hf" / "hub"
+    hub.mkdir(parents=True)
+    shows = "import os; print(os.environ['PROJECT_PATH'])"
+    command = [sys.executable, project_program.__file__, str(folder), sys.executable, "-c", shows]
+    environment = {"HF_HOME": str(tmp_path / "hf")}
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == str(folder)
+    assert (folder / ".cache" / "huggingface" / "transformers").readlink() == hub
 
 
 def test_a_models_folder_that_is_not_the_recipes_shape_is_refused(tmp_path: Path):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.engines.deepspeed_chat import checkout
 from paceline.engines.deepspeed_chat.launch import IMPORTS as IMPORTS
 from paceline.engines.deepspeed_chat.launch import (
     LOSS_SCALE_POWER,
@@ -35,11 +35,11 @@ from paceline.engines.support import (
     only,
     refusals,
 )
-from paceline.files.documents import read_text
 from paceline.files.home import home_path
 
 SETTINGS = (
     "program",
+    "fork",
     "launcher",
     "model",
     "data",
@@ -50,8 +50,6 @@ SETTINGS = (
     "steps_per_print",
 )
 PACELINE_PROGRAM_SETTINGS = ("attention", "steps_per_print")
-DEEPSPEED_OPTIONS = ("--deepspeed",)
-"""Arguments that `deepspeed.add_config_arguments` adds to those of a program."""
 LAUNCHERS = ("paceline", "deepspeed")
 ATTENTIONS = ("eager", "sdpa")
 LORA_TARGETS = {"q", "k", "v", "o", "up", "down"}
@@ -124,7 +122,8 @@ def unsupported(spec: RunSpec) -> list[str]:
 
 def _setting_problems(spec: RunSpec, model: DecoderShape) -> Iterator[str]:
     settings = spec.engine_settings
-    for name, allowed in (("launcher", LAUNCHERS), ("attention", ATTENTIONS)):
+    choices = (("launcher", LAUNCHERS), ("attention", ATTENTIONS), ("fork", checkout.FORKS))
+    for name, allowed in choices:
         if settings.get(name) not in (None, *allowed):
             yield f"engine_settings.{name} {settings[name]} must be one of {', '.join(allowed)}"
     for name in ("epochs", "steps_per_print"):
@@ -164,14 +163,14 @@ def _checkout_problems(spec: RunSpec) -> Iterator[str]:
     training, settings = spec.training, spec.engine_settings
     if not Path(str(settings["program"])).is_absolute():
         yield f"engine_settings.program {settings['program']} must be an absolute path of a main.py"
-    yield from _unknown_arguments(spec, Path(str(settings["program"])))
+    yield from _unknown_arguments(spec)
     for name in PACELINE_PROGRAM_SETTINGS:
         if settings.get(name) is not None:
             yield f"engine_settings.{name} works with Paceline's program only"
     if settings.get("model") is None and published_name(spec.model) is None:
         yield "no published OPT has this shape: set engine_settings.model to a folder with one"
-    if spec.cluster.device == "cpu":
-        yield "device cpu: DeepSpeed-Chat's own program needs a GPU; remove engine_settings.program"
+    if spec.cluster.device == "cpu" and checkout.fork(spec) == checkout.LAMBDA:
+        yield "device cpu: Lambda's program calls CUDA; remove engine_settings.program"
     scale = training.loss_scale
     default = (2.0**LOSS_SCALE_POWER, LOSS_SCALE_WINDOW)
     if training.dtype == "fp16" and (scale.initial, scale.window) != default:
@@ -181,26 +180,25 @@ def _checkout_problems(spec: RunSpec) -> Iterator[str]:
         )
 
 
-def _unknown_arguments(spec: RunSpec, program: Path) -> Iterator[str]:
+def _unknown_arguments(spec: RunSpec) -> Iterator[str]:
     """Yield arguments that a checkout's program would reject, if its source is readable here."""
-    try:
-        text = read_text(program)
-    except (OSError, ValueError):
+    if checkout.source(spec) is None:
         return
     options = (word for word in arguments(spec) if word.startswith("--"))
-    unknown = [name for name in options if name not in (*DEEPSPEED_OPTIONS, *_options(text))]
+    unknown = [name for name in options if not checkout.accepts(spec, name)]
     if unknown:
         yield (
-            f"engine_settings.program {program} does not accept {', '.join(unknown)}: use the "
-            "program of LambdaLabsML/DeepSpeedExamples (`paceline recipes stage`)"
+            f"engine_settings.program {checkout.program_path(spec)} does not accept "
+            f"{', '.join(unknown)}: use the program of LambdaLabsML/DeepSpeedExamples "
+            "(`paceline recipes stage`)"
         )
 
 
-def _options(text: str) -> list[str]:
-    """Return the quoted option names in a Python program's source."""
-    return re.findall(r"""["'](--\w+)["']""", text)
+def last_step(spec: RunSpec) -> int | None:
+    """Return warmup plus timed steps: the log counts both, and warmup comes first.
 
-
-def last_step(spec: RunSpec) -> int:
-    """Return warmup plus timed steps: the log counts both, and warmup comes first."""
+    A program that trains whole epochs has no requested last step.
+    """
+    if not uses_paceline_program(spec) and not checkout.has_max_steps(spec):
+        return None
     return spec.training.lr_schedule.warmup + spec.training.steps

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,9 +19,11 @@ from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.core.secrets import is_secret
 from paceline.core.shape import DecoderShape, Shape
+from paceline.engines.deepspeed_chat import checkout
 from paceline.engines.launch.environments import interpreter, not_installed
 from paceline.engines.launch.programs import launch, program_file
 from paceline.files.home import home_path
+from paceline.files.staged import hub_environment, staged_repository
 
 PUBLISHED = {
     (12, 768, 12): "facebook/opt-125m",
@@ -84,8 +86,8 @@ def folder_differences(shape: DecoderShape, folder: Path) -> list[str]:
     ]
 
 
-REQUIREMENTS = ("deepspeed==0.19.8", "transformers==5.23.0")
-IMPORTS = ("deepspeed", "transformers")
+REQUIREMENTS = ("deepspeed==0.19.8", "transformers==4.57.6", "datasets==4.3.0")
+IMPORTS = ("deepspeed", "transformers", "datasets")
 PACELINE_PROGRAM = "sft_program.py"
 MODEL_FOLDER = "model"
 PUBLISHED_DATA = "Dahoas/full-hh-rlhf"
@@ -111,12 +113,13 @@ def missing(spec: RunSpec) -> str | None:
 def job(spec: RunSpec, name: str) -> Job:
     """Return the Job: the program once per device, or DeepSpeed's launcher once per node."""
     per_device = not _uses_deepspeed_launcher(spec)
+    env = _environment(spec)
     return launch(
-        spec,
+        _without_variables(spec, env),
         name,
         command(spec),
         python=interpreter(spec),
-        env=_environment(spec),
+        env=env,
         files={**_files(spec), **({} if per_device else launcher_files(spec))},
         per="device" if per_device else "node",
         replaceable=REPLACEABLE,
@@ -130,8 +133,10 @@ def settings(spec: RunSpec) -> dict[str, Any]:
 
 def command(spec: RunSpec) -> list[str]:
     """Return the command for each process, with its placeholders."""
+    prepare = [] if uses_paceline_program(spec) else checkout.preparation(spec, _sources(spec))
     if _uses_deepspeed_launcher(spec):
         return [
+            *prepare,
             *("{python}", "-u", "-m", "deepspeed.launcher.launch"),
             f"--world_info={world_info(spec)}",
             "--node_rank={node_rank}",
@@ -140,7 +145,8 @@ def command(spec: RunSpec) -> list[str]:
             program(spec),
             *arguments(spec),
         ]
-    return ["{python}", "-u", program(spec), "--local_rank={local_rank}", *arguments(spec)]
+    rank = "--local_rank={local_rank}"
+    return [*prepare, "{python}", "-u", program(spec), rank, *arguments(spec)]
 
 
 def hosts(spec: RunSpec) -> list[str]:
@@ -163,7 +169,8 @@ def world_info(spec: RunSpec) -> str:
 def launcher_files(spec: RunSpec) -> dict[str, str]:
     """Return hostfile and environment file for the same start by `deepspeed --hostfile`."""
     slots = spec.cluster.devices_per_node
-    variables = {**_environment(spec), **spec.cluster.env}
+    env = _environment(spec)
+    variables = {**env, **_without_variables(spec, env).cluster.env}
     public = {name: value for name, value in variables.items() if not is_secret(name, value)}
     return {
         HOSTFILE: "".join(f"{host} slots={slots}\n" for host in hosts(spec)),
@@ -176,13 +183,32 @@ def _uses_deepspeed_launcher(spec: RunSpec) -> bool:
 
 
 def _environment(spec: RunSpec) -> dict[str, str]:
-    return {"DS_ACCELERATOR": "cpu"} if spec.cluster.device == "cpu" else {}
+    accelerator = {"DS_ACCELERATOR": "cpu"} if spec.cluster.device == "cpu" else {}
+    if uses_paceline_program(spec):
+        return accelerator
+    is_staged = all(map(_is_staged, (model_name(spec), *_data_settings(spec))))
+    hub = hub_environment() if is_staged else {}
+    return {**accelerator, **hub, **checkout.environment(spec)}
+
+
+def _is_staged(name: str) -> bool:
+    """Return whether a model or data set needs no download: a local path, or staged by its id."""
+    return Path(name).exists() or staged_repository(name) is not None
+
+
+def _without_variables(spec: RunSpec, env: Mapping[str, str]) -> RunSpec:
+    """Return the run without the cluster's PYTHONPATH if `env` contains it with another folder."""
+    if "PYTHONPATH" not in env:
+        return spec
+    variables = {name: value for name, value in spec.cluster.env.items() if name != "PYTHONPATH"}
+    return spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"env": variables})})
 
 
 def _files(spec: RunSpec) -> dict[str, str]:
-    """Return Paceline's program, and the model's configuration unless another model is set."""
+    """Return Paceline's programs, and the model's configuration unless another model is set."""
     if not uses_paceline_program(spec):
-        return {}
+        name = checkout.PREPARATION
+        return program_file(__package__ or "", name) if name in command(spec) else {}
     files: dict[str, str] = {}
     for name in PROGRAMS:
         files |= program_file(__package__ or "", name)
@@ -216,6 +242,17 @@ def model_name(spec: RunSpec) -> str:
 
 
 def data_names(spec: RunSpec) -> list[str]:
+    """Return the data sets; a checkout's program gets a staged one by its path.
+
+    While it is offline, `datasets` loads data by a path only.
+    """
+    names = _data_settings(spec)
+    if uses_paceline_program(spec):
+        return names
+    return [str(staged_repository(name) or name) for name in names]
+
+
+def _data_settings(spec: RunSpec) -> list[str]:
     """Return the data sets: as set, else the recipe's.
 
     A checkout's program gets the published data set instead of synthetic data.
@@ -238,14 +275,14 @@ def arguments(spec: RunSpec) -> list[str]:
     options: list[tuple[str, object]] = [
         ("data_path", data_names(spec)),
         ("data_split", ",".join(f"{size:g}" for size in split)),
-        ("data_output_path", settings.get("data_output_path") or "data_files"),
+        ("data_output_path", settings.get("data_output_path") or _data_folder(spec)),
         ("model_name_or_path", model_name(spec)),
         ("per_device_train_batch_size", layout.micro_batch),
         ("per_device_eval_batch_size", EVALUATION_BATCH),
         ("max_seq_len", training.seq_len),
         ("learning_rate", training.lr),
         ("weight_decay", training.weight_decay),
-        ("disable_dropout", _has_no_dropout(spec)),
+        *_dropout(spec),
         ("gradient_accumulation_steps", accumulation),
         ("lr_scheduler_type", scheduler(spec)),
         ("seed", training.seed),
@@ -255,8 +292,7 @@ def arguments(spec: RunSpec) -> list[str]:
         ("offload", bool(settings.get("offload"))),
         ("deepspeed", True),
         ("num_warmup_steps", training.lr_schedule.warmup),
-        ("num_train_epochs", settings.get("epochs") or EPOCHS),
-        ("max_steps", training.steps),
+        *_length(spec),
         *(_paceline_arguments(spec) if uses_paceline_program(spec) else _checkout_arguments(spec)),
     ]
     return [word for name, value in options for word in _words(name, value)]
@@ -281,6 +317,38 @@ def _adapters(spec: RunSpec) -> Iterator[tuple[str, object]]:
         yield "lora_learning_rate", lr
 
 
+def _length(spec: RunSpec) -> Iterator[tuple[str, object]]:
+    """Yield the epochs, and the steps unless the program trains whole epochs only."""
+    epochs = spec.engine_settings.get("epochs")
+    if uses_paceline_program(spec) or checkout.has_max_steps(spec):
+        yield "num_train_epochs", epochs or EPOCHS
+        yield "max_steps", spec.training.steps
+    else:
+        yield "num_train_epochs", epochs or 1
+
+
+def _dropout(spec: RunSpec) -> Iterator[tuple[str, object]]:
+    model = spec.model
+    if model.kind != "decoder" or model.dropout or model.dropped_probabilities:
+        return
+    if uses_paceline_program(spec) or not checkout.accepts(spec, "--dropout"):
+        yield "disable_dropout", True
+    else:
+        yield "dropout", 0.0
+
+
+def _data_folder(spec: RunSpec) -> str:
+    """Return the default folder of tokenized data; Paceline's program writes none."""
+    if uses_paceline_program(spec):
+        return "data_files"
+    return f"{checkout.node_folder(_sources(spec))}/data_files"
+
+
+def _sources(spec: RunSpec) -> list[str]:
+    """Return the model and the data sets, which determine the tokenized data."""
+    return [model_name(spec), *data_names(spec)]
+
+
 def _checkout_arguments(spec: RunSpec) -> Iterator[tuple[str, object]]:
     """Yield the dtype for a checkout's program: default fp16, in older versions the only one."""
     if spec.training.dtype != "fp16":
@@ -301,11 +369,6 @@ def _paceline_arguments(spec: RunSpec) -> Iterator[tuple[str, object]]:
         yield "initial_scale_power", round(math.log2(scale.initial))
         yield "loss_scale_window", scale.window
         yield "hysteresis", scale.hysteresis
-
-
-def _has_no_dropout(spec: RunSpec) -> bool:
-    model = spec.model
-    return model.kind == "decoder" and not (model.dropout or model.dropped_probabilities)
 
 
 def _words(name: str, value: object) -> list[str]:

@@ -6,15 +6,20 @@
 torch.distributed. `node`: it is the only process on its node and starts the ranks of its DEVICES
 itself. STEPS is 1 if it may write event lines. Its output goes to logs/rank-NNNNN.log. Placeholders
 in PROGRAM and its arguments ({rank}, {local_rank}, {world_size}, {nodes}, {node_rank},
-{devices_per_node}, {master_addr}, {master_port}, {output}, {python}) are replaced; other braces
-stay.
+{devices_per_node}, {master_addr}, {master_port}, {output}, {python}, {tmp}) are replaced; other
+braces stay. {tmp} is the user's temporary folder on the node.
+
+A program that {python} runs has the interpreter's folder first on its PATH, as in an
+activated environment. Variables that name the user are set where a scheduler or container does not.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import sys
+import tempfile
 from collections.abc import Mapping
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
@@ -25,6 +30,7 @@ SECRET_ARGUMENT = "PACELINE_SECRET_"
 """Prefix of variables whose values replace {their names} in PROGRAM, and nothing else."""
 NOT_EXECUTABLE, NO_PROGRAM = 126, 127
 """Exit codes of shells."""
+USER_VARIABLES = ("USER", "LOGNAME")
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
@@ -43,6 +49,8 @@ def main(arguments: list[str]) -> int:
     environment = variables(os_environment, per == "node", values, folder, steps == "1")
     redirect(rank)
     argv = [secrets.get(word[1:-1], fill_placeholders(word, values)) for word in program]
+    if argv[0] == sys.executable:
+        environment["PATH"] = path_with_interpreter(environment.get("PATH"))
     working_folder = os_environment.get(WORKING_FOLDER)
     try:
         if working_folder:
@@ -71,6 +79,7 @@ def placeholders(
         "master_port": str(port + 1 if per_node else port),
         "output": folder,
         "python": sys.executable,
+        "tmp": os.path.join(tempfile.gettempdir(), f"paceline-{os.getuid()}"),  # noqa: PTH118
     }
 
 
@@ -99,9 +108,26 @@ def variables(
     for name in (WORKING_FOLDER, "PACELINE_STEPS"):  # for this launch only, not for its children
         environment.pop(name, None)
     environment["PACELINE_OUTPUT"] = folder
+    for name in USER_VARIABLES:
+        if not environment.get(name):
+            environment[name] = user_name()
     if steps:
         environment["PACELINE_STEPS"] = os.path.join(folder, "steps")  # noqa: PTH118
     return environment
+
+
+def user_name() -> str:
+    """Return the user's name, or the number of a user without one, as in some containers."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def path_with_interpreter(path: str | None) -> str:
+    """Return PATH with the interpreter's folder first, which contains ninja and other tools."""
+    folder = os.path.dirname(sys.executable)  # noqa: PTH120
+    return os.pathsep.join([folder, *([path] if path else [])])
 
 
 def redirect(rank: int) -> None:

@@ -1,0 +1,42 @@
+"""The starter's environment: what a program finds on a node, whatever launched it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from paceline.engines.launch import starter_program
+
+SHOW = "import os, sys; print(os.environ['PATH'], os.environ.get('USER'), sys.argv[1])"
+
+
+def start(tmp_path: Path, *program: str, **environment: str) -> str:
+    """Start a program as a job does, with these variables only; return what it prints."""
+    (tmp_path / "logs").mkdir(exist_ok=True)
+    command = [sys.executable, starter_program.__file__, "rank", "1", "1", "0", *program]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    return (tmp_path / "logs" / "rank-00000.log").read_text().splitlines()[-1]
+
+
+def test_the_interpreters_tools_come_first_on_the_path_of_its_programs(tmp_path: Path):
+    bin_folder = str(Path(sys.executable).parent)
+    path = start(tmp_path, "{python}", "-c", SHOW, "x", PATH="/usr/bin:/bin").split()[0]
+    assert path == f"{bin_folder}:/usr/bin:/bin"
+
+
+def test_other_programs_keep_their_path(tmp_path: Path):
+    assert start(tmp_path, "sh", "-c", "echo $PATH", PATH="/usr/bin:/bin") == "/usr/bin:/bin"
+
+
+def test_the_user_has_a_name_where_the_scheduler_gives_none(tmp_path: Path):
+    words = start(tmp_path, "{python}", "-c", SHOW, "x", PATH="/bin").split()
+    assert words[1] not in ("", "None")
+    words = start(tmp_path, "{python}", "-c", SHOW, "x", PATH="/bin", USER="ada").split()
+    assert words[1] == "ada"
+
+
+def test_the_temporary_folder_is_the_nodes_and_the_users(tmp_path: Path):
+    words = start(tmp_path, "{python}", "-c", SHOW, "{tmp}/x", PATH="/bin", TMPDIR="/var/tmp")
+    assert words.split()[2] == f"/var/tmp/paceline-{os.getuid()}/x"
