@@ -33,6 +33,7 @@ EXIT_CODES = {
     "complete": EXIT_OK,
     "running": EXIT_INCOMPLETE,
     "unfinished": EXIT_INCOMPLETE,
+    "stopped": EXIT_SYSTEM_FAULT,
     "failed": EXIT_SYSTEM_FAULT,
 }
 
@@ -142,9 +143,10 @@ def run(
 ) -> None:
     """Train a benchmark to its target several times and score the trials. Never an official result.
 
-    The same command resumes an interrupted series: finished trials are not run again, and a failed
-    trial does not stop the others. Logs are written to <runs>/mlperf/<series>/result_<n>.txt,
-    where `paceline mlperf score` and `check` read them.
+    The same command resumes an interrupted series: finished trials are not run again, and a trial
+    that still runs is followed to its end. A failed trial does not stop the others; a run that
+    fails before run_start does not count as a trial and stops the series. Logs are written to
+    <runs>/mlperf/<series>/result_<n>.txt, where `paceline mlperf score` and `check` read them.
 
     Examples:
 
@@ -159,7 +161,8 @@ def run(
       --set engine_settings.config=config_GB300_18x4x1xtp1pp1cp2_8b.sh
       --set engine_settings.container=registry/llama31_8b.sqsh
 
-    Exit codes: 0 all trials have finished; 4 some are missing; 2 all failed.
+    Exit codes: 0 all trials have finished; 4 some are missing; 2 all failed, or a run failed before
+    run_start.
     """
     placement = location.where()
     alone = tiny and devices is None and cluster is None and not placement.wants_nodes

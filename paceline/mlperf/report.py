@@ -11,7 +11,7 @@ from paceline.core.text import one_line
 from paceline.core.units import pluralize, significant
 from paceline.mlperf.check.findings import Check
 from paceline.mlperf.rules import NOT_A_METRIC, RULESET_ORIGINS
-from paceline.mlperf.run.trials import SeriesReport, TrialState
+from paceline.mlperf.run.trials import SeriesReport, TrialSeries, TrialState
 from paceline.mlperf.score.convergence import Convergence, ExpectedTime
 from paceline.mlperf.score.score import Score, ScoredRun
 from paceline.mlperf.submission.description_check import UNKNOWN, Description
@@ -225,15 +225,16 @@ def series_document(report: SeriesReport) -> Document:
         figures = (unknown_figure("Expected time to train", why),)
     result = score_document(score) if score is not None else None
     outcome = result.verdict.text if result and result.verdict else ""
+    tail = series.failed_start.log_tail if series.failed_start else ()
     return Document(
         kind="series of MLPerf trials",
         title=series.benchmark,
         setup=(series.name, report.folder),
         verdict=Verdict(
             f"{report.status}: {num_finished:,} of {trials} finished",
-            "alert" if report.status == "failed" else "plain",
+            "alert" if report.status in ("failed", "stopped") else "plain",
         ),
-        answer=tuple(filter(None, (outcome, score and score.reason))),
+        answer=tuple(filter(None, (_failed_start(series), outcome, score and score.reason))),
         figures=(*figures, *(result.figures if result else ())),
         sections=(
             Notes(
@@ -241,11 +242,23 @@ def series_document(report: SeriesReport) -> Document:
                 lines=(*report.warnings, *(score.warnings if score else ())),
                 tone="alert",
             ),
+            Notes(title="End of the log", lines=tail),
             Table(title="Trials", columns=TRIALS, rows=rows),
         ),
         notes=tuple(filter(None, (report.resume and f"resume: {report.resume}", series.label))),
         data=report.model_dump(mode="json"),
         csv=_all_columns(rows),
+    )
+
+
+def _failed_start(series: TrialSeries) -> str | None:
+    """Return why a run stopped the series, None if none did."""
+    failure = series.failed_start
+    if failure is None:
+        return None
+    return (
+        f"trial {failure.trial} {failure.reason} (run {failure.run}); this counts as no trial. Fix "
+        "the cause, then run the same command again"
     )
 
 

@@ -19,6 +19,7 @@ from paceline import __version__
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.hardware import Dtype
 from paceline.core.job import Job
+from paceline.core.result import FINAL
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.secrets import redacted_words
@@ -38,12 +39,13 @@ from paceline.files.run_folder import (
     read_record,
     this_controller,
 )
-from paceline.machines import Handle, launcher
+from paceline.machines import Handle, launcher, slurm
 from paceline.machines.placement import device_kind
 from paceline.machines.probe.container import oom_kills
 from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.probe.inventory import inventory
 from paceline.machines.probe.telemetry import sample_telemetry
+from paceline.machines.slurm.record import read_slurm_record
 from paceline.runs import outcome
 from paceline.runs.checkpoints import remove_incomplete_checkpoints
 from paceline.runs.data_files import input_texts, make_tokens
@@ -141,6 +143,35 @@ def run(
             write_value(folder / RUN_FILE, record)
         raise
     write_value(folder / RUN_FILE, record)
+    watch(Progress("writing the report"))
+    return finish(folder, root)
+
+
+def resume(
+    folder: Path,
+    root: Path,
+    job: Job,
+    watch: Watcher,
+    *,
+    is_cancelled: Callable[[], bool] = bool,
+) -> RunReport | None:
+    """Follow a run whose controller has died to its end, and return its report.
+
+    A run that has ended is only evaluated. Returns None for a run that ended with its controller.
+    KeyboardInterrupt ends the run's job and becomes CancelledRunError.
+    """
+    record = read_record(folder)
+    if record.status not in FINAL:
+        record = record.model_copy(update={"controller": this_controller()})
+        try:
+            final_record = _follow_orphan(job, folder, record, watch, is_cancelled)
+        except KeyboardInterrupt:
+            ending = Ending("cancelled", "interrupted by the user")
+            write_value(folder / RUN_FILE, _with_ending(record, ending, None, folder))
+            raise CancelledRunError(finish(folder, root)) from None
+        if final_record is None:
+            return None
+        write_value(folder / RUN_FILE, final_record)
     watch(Progress("writing the report"))
     return finish(folder, root)
 
@@ -244,17 +275,57 @@ def _launch_and_wait(
     record = record.model_copy(update={"status": "running", **now})
     write_value(folder / RUN_FILE, record)
     job = (submit or job_launcher.submit)(plan.job, folder)
+    return _wait(job, plan.spec, folder, record, watch, is_cancelled, kills_before)
+
+
+def _follow_orphan(
+    job: Job,
+    folder: Path,
+    record: RunRecord,
+    watch: Watcher,
+    is_cancelled: Callable[[], bool],
+) -> RunRecord | None:
+    """Return the record of a run whose controller has died, at its end; None if it has no end."""
+    spec = record.spec
+    assert spec is not None
+    code: int | None = None
+    if spec.cluster.capabilities.queues:
+        if handle := slurm.attach(job, folder):
+            write_value(folder / RUN_FILE, record)
+            return _wait(handle, spec, folder, record, watch, is_cancelled, oom_kills())
+        earlier = read_slurm_record(folder)
+        code = earlier.attempts[-1].exit_code if earlier and earlier.attempts else None
+    ending = find_run_ending(folder, record, code or 0, False, None)
+    # Without Slurm the processes ended with their controller, so only their own words count.
+    if code is None and ending.status not in ("ok", "oom", "nan"):
+        return None
+    return _with_ending(with_reported_settings(record, folder), ending, code, folder)
+
+
+def _wait(
+    job: Handle,
+    spec: RunSpec,
+    folder: Path,
+    record: RunRecord,
+    watch: Watcher,
+    is_cancelled: Callable[[], bool],
+    kills_before: int,
+) -> RunRecord:
+    """Follow a started job to its end and return the run's record with that end.
+
+    `kills_before` is the number of processes that the kernel's OOM killer ended before the start.
+    """
     try:
-        code, ending = _watch(job, plan.spec, folder, watch, is_cancelled)
+        code, ending = _watch(job, spec, folder, watch, is_cancelled)
         while ending is None and job.restart():
-            code, ending = _watch(job, plan.spec, folder, watch, is_cancelled)
+            code, ending = _watch(job, spec, folder, watch, is_cancelled)
     except BaseException:  # an interrupt must also end the job
         job.stop()
         raise
     finally:
         remove_incomplete_checkpoints(folder)
     record = record.model_copy(update={"warnings": (*record.warnings, *job.warnings)})
-    if ending is not None and plan.spec.engine != NATIVE:
+    if ending is not None and spec.engine != NATIVE:
         # A program that hangs after all its steps has still completed its work.
         log_ending = find_run_ending(folder, record, code or 1, False, None)
         if log_ending.status == "ok":
@@ -262,7 +333,7 @@ def _launch_and_wait(
             ending = Ending("ok", None, (late,))
     if ending is None:
         # On other machines the ranks do not use this machine's memory.
-        oom_killed = plan.spec.cluster.runs_here and oom_kills() > kills_before
+        oom_killed = spec.cluster.runs_here and oom_kills() > kills_before
         ending = find_run_ending(folder, record, code, oom_killed, job.verdict())
     return _with_ending(with_reported_settings(record, folder), ending, code, folder)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.run_report import RunReport
+from paceline.machines.slurm import client
 from paceline.mlperf.score.run_set import score
 from paceline.runs import flow, outcome
 from paceline.runs.plan import make_plan
@@ -69,6 +70,41 @@ def test_trials_run_a_submissions_own_script_and_are_scored(bed: Bed, tmp_path: 
     result = json.loads((folder / "result.json").read_text())
     assert result["status"] == "ok" and result["steps_done"] == 40
     assert 0.5 < result["metrics"]["step_time_s"]["value"] < 0.51
+
+
+def test_a_trial_outlives_its_controller(bed: Bed, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    settings = {"config": MLPERF["config"], "container": MLPERF["container"]}
+    command = [
+        *(sys.executable, "-m", "paceline", "mlperf", "run", "llama31-8b", "--engine", "mlperf"),
+        *("--json", "--name", "series", "--trials", "2", "--runs-dir", str(runs)),
+        *("--cluster", str(tmp_path / "site.yaml"), "--data", "/data"),
+        *(word for text in words(settings) for word in ("--set", text)),
+    ]
+
+    with (tmp_path / "site.yaml").open("a") as site:
+        site.write("env: {LASTS: '6'}\n")
+
+    def seen() -> list[Path]:
+        return sorted(runs.glob("*/results/seen-0.json"))
+
+    controller = subprocess.Popen(command, env=bed.env, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(seen, "the first trial to run")
+    finally:
+        controller.kill()
+        controller.wait()
+    (first,) = (path.parents[1] for path in seen())
+    (job,) = bed.slurm.jobs()
+    assert client.job_with_output(first) == job
+    done = subprocess.run(command, env=bed.env, capture_output=True, text=True, timeout=200)
+
+    assert done.returncode == 0, done.stderr
+    trials = json.loads(done.stdout)["series"]["trials"]
+    assert [trial["status"] for trial in trials] == ["success", "success"]
+    assert trials[0]["run"] == first.name and len(seen()) == 2, "each seed was queued once"
+    assert json.loads((first / "run.json").read_text())["status"] == "ok"
+    assert [path.name for path in first.glob("slurm-*.log")] == [f"slurm-{job}.log"]
 
 
 def test_a_script_that_fails_or_is_cancelled_leaves_its_end(bed: Bed, tmp_path: Path) -> None:

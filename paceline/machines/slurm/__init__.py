@@ -17,8 +17,14 @@ from paceline.machines import Handle, UnfitHost
 from paceline.machines.node.script import prepare_node, secret_variables
 from paceline.machines.slurm import client
 from paceline.machines.slurm.batch import BatchRun
-from paceline.machines.slurm.foreign import prepare_foreign, submission_script
-from paceline.machines.slurm.record import orphan_job, record_cancelled
+from paceline.machines.slurm.foreign import OUTPUT_PATTERN, prepare_foreign, submission_script
+from paceline.machines.slurm.record import (
+    SlurmAttempt,
+    SlurmRecord,
+    orphan_job,
+    read_slurm_record,
+    record_cancelled,
+)
 from paceline.machines.slurm.script import array_script, batch_options, batch_script, step_script
 from paceline.machines.slurm.states import unusable_nodes
 from paceline.machines.slurm.steps import submit_step
@@ -101,6 +107,25 @@ def submit_array(
     for run in runs:
         _warn_of_stored_secrets(run)
     return runs
+
+
+def attach(job: Job, folder: Path) -> BatchRun | None:
+    """Return the job that a run without a controller has left in Slurm, to be followed to its end.
+
+    None if the run has no job or its end is recorded. Raises SystemFaultError if Slurm does not
+    answer, because a job may then be in its queue.
+    """
+    record = read_slurm_record(folder)
+    if record is None:
+        # The controller may have died after sbatch queued the job and before it recorded the job.
+        outputs = [path.stem.removeprefix("slurm-") for path in folder.glob(OUTPUT_PATTERN)]
+        number = outputs[0] if outputs else client.job_with_output(folder.resolve())
+        if number is None:
+            return None
+        record = SlurmRecord(attempts=(SlurmAttempt(job=number),))
+    if not record.attempts or record.attempts[-1].exit_code is not None:
+        return None
+    return BatchRun(job, folder, record.attempts[-1].job, may_retry=False, earlier=record)
 
 
 def cancel_orphan(folder: Path) -> str | None:

@@ -54,6 +54,8 @@ class BatchRun(Handle):
     id: str
     may_retry: bool = True
     queue: Queue = field(default_factory=lambda: QUEUE)
+    earlier: SlurmRecord | None = None
+    """Record of the controller that submitted the job, if that was another process."""
     _journal: SlurmJournal = field(init=False)
     _restart: int = 0
     """Number of times that Slurm itself has restarted the job."""
@@ -67,8 +69,13 @@ class BatchRun(Handle):
     _verdict: JobEnd | None = None
 
     def __post_init__(self) -> None:
-        self._journal = SlurmJournal(self.folder)
-        self._start_attempt()
+        if self.earlier is None:
+            self._journal = SlurmJournal(self.folder)
+            self._start_attempt()
+            return
+        self._journal = SlurmJournal(self.folder, self.earlier)
+        self._restart = self._journal.last.restart
+        self._watch_attempt()
 
     @property
     def record(self) -> SlurmRecord:
@@ -211,10 +218,13 @@ class BatchRun(Handle):
         return True
 
     def _start_attempt(self) -> None:
+        self._watch_attempt()
+        self._journal.begin(self.id, self._restart)
+
+    def _watch_attempt(self) -> None:
         self._started_at, self._last, self._verdict = None, None, None
         self._code, self._stopped, self._last_answer_at = 0, False, time.monotonic()
         self.queue.watch(self.id)
-        self._journal.begin(self.id, self._restart)
 
     def _update(self, state: JobState | None, markers: JobMarkers | None) -> None:
         if state is not None:

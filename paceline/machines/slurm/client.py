@@ -35,6 +35,8 @@ NO_SUCH_JOB = "Invalid job id"
 """Message of Slurm's commands for a job number that they do not know, or no longer know."""
 SUBMIT_LIMIT_S = 600.0
 """Time limit in seconds of a foreign tool that submits a job."""
+NUMBER_WIDTH, PATH_WIDTH = 20, 4096
+"""Widths of squeue's columns for a job number and a path."""
 QUEUE_LIMIT_S = 20.0
 """Time limit of squeue in seconds; all runs of this process wait for it."""
 _SETTINGS: dict[str, dict[str, str]] = {}
@@ -81,6 +83,22 @@ def sbatch(job: Job, folder: Path, script: str, options: Sequence[str] = ()) -> 
 def scancel(job: str) -> bool:
     """Ask Slurm to end a job; return False if it refuses, as for a job that has ended."""
     return ask(["scancel", job]).returncode == 0
+
+
+def job_with_output(folder: Path) -> str | None:
+    """Return the number of this user's job that writes its output in `folder`, None without one.
+
+    Raises SystemFaultError if Slurm does not answer.
+    """
+    words = ["squeue", "-h", "--me", "-O", f"JobID:{NUMBER_WIDTH},STDOUT:{PATH_WIDTH}"]
+    result = ask(words)
+    if result.returncode:
+        raise SystemFaultError("squeue", _error_text(result.stderr))
+    for line in result.stdout.splitlines():
+        number, output = line[:NUMBER_WIDTH].strip(), line[NUMBER_WIDTH:].strip()
+        if Path(output).parent == folder:
+            return number
+    return None
 
 
 def states(jobs: Iterable[str]) -> dict[str, JobState] | None:

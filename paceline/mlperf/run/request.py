@@ -371,7 +371,9 @@ def report_series(trials: Trials, series: TrialSeries, command: Sequence[str]) -
         folder=str(trials.folder),
         status=status,
         label=series.label,
-        resume=shlex.join(["paceline", *command[1:]]) if status == "unfinished" else None,
+        resume=shlex.join(["paceline", *command[1:]])
+        if status in ("unfinished", "stopped")
+        else None,
     )
     if series.synthetic:
         return bare.model_copy(update={"expected": _expected(trials, series)})

@@ -12,9 +12,17 @@ from pydantic import PositiveFloat
 
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.result import Result
+from paceline.core.run_report import RunReport
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.files.documents import read_value, write_text, write_value
-from paceline.files.run_folder import Controller, is_alive, read_record, this_controller
+from paceline.files.run_folder import (
+    Controller,
+    groups,
+    is_alive,
+    read_record,
+    this_controller,
+)
+from paceline.machines.slurm import Submit
 from paceline.mlperf.result_logs import read_log
 from paceline.mlperf.rules import Benchmark
 from paceline.mlperf.score.convergence import ExpectedTime
@@ -30,7 +38,9 @@ from paceline.runs.tasks.slot import JobSlot, TaskOutcome
 TrialStatus = Literal[
     "waiting", "running", "success", "missed", "timeout", "failed", "cancelled", "measured"
 ]
-SeriesStatus = Literal["complete", "running", "unfinished", "failed"]
+SeriesStatus = Literal["complete", "running", "unfinished", "stopped", "failed"]
+MAX_TAIL = 20
+"""Maximum number of log lines shown of a run that failed before run_start."""
 FINAL = frozenset({"success", "missed", "timeout", "failed", "measured"})
 """Final statuses; a trial with one of these is not run again."""
 SERIES_FILE = "series.json"
@@ -62,6 +72,17 @@ class TrialState(Value):
     """Measured samples/s of steady steps."""
 
 
+class FailedStart(Value):
+    """A run that failed before run_start: it does not count as a trial and stops the series."""
+
+    trial: NonNegativeInt
+    run: str
+    """Name of its run folder."""
+    reason: str
+    log_tail: tuple[str, ...] = ()
+    """Last lines of its log."""
+
+
 class TrialSeries(Value):
     """Contents of series.json: the request of `paceline mlperf run`, and its trials."""
 
@@ -88,6 +109,8 @@ class TrialSeries(Value):
     """True if the kernel's file caches are dropped before every trial."""
     controller: Controller | None = None
     """Process that is running the series now."""
+    failed_start: FailedStart | None = None
+    """Run that stopped the series, until the same command resumes it."""
     trials: tuple[TrialState, ...] = ()
 
     @property
@@ -117,7 +140,11 @@ class SeriesReport(Value):
     series: TrialSeries
     folder: str
     status: SeriesStatus
-    """Status of the series; `failed` means that every trial ended, and none of them normally."""
+    """Status of the series.
+
+    `stopped` means that a run failed before run_start. `failed` means that every trial ended, and
+    none of them normally.
+    """
     label: str
     official: Literal[False] = False
     score: Score | None = None
@@ -131,8 +158,10 @@ class SeriesReport(Value):
 
 def status_of(series: TrialSeries, alive: bool = False) -> SeriesStatus:
     """Return the status of a series; `alive` means that a process is running it."""
+    if series.missing and alive:
+        return "running"
     if series.missing:
-        return "running" if alive else "unfinished"
+        return "stopped" if series.failed_start else "unfinished"
     finished_statuses = {"success", "missed", "measured"}
     return (
         "complete"
@@ -154,6 +183,8 @@ class TrialTask(NamedTuple):
     trial: TrialState
     num_trials: int
     """Number of trials in the series."""
+    was_started: bool = False
+    """True if an earlier controller started it and did not record its end."""
 
 
 TrialObserver = Observer[TrialTask, TrialState]
@@ -211,6 +242,29 @@ class TrialRunner(TaskRunner[TrialTask, TrialState]):
         self._write(task.trial.model_copy(update={"status": "running"}))
         return TaskRun(plan, self.series.name)
 
+    def report_of(
+        self, task: TrialTask, run: TaskRun, watch: flow.Watcher, submit: Submit | None
+    ) -> RunReport:
+        """Return the report of the run that an earlier controller left, else of a new run."""
+        if task.was_started and (folder := self._earlier_run(run.plan.spec.key)):
+            job, is_cancelled = run.plan.job, self.stop.is_set
+            report = flow.resume(folder, self.root, job, watch, is_cancelled=is_cancelled)
+            if report is not None:
+                return report
+        return super().report_of(task, run, watch, submit)
+
+    def _earlier_run(self, key: str) -> Path | None:
+        """Return the newest run of a trial of this series, unless the user cancelled it.
+
+        `key` is the key of the trial's configuration, seed included.
+        """
+        for folder in reversed(groups(self.root).get(self.series.name, [])):
+            record = read_record(folder)
+            if record.key == key:
+                is_cancelled = record.status == "cancelled" and not _has_result(folder)
+                return None if is_cancelled else folder
+        return None
+
     def _plan_or_stop(self, trial: TrialState) -> Plan:
         """Return the trial's plan, after dropping caches; a system fault here ends the series."""
         try:
@@ -229,7 +283,19 @@ class TrialRunner(TaskRunner[TrialTask, TrialState]):
         if state.status == "cancelled":  # a cancellation by the launcher also ends the series
             self.task_cancelled(task, outcome)
             raise KeyboardInterrupt
+        if state.status == "waiting":  # it failed before run_start, and so would the next trial
+            self._stop_series(state, outcome)
         return self._write(state)
+
+    def _stop_series(self, state: TrialState, result: Result) -> None:
+        self.stop.set()
+        failure = FailedStart(
+            trial=state.number,
+            run=result.run,
+            reason=state.reason or "",
+            log_tail=result.log_tail[-MAX_TAIL:],
+        )
+        self.series = self.series.model_copy(update={"failed_start": failure})
 
     def task_cancelled(self, task: TrialTask, result: Result | None) -> None:
         state = task.trial.model_copy(update={"status": "cancelled"})
@@ -246,14 +312,20 @@ class TrialRunner(TaskRunner[TrialTask, TrialState]):
 def run_trials(trials: Trials, observer: TrialObserver) -> tuple[TrialSeries, bool]:
     """Run the remaining trials; return the series, and whether the user interrupted it.
 
-    A failed trial does not stop the series. KeyboardInterrupt ends the running trial cleanly and
-    then the series. Raises UserError if a trial cannot be planned, and UnplannedTrialError if the
-    machine is the cause.
+    A failed trial does not stop the series. A run that fails before run_start does not count as
+    a trial and stops it, because the next one would fail too. KeyboardInterrupt ends the running
+    trial cleanly and then the series. Raises UserError if a trial cannot be planned, and
+    TrialSetupError if the machine is the cause.
     """
-    series = trials.series.model_copy(update={"controller": this_controller()})
+    updates = {"controller": this_controller(), "failed_start": None}
+    series = trials.series.model_copy(update=updates)
     write_series(trials.folder, series)
     tasks = TaskQueue(
-        TrialTask(TrialState(number=trial.number, seed=trial.seed), len(series.trials))
+        TrialTask(
+            TrialState(number=trial.number, seed=trial.seed),
+            len(series.trials),
+            was_started=trial.status in ("running", "cancelled"),
+        )
         for trial in series.missing
     )
     runner = TrialRunner(observer, trials.root, flow.command_line(), trials=trials, series=series)
@@ -277,9 +349,13 @@ def finished_trial(trials: Trials, trial: TrialState, result: Result) -> TrialSt
     trial = trial.model_copy(
         update={"run": result.run, "samples_per_s": rate.value if rate else None}
     )
-    if status in ("cancelled", "incomplete"):
+    if status in ("cancelled", "incomplete") and not _has_result(run):
         return trial.model_copy(update={"status": "cancelled", "reason": result.reason})
-    trial = trial.model_copy(update=_copy_log(trials, trial.number, run))
+    path = trial_log(run)
+    if path is None or "run_start" not in read_log(path).trials[0].times_ms:
+        reason = f"ended before run_start: {result.reason or f'status {status}'}"
+        return trial.model_copy(update={"status": "waiting", "reason": reason})
+    trial = trial.model_copy(update=_copy_log(trials, trial.number, run, path))
     if trials.series.synthetic and status == "ok":
         return trial.model_copy(update={"status": "measured"})
     log = read_log(trials.folder / str(trial.file)).trials[0]
@@ -292,12 +368,10 @@ def finished_trial(trials: Trials, trial: TrialState, result: Result) -> TrialSt
     return trial.model_copy(update={"minutes": log.minutes, **failure})
 
 
-def _copy_log(trials: Trials, number: int, run: Path) -> dict[str, Any]:
+def _copy_log(trials: Trials, number: int, run: Path, log: Path) -> dict[str, Any]:
     """Copy a run's log and telemetry to the series folder; return the log's name and last loss."""
-    ranks, file, log = read_ranks(run), f"result_{number}.txt", trial_log(run)
-    # A trial that died before its first line still counts as a trial of the series.
-    text = log.read_text(encoding="utf-8", errors="replace") if log else ""
-    write_text(trials.folder / file, text)
+    ranks, file = read_ranks(run), f"result_{number}.txt"
+    write_text(trials.folder / file, log.read_text(encoding="utf-8", errors="replace"))
     hosts = {rank.start.host for rank in ranks.values() if rank.start}
     copy_telemetry(run, trials.folder, file.removesuffix(".txt"), hosts)
     first = ranks.get(0)
@@ -305,6 +379,13 @@ def _copy_log(trials: Trials, number: int, run: Path) -> dict[str, Any]:
     if not ranks:  # a foreign program reports losses only in its log
         losses = [loss for _, loss in read_log(trials.folder / file).trials[0].evaluations]
     return {"file": file, "last_loss": losses[-1] if losses else None}
+
+
+def _has_result(run: Path) -> bool:
+    """Return whether a run's program reached run_stop before a signal ended it."""
+    log = trial_log(run)
+    trial = read_log(log).trials[0] if log else None
+    return trial is not None and trial.has_stopped and trial.stop_status != "aborted"
 
 
 def trial_log(run: Path) -> Path | None:

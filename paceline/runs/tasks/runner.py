@@ -16,6 +16,7 @@ from paceline.compare.over_time.repeats import has_figure
 from paceline.core.errors import PacelineError, SystemFaultError
 from paceline.core.hardware import Cluster
 from paceline.core.result import Result
+from paceline.core.run_report import RunReport
 from paceline.files.run_folder import Repeat, Trial
 from paceline.machines.slurm import ArraySubmitter, Submit
 from paceline.runs import flow
@@ -224,24 +225,30 @@ class TaskRunner(ABC, Generic[Task, Kept]):
         run = self.run_of(task, slot)
         try:
             with self.observer.running(task, run.plan) as watch:
-                return flow.run(
-                    run.plan,
-                    self.root,
-                    self.command,
-                    watch,
-                    tag=self.tag,
-                    probe=run.probe,
-                    group=run.group,
-                    repeat=run.repeat,
-                    trial=run.trial,
-                    is_cancelled=self.stop.is_set,
-                    submit=submit,
-                ).result
+                return self.report_of(task, run, watch, submit).result
         except flow.UnwrittenReportError as fault:
             result = fault.report.result
             if result.status == "cancelled":
                 raise flow.CancelledRunError(fault.report) from fault
             return result.model_copy(update={"warnings": (*result.warnings, str(fault))})
+
+    def report_of(
+        self, task: Task, run: TaskRun, watch: flow.Watcher, submit: Submit | None
+    ) -> RunReport:
+        """Run a task and return its report."""
+        return flow.run(
+            run.plan,
+            self.root,
+            self.command,
+            watch,
+            tag=self.tag,
+            probe=run.probe,
+            group=run.group,
+            repeat=run.repeat,
+            trial=run.trial,
+            is_cancelled=self.stop.is_set,
+            submit=submit,
+        )
 
     def _note(
         self, tasks: TaskQueue[Task], task: Task, slot: JobSlot, outcome: TaskOutcome

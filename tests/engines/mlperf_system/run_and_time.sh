@@ -45,6 +45,7 @@ for key, value in {
 line("init_stop", None, 119)
 if os.environ.get("HANGS"):
     time.sleep(600)
+time.sleep(float(os.environ.get("LASTS", 0)))
 line("run_start", None, 120)
 for step in range(1, 41):
     seconds = 0.5 + 0.001 * (step * 7 % 5)

@@ -22,6 +22,7 @@ from paceline.machines.slurm.record import (
 from paceline.machines.slurm.states import JobState
 from tests.machines.slurm.fake_slurm import put
 from tests.machines.slurm.test_script import make_job
+from tests.waiting import wait_until
 
 CONFIG = "echo 'AccountingStorageType = accounting_storage/none'"
 
@@ -264,6 +265,49 @@ def test_marks_are_those_of_the_latest_start(tmp_path: Path) -> None:
     assert read_markers(tmp_path, "5") == JobMarkers(restart=1, nodes="b c")
     mark(tmp_path, "end 5 1 9")
     assert read_markers(tmp_path, "5") == JobMarkers(restart=1, nodes="b c", code=9)
+
+
+def test_a_job_of_a_dead_controller_is_followed_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = make_run(tmp_path / "run")
+    run.warn("a warning of the first controller")
+    put(tmp_path, monkeypatch, squeue="echo '5|RUNNING|a|None'")
+
+    left = slurm.attach(run.job, tmp_path / "run")
+
+    assert left is not None and left.id == "5" and left.warnings == run.warnings
+    left.queue = Queue(max_interval_s=0.05)
+    left.queue.watch("5")
+    assert left.poll() is None and "5" in left.phase
+    put(tmp_path, monkeypatch, squeue="echo '5|COMPLETED|a|None'")
+    mark(tmp_path / "run", "start 5 0 a", "end 5 0 0")
+    wait_until(lambda: left.poll() == 0, "the job to end")
+    record = read_slurm_record(tmp_path / "run")
+    assert record and [attempt.exit_code for attempt in record.attempts] == [0]
+    assert slurm.attach(run.job, tmp_path / "run") is None, "its end is recorded"
+
+
+@pytest.mark.parametrize("recorded", ["queue", "output"])
+def test_a_job_that_the_dead_controller_had_no_time_to_record_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: str
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    put(
+        tmp_path,
+        monkeypatch,
+        squeue=f"printf '%-20s%s\\n' 7 /other/slurm-7.log 8 {folder}/slurm-8.log",
+    )
+    if recorded == "output":
+        (folder / "slurm-8.log").touch()
+        put(tmp_path, monkeypatch, squeue="true")
+    left = slurm.attach(make_job(), folder)
+    assert left is not None and left.id == "8"
+    put(tmp_path, monkeypatch, squeue="echo 'slurm_load_jobs error: timed out' >&2; exit 1")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(SystemFaultError, match="timed out"):
+        slurm.attach(make_job(), tmp_path / "other")
 
 
 def test_a_job_left_alone_is_found_until_its_end_is_recorded(tmp_path: Path) -> None:

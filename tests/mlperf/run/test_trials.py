@@ -6,20 +6,22 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from paceline.core.errors import EXIT_SYSTEM_FAULT, PacelineError, SystemFaultError, UserError
-from paceline.files.documents import read_value, write_text
-from paceline.files.run_folder import this_controller
-from paceline.mlperf.report import trial_text
+from paceline.files.documents import read_value, write_text, write_value
+from paceline.files.run_folder import RUN_FILE, read_record, this_controller
+from paceline.mlperf.report import series_document, trial_text
 from paceline.mlperf.rules import TINY_VARIANTS
 from paceline.mlperf.run import trials as mlperf_trials
 from paceline.mlperf.run.trials import (
     FINAL,
     LOG_FILE,
     SERIES_FILE,
+    SeriesReport,
     Trials,
     TrialSeries,
     TrialState,
@@ -30,6 +32,7 @@ from paceline.mlperf.run.trials import (
     run_trials,
     status_of,
 )
+from paceline.report.terminal import plain_text
 from paceline.runs import flow
 from paceline.runs.flow import CancelledRunError
 from paceline.runs.outcome import evaluate
@@ -41,39 +44,49 @@ from tests.runs import series_example
 from tests.runs.series_example import make_finished
 
 FLUX = TINY_VARIANTS["flux1_tiny"]
+INITIALIZING = (
+    ':::MLLOG {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", '
+    '"key": "init_start", "value": null, "metadata": {}}\n'
+)
 
 
 class Machine:
     """Stands in for `flow.run`: each run ends as the next word says, and leaves what it would."""
 
+    first_number = 0
+
     def __init__(self, root: Path, *endings: str) -> None:
         self.root, self.endings, self.seeds = root, list(endings), list[int]()
 
-    def __call__(self, plan: int, root: Path, *_: Any, **fields: Any) -> Any:
-        self.seeds.append(plan)
+    def __call__(self, plan: Any, root: Path, *_: Any, **fields: Any) -> Any:
+        seed = plan.spec.training.seed
+        self.seeds.append(seed)
         ending = self.endings.pop(0)
         if ending == "fault":
             raise SystemFaultError("host-3", "does not answer")
-        status = {"success": "ok", "missed": "ok", "mute": "failed", "reported": "failed"}.get(
-            ending, ending
-        )
+        status, tail = {"success": "ok", "missed": "ok"}.get(ending, ending.split()[0]), ()
+        if ending in ("mute", "unstarted"):
+            status, tail = "failed", ("mount: /data: no such file",)
         folder = make_finished(
             root,
-            len(self.seeds) + plan,
+            self.first_number + len(self.seeds) + seed,
             0.2,
             status=status,
-            spec=make_spec(ranks=1),
+            spec=plan.spec,
             reason=None if status == "ok" else f"it was {ending}",
+            log_tail=tail,
         )
-        if ending != "mute":
-            write_text(folder / LOG_FILE, self.log(ending, plan))
+        if ending == "unstarted":
+            write_text(folder / LOG_FILE, INITIALIZING)
+        elif ending != "mute":
+            write_text(folder / LOG_FILE, self.log(ending, seed))
         report = evaluate(folder)
-        if ending == "cancelled":
+        if status == "cancelled":
             raise CancelledRunError(report)
         return report
 
     def log(self, ending: str, seed: int) -> str:
-        reached = ending == "success"
+        reached = "success" in ending
         return log_of(
             seed,
             benchmark=FLUX.name,
@@ -116,13 +129,20 @@ def new_series(wanted: int, **fields: Any) -> TrialSeries:
     return TrialSeries(**(known | fields))
 
 
+def plan_of(trial: TrialState) -> Any:
+    """Plan of a trial, as far as the fake machine reads it."""
+    spec = make_spec(ranks=1)
+    training = spec.training.model_copy(update={"seed": trial.seed})
+    return SimpleNamespace(spec=spec.model_copy(update={"training": training}), job=None)
+
+
 def run_with(
     monkeypatch: pytest.MonkeyPatch, root: Path, wanted: int, *endings: str, **fields: Any
 ) -> tuple[TrialSeries, bool, Machine, Silent]:
     machine, observer, folder = Machine(root, *endings), Silent(), root / "mlperf" / "s"
     monkeypatch.setattr(flow, "run", machine)
     series = open_series(folder, new_series(wanted, **fields))
-    trials: Any = Trials(series, FLUX, folder, root, lambda trial: trial.seed)  # type: ignore[arg-type,return-value]
+    trials = Trials(series, FLUX, folder, root, plan_of)  # type: ignore[arg-type]
     ended, interrupted = run_trials(trials, observer)
     assert read_value(folder / SERIES_FILE, TrialSeries) == ended
     return ended, interrupted, machine, observer
@@ -146,13 +166,91 @@ def test_every_trial_has_its_seed_and_its_log(tmp_path: Path, monkeypatch: pytes
 def test_a_trial_that_fails_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    endings = ("failed", "missed", "timeout", "mute", "oom", "success")
-    series, *_ = run_with(monkeypatch, tmp_path, 6, *endings)
+    endings = ("failed", "missed", "timeout", "oom", "success")
+    series, *_ = run_with(monkeypatch, tmp_path, 5, *endings)
 
-    assert statuses(series) == ["failed", "missed", "timeout", "failed", "failed", "success"]
+    assert statuses(series) == ["failed", "missed", "timeout", "failed", "success"]
     assert series.trials[0].reason == "it was failed"
     assert "run_stop reports status aborted" in (series.trials[1].reason or "")
     assert series.missing == []
+
+
+@pytest.mark.parametrize("ending", ["mute", "unstarted"])
+def test_a_run_that_fails_before_run_start_is_no_trial_and_stops_the_series(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+):
+    first, interrupted, machine, observer = run_with(monkeypatch, tmp_path, 3, "success", ending)
+
+    assert machine.seeds == [1, 2] and not interrupted
+    assert statuses(first) == ["success", "waiting", "waiting"] and status_of(first) == "stopped"
+    assert not (tmp_path / "mlperf" / "s" / "result_1.txt").exists()
+    assert observer.ended_trials[-1].reason == f"ended before run_start: it was {ending}"
+    failure = first.failed_start
+    assert failure and failure.trial == 1 and (tmp_path / failure.run).is_dir()
+    assert failure.log_tail == ("mount: /data: no such file",)
+    report = SeriesReport(series=first, folder="f", status="stopped", label=first.label)
+    text = plain_text(series_document(report))
+    assert "run the same command again" in " ".join(text.split())
+    assert "mount: /data: no such file" in text and "stopped: 1 of 3 trials finished" in text
+
+    whole, _, machine, _ = run_with(monkeypatch, tmp_path, 3, "success", "success")
+
+    assert machine.seeds == [2, 3] and whole.failed_start is None
+    assert statuses(whole) == ["success"] * 3 and status_of(whole) == "complete"
+
+
+@pytest.mark.parametrize("ending", ["success", "oom"])
+@pytest.mark.parametrize("status", ["running", "cancelled"])
+def test_a_trial_whose_controller_died_after_its_end_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, status: TrialStatus
+):
+    """Killed while the report was written: the run's record has its end, the series has not."""
+    left = leave_run(monkeypatch, tmp_path, status, Machine(tmp_path, ending))
+
+    series, interrupted, machine, _ = run_with(monkeypatch, tmp_path, 2, "success")
+
+    assert machine.seeds == [2] and not interrupted
+    assert statuses(series) == ["success" if ending == "success" else "failed", "success"]
+    assert series.trials[0].run == left.name
+    text = (tmp_path / "mlperf" / "s" / "result_0.txt").read_text()
+    assert text == (left / LOG_FILE).read_text()
+
+
+def test_a_trial_that_reached_its_end_before_it_was_cancelled_has_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    series, interrupted, *_ = run_with(monkeypatch, tmp_path, 1, "cancelled after success")
+
+    assert interrupted and statuses(series) == ["success"]
+
+
+def test_a_trial_of_another_series_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    leave_run(monkeypatch, tmp_path, "running", Machine(tmp_path, "success"), group="another")
+
+    _, _, machine, _ = run_with(monkeypatch, tmp_path, 1, "success")
+
+    assert machine.seeds == [1]
+
+
+def leave_run(
+    monkeypatch: pytest.MonkeyPatch,
+    root: Path,
+    status: TrialStatus,
+    machine: Machine,
+    group: str = "s",
+) -> Path:
+    """Leave an ended run of seed 1, and a series whose controller died before it recorded that."""
+    machine(plan_of(TrialState(number=0, seed=1)), root)
+    (folder,) = (file.parent for file in root.glob("*/run.json"))
+    write_value(folder / RUN_FILE, read_record(folder).model_copy(update={"group": group}))
+    dead = this_controller().model_copy(update={"boot_id": "another"})
+    series = new_series(1, controller=dead).up_to(1)
+    started = series.trials[0].model_copy(update={"status": status})
+    mlperf_trials.write_series(root / "mlperf" / "s", series.with_trial(started))
+    monkeypatch.setattr(Machine, "first_number", 7)
+    return folder
 
 
 def test_the_same_command_goes_on_with_what_is_missing(
