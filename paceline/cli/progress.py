@@ -14,6 +14,7 @@ from rich.progress import Progress as Bar
 
 from paceline.cli.terminal import echo
 from paceline.core.run import RunSettings, RunSpec
+from paceline.core.steps import Step
 from paceline.core.units import compact, pluralize, seconds, significant
 from paceline.runs.flow import Progress, Watcher
 
@@ -56,14 +57,14 @@ def run_headline(spec: RunSpec) -> str:
 
 def _lines(in_samples: bool) -> Watcher:
     last = 0.0
-    recent: list[float] = []
+    recent = _RecentTimes()
 
     def watch(progress: Progress) -> None:
         nonlocal last
         if progress.step is None:
             echo(f"  {progress.phase}", err=True)
             return
-        recent.extend(filter(None, [progress.step.step_time_s]))
+        recent.add(progress.step)
         finished = progress.step.index == progress.total_steps
         if time.monotonic() - last >= LINE_EVERY_S or finished:
             last = time.monotonic()
@@ -78,7 +79,7 @@ def _bar(
 ) -> Iterator[Callable[[Progress], None]]:
     assert isinstance(console, Console)
     console.print(escape(headline), highlight=False)
-    recent: list[float] = []
+    recent = _RecentTimes()
     columns = (
         TextColumn("  {task.fields[phase]}"),
         BarColumn(),
@@ -91,21 +92,38 @@ def _bar(
             if progress.step is None:
                 bar.update(task, phase=progress.phase)
                 return
-            recent.extend(filter(None, [progress.step.step_time_s]))
+            recent.add(progress.step)
             detail = escape(_step_text(progress, recent, in_samples))
             bar.update(task, completed=progress.step.index, phase="step", detail=detail)
 
         yield watch
 
 
-def _step_text(progress: Progress, recent: list[float], in_samples: bool) -> str:
+class _RecentTimes:
+    """Times of the latest steps in seconds; restarts when the batch grows."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._batch: float | None = None
+
+    def add(self, step: Step) -> None:
+        if step.global_batch != self._batch:
+            self._times, self._batch = [], step.global_batch
+        if step.step_time_s:
+            self._times = [*self._times, step.step_time_s][-RECENT_STEPS:]
+
+    def median(self) -> float | None:
+        return median(self._times) if self._times else None
+
+
+def _step_text(progress: Progress, recent: _RecentTimes, in_samples: bool) -> str:
     """Return `31/60 · 0.231 s · 17,731 tokens/s · loss 3.41 · 7 s left`.
 
     Speeds are those of the last ten steps. Some logs report only rates; then no time is shown.
     """
     step = progress.step
     assert step is not None
-    typical = median(recent[-RECENT_STEPS:]) if recent else None
+    typical = recent.median()
     total = progress.total_steps
     parts = [f"{step.index:,}/{total:,}" if total else f"step {step.index:,}"]
     if typical:

@@ -187,17 +187,17 @@ def observed_run(source: Path, settings: UserSettings = NO_SETTINGS) -> Observed
 def printed_steps(report: RunReport, first: int, last: int) -> tuple[StepEvent, ...]:
     """Return the steps `first` to `last` as a log prints them: times of the whole run, no ranks."""
     steps = report.steps.select((report.steps.index >= first) & (report.steps.index <= last))
-    batch = report.facts.global_batch
+    default = report.facts.global_batch
     return tuple(
         StepEvent(
             step=int(step),
             step_time_s=seconds,
-            samples=batch if math.isnan(samples) else samples,
+            samples=next((size for size in (samples, batch) if math.isfinite(size)), default),
             data_wait_s=None if math.isnan(data_s) else data_s,
         )
-        for step, seconds, samples, data_s in zip(
+        for step, seconds, samples, batch, data_s in zip(
             steps.index,
-            *(steps[name] for name in ("step_time_s", "samples", "data_wait_s")),
+            *(steps[name] for name in ("step_time_s", "samples", "global_batch", "data_wait_s")),
             strict=True,
         )
         if math.isfinite(seconds)
@@ -214,6 +214,8 @@ def _num_microbatches(report: RunReport) -> int | None:
     if report.spec is not None:
         layout, devices = report.spec.layout, report.spec.world_size
         batch = report.spec.training.global_batch
+    if report.result.window and report.result.window.global_batch:
+        batch = report.result.window.global_batch
     if layout is None or devices is None or batch is None or devices % layout.model_devices:
         return None
     return layout.num_microbatches(devices, batch)

@@ -57,6 +57,8 @@ class UserSettings:
     window: str | None = None
     facts: RunSettings | None = None
     """All settings at once, as recorded with an imported run."""
+    planned: bool = False
+    """True if `facts` are the plan of a run: what its steps report about themselves precedes."""
 
     @property
     def engine_name(self) -> str | None:
@@ -71,7 +73,9 @@ class UserSettings:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Global batch and sequence length by name; None where not given."""
+        """Global batch and sequence length by name, which override the log's; None if not given."""
+        if self.planned:
+            return dict.fromkeys(SIZES)
         word = self.facts or self
         return {name: getattr(word, name) for name in SIZES}
 

@@ -375,7 +375,8 @@ def _watch(
 
 
 def _progress(spec: RunSpec, step: Step) -> Progress:
-    tokens = 0 if spec.bare else spec.training.global_batch * spec.training.seq_len
+    batch = int(step.global_batch or spec.training.global_batch)
+    tokens = 0 if spec.bare else batch * spec.training.seq_len
     return Progress("training", step, last_step(spec) or 0, tokens)
 
 

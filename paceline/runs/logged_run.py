@@ -222,7 +222,7 @@ def parse_run_log(folder: Path, record: RunRecord) -> Parsing | None:
     format_name = engine_name if engine_name in log_formats() else None
     # Its ranks do not count tokens; tokens of packed samples follow from the batch.
     facts = record.settings.model_copy(update={"origin": "imported"})
-    user = UserSettings(engine=format_name, window=record.window, facts=facts)
+    user = UserSettings(engine=format_name, window=record.window, facts=facts, planned=True)
     return parse_log(
         path, user, other_ranks=[other for other in log_files(folder) if other != path]
     )
@@ -442,4 +442,13 @@ def _differences(spec: RunSpec, parsing: Parsing) -> Iterator[str]:
             yield (
                 f"the log reports {name.replace('_', ' ')} {log_settings[name]}, but the plan "
                 f"requested {planned_settings[name]}"
+            )
+    window = parsing.document.window
+    sizes = {"global_batch": spec.training.batches, "seq_len": [spec.training.seq_len]}
+    for name, planned_sizes in sizes.items():
+        size = getattr(window, name, None)
+        if size is not None and name not in log_settings and size not in planned_sizes:
+            yield (
+                f"the step lines report {name.replace('_', ' ')} {size}, but the plan requested "
+                f"{planned_sizes[-1]}"
             )

@@ -35,3 +35,10 @@ def test_the_headline_names_layout_and_batch() -> None:
     assert run_headline(alone).endswith(
         "dp 1 micro-batch 1 recompute full · seq 4,096 · global batch 1 sequence"
     )
+
+
+def test_a_larger_batch_starts_the_times_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_display(make_spec()) as watch:
+        for number, batch, tokens in ((1, 4, 128), (2, 4, 128), (20, 8, 256)):
+            watch(Progress("training", Step(number, batch / 8, global_batch=batch), 20, tokens))
+    assert capsys.readouterr().err.splitlines()[-1].startswith("  20/20 · 1 s · 256 tokens/s")

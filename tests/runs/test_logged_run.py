@@ -11,6 +11,7 @@ from paceline import engines
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.run_report import RunReport
+from paceline.core.training import RampUp, Training
 from paceline.files.documents import read_json
 from paceline.files.recipe import load_recipe
 from paceline.machines.placement import Request
@@ -74,11 +75,28 @@ if mode == "hangs":
 """
 
 
+RAMPING = """
+import sys, time
+for step in range(1, 21):
+    batch = 4 if step < 18 else 8
+    print(f" iteration {step:8d}/      20 | consumed samples: {4 * step:12d} | "
+          f"elapsed time per iteration (ms): 100.0 | learning rate: 1.0E-04 | "
+          f"global batch size: {batch:5d} | lm loss: 3.0E+00 | "
+          "loss scale: 1.0 | grad norm: 1.0 | number of skipped iterations:   0 | "
+          "number of nan iterations:   0 |", flush=True)
+    time.sleep(0.02)
+print("[after training is done]")
+"""
+"""A program whose batch is half of the planned one, as during a ramp-up."""
+
+
 @pytest.fixture(autouse=True)
 def example_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     folder = tmp_path / "engines"
     folder.mkdir()
     (folder / "example_engine.py").write_text(ENGINE.format(program=PROGRAM))
+    ramping = ENGINE.format(program=RAMPING).replace("engines.nanogpt", "engines.megatron")
+    (folder / "ramping_engine.py").write_text(ramping)
     monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(folder)])
     yield
 
@@ -113,6 +131,24 @@ def test_steps_come_from_the_log_and_every_process_has_one_of_its_own(
     assert first_lines == [f"argv {n} of 2 {{other}} env {n} None" for n in range(2)]
     assert read_json(Path(report.folder) / "result.json")["status"] == "ok"
     assert evaluate(Path(report.folder)).result == result
+
+
+@pytest.mark.parametrize("start", [4, None])
+def test_rates_come_from_the_batch_of_each_step(tmp_path: Path, start: int | None) -> None:
+    ramp_up = RampUp(start=start, increment=4, samples=70) if start else None
+    training = Training(seq_len=32, global_batch=8, steps=20, ramp_up=ramp_up, dtype="fp32")
+    spec = make_spec(engine="ramping_engine", training=training)
+    job = engines.engine("ramping_engine").job(spec, "example")
+    progress: list[Progress] = []
+    report = flow.run(Plan(spec, job, {}), tmp_path / "runs", ["x"], progress.append, probe=False)
+    window, metrics = report.result.window, report.result.metrics
+    assert window is not None and window.global_batch == 4
+    assert metrics["tokens_per_s"].value == pytest.approx(4 * 32 / 0.1)
+    assert metrics["samples_per_s"].value == pytest.approx(4 / 0.1)
+    assert all(p.tokens_per_step == p.step.global_batch * 32 for p in progress if p.step)
+    expected = "the step lines report global batch 4, but the plan requested 8"
+    assert (expected in report.result.warnings) == (start is None)
+    assert not any("was given" in warning for warning in report.result.warnings)
 
 
 def test_a_program_that_starts_its_ranks_itself_is_started_once_a_node(
