@@ -96,6 +96,15 @@ def last_step(spec: RunSpec) -> int | None:
     return engine_last_step(spec) if engine_last_step else spec.steps_requested
 
 
+def notes(spec: RunSpec) -> list[str]:
+    """Return what the run's engine tells about its results before it starts, one sentence each.
+
+    Such a module defines `notes`.
+    """
+    engine_notes = getattr(_module(spec.engine), "notes", None)
+    return engine_notes(spec) if engine_notes else []
+
+
 def ends_at_target(spec: RunSpec) -> bool:
     """Return whether the run's engine stops at a quality target, so fewer steps can be complete.
 

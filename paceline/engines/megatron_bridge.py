@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.job import Job
+from paceline.core.layout import AXIS_FIELDS
 from paceline.core.pipeline import layers_per_stage
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
@@ -27,7 +28,16 @@ from paceline.engines.launch.programs import launch, unknown_settings
 from paceline.engines.log_reading.column import GrowingColumn
 from paceline.engines.log_reading.iteration_log import IterationLog
 from paceline.engines.log_reading.log_content import LogContent, LogFormat, decimal_step, numbers
-from paceline.engines.support import NO_CHECKPOINTS, WITHOUT_RAMP_UP, Support, no, only, refusals
+from paceline.engines.support import (
+    NO_CHECKPOINTS,
+    WITHOUT_RAMP_UP,
+    Support,
+    no,
+    only,
+    refusals,
+    unequal_stages,
+)
+from paceline.files.recipe import load_recipe
 
 OUTSIDE = "NVIDIA's NeMo image, or a checkout of Megatron-Bridge and its dependencies"
 FOLDER = "scripts/performance"
@@ -41,6 +51,16 @@ RECIPES = {
     (61, 7168, 2048): ("deepseek", "deepseek_v3"),
 }
 """Family and recipe by layers, hidden size and feed-forward (or expert) size."""
+COUNTS_ENDS = ("llama31_405b",)
+"""Recipes that count embedding and head as one layer each of the pipeline."""
+DEEPSEEK_STAGES = ((1, 1), (4, 1), (8, 1), (4, 2), (16, 1), (8, 2), (4, 4))
+"""(pp, vp) for which Megatron-Bridge has a pipeline layout of DeepSeek-V3."""
+PUBLISHED = {
+    "llama31-8b": {"fp8": "bridge-fp8"},
+    "llama31-70b": {"bf16": "bridge", "fp8": "bridge-fp8"},
+    "llama31-405b": {"bf16": "bridge", "fp8": "bridge-fp8"},
+}
+"""Variants with layout and batch of the H100 recipes (perf_recipes, 067f987d), by dtype."""
 GPUS = ("h100", "b200", "b300", "gb200", "gb300")
 PRECISIONS = {
     "bf16": ("bf16",),
@@ -90,6 +110,42 @@ def recipe_problems(spec: RunSpec) -> Iterator[str]:
         yield f"device {spec.cluster.device} has no performance recipes; use {', '.join(GPUS)}"
     if spec.layout.sequence_parallel != (spec.layout.tp > 1):
         yield "layout.sequence_parallel must be true with tp > 1 and false otherwise, as in recipes"
+    yield from _stage_problems(spec)
+
+
+def _stage_problems(spec: RunSpec) -> Iterator[str]:
+    """Yield why the recipe of a known model cannot split its layers over the pipeline."""
+    model, layout = spec.model, spec.layout
+    name = isinstance(model, DecoderShape) and RECIPES.get(_sizes(model), ("", ""))[1]
+    if name == "deepseek_v3":
+        if (layout.pp, layout.vp) not in DEEPSEEK_STAGES:
+            pairs = ", ".join(f"{pp} x {vp}" for pp, vp in DEEPSEEK_STAGES)
+            yield (
+                f"pp {layout.pp} x vp {layout.vp}: Megatron-Bridge has pipelines of deepseek_v3 "
+                f"for pp x vp of {pairs} only"
+            )
+    elif name:
+        yield from unequal_stages(spec, f"recipe {name}", ends_count=name in COUNTS_ENDS)
+
+
+def notes(spec: RunSpec) -> list[str]:
+    """Return how layout and batch differ from NVIDIA's recipe of today for the same GPUs."""
+    variant = PUBLISHED.get(spec.recipe, {}).get(spec.training.dtype)
+    if variant is None or gpu_of(spec) != "h100":
+        return []
+    recipe = load_recipe(spec.recipe, variant)
+    sizes = {name: getattr(recipe.layout, name) for name in AXIS_FIELDS}
+    theirs = {name: size for name, size in sizes.items() if size != getattr(spec.layout, name)}
+    batch = recipe.training.batch(recipe.devices or 1) * spec.world_size // (recipe.devices or 1)
+    if spec.training.global_batch != batch:
+        theirs["global_batch"] = batch
+    if not theirs:
+        return []
+    settings = ", ".join(f"{name} {value}" for name, value in theirs.items())
+    return [
+        f"NVIDIA's recipe of today has {settings} on {spec.world_size} H100; use --variant "
+        f"{variant} to compare with its speeds"
+    ]
 
 
 def missing(spec: RunSpec) -> str | None:
@@ -175,7 +231,11 @@ def recipe_of(spec: RunSpec) -> tuple[str, str] | None:
         return str(settings["family"]), str(settings["recipe"])
     if not isinstance(model, DecoderShape):
         return None
-    return RECIPES.get((model.num_layers, model.hidden_size, model.ffn_size))
+    return RECIPES.get(_sizes(model))
+
+
+def _sizes(model: DecoderShape) -> tuple[int, int, int]:
+    return model.num_layers, model.hidden_size, model.ffn_size
 
 
 def gpu_of(spec: RunSpec) -> str | None:

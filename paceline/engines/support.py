@@ -92,6 +92,23 @@ def refusals(spec: RunSpec, support: Support) -> list[str]:
     return sentences
 
 
+def unequal_stages(spec: RunSpec, program: str, *, ends_count: bool = False) -> list[str]:
+    """Return a problem if `program` cannot split the layers into equal pipeline stages.
+
+    With `ends_count`, embedding and head count as one layer each. Our own `stage_sizes` accepts
+    both, so an engine whose program accepts only one must call this.
+    """
+    layout, stages = spec.layout, spec.layout.pp * spec.layout.vp
+    layers = spec.model.num_layers + 2 * ends_count
+    if layout.pp == 1 or spec.model.kind != "decoder" or layers % stages == 0:
+        return []
+    kind = " with embedding and head" if ends_count else ""
+    return [
+        f"{layers} layers{kind} cannot be split over pp {layout.pp} x vp {layout.vp} = {stages} "
+        f"stages: the stages of {program} are equal; use a pp x vp that divides {layers}"
+    ]
+
+
 def small_vocabulary(spec: RunSpec) -> list[str]:
     """Return a problem if the vocabulary is too small for text in a program that reads bytes."""
     model = spec.model

@@ -19,6 +19,7 @@ from paceline.core.shape import num_parameters
 from paceline.core.training import MatmulPrecision
 from paceline.core.units import gib, percent
 from paceline.engines import engine, native
+from paceline.engines import notes as engine_notes
 from paceline.files import catalog, references
 from paceline.files.recipe import (
     LONGEST_NAME,
@@ -180,7 +181,7 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     if request.timeout_s is not None:
         spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
     _check(spec, force)
-    notices += busy_notice(machine, cluster)
+    notices += [*engine_notes(spec), *busy_notice(machine, cluster)]
     job = with_binding(engine(spec.engine).job(spec, spec.recipe))
     return Plan(spec, job, machine, tuple(notices), token_files)
 
@@ -204,7 +205,8 @@ def replan(spec: RunSpec) -> Plan:
     cluster, notices = in_current_allocation(cluster)
     spec = spec.model_copy(update={"cluster": cluster})
     job = with_binding(engine(spec.engine).job(spec, spec.recipe))
-    return Plan(spec, job, machine, (*notices, *busy_notice(machine, cluster)))
+    notices += [*engine_notes(spec), *busy_notice(machine, cluster)]
+    return Plan(spec, job, machine, tuple(notices))
 
 
 def refresh(plan: Plan, concurrent: bool = False) -> Plan:

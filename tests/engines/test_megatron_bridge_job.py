@@ -81,9 +81,26 @@ def test_deepseek_is_known_and_each_part_of_its_pipeline_is_recomputed_whole() -
     assert ("--model_recipe_name", "deepseek_v3") in pairs
     assert ("--expert_model_parallel_size", "64") in pairs
     assert ("--recompute_num_layers", "61") in pairs
-    cut = ("layout.pp=8", "layout.vp=4", "global_batch=16384")
+    cut = ("layout.pp=8", "layout.vp=2", "global_batch=16384")
     pairs = list(pairwise(words(bridge("deepseek-v3", *cut, cluster=rack))))
-    assert ("--recompute_num_layers", "2") in pairs, "61 layers in 32 parts"
+    assert ("--recompute_num_layers", "4") in pairs, "61 layers in 16 parts"
+
+
+def test_a_pipeline_that_a_recipe_cannot_split_is_refused() -> None:
+    rack = site(1152, 8, "H100-SXM")
+    whole = bridge("llama31-405b", cluster=site(128, 8, "H100-SXM"))
+    assert engine("megatron_bridge").unsupported(whole) == [], "126 + 2 layers over 8 x 8"
+    for of, cut, sentence in (
+        ("llama31-405b", ("layout.pp=9", "layout.vp=7"), "128 layers with embedding and head"),
+        ("llama31-70b", ("layout.pp=2", "layout.vp=41"), "80 layers cannot be split over pp 2 x"),
+        (
+            "deepseek-v3",
+            ("layout.pp=8", "layout.vp=4", "layout.ep=64", "global_batch=18432"),
+            "pp 8 x vp 4: ",
+        ),
+    ):
+        problems = engine("megatron_bridge").unsupported(bridge(of, *cut, cluster=rack))
+        assert any(problem.startswith(sentence) for problem in problems), problems
 
 
 def test_a_model_without_a_performance_recipe_is_one_of_the_library() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.core.run import RunSettings, RunSpec
 from paceline.engines import engine
-from paceline.engines.nemo.launch import launch_text
+from paceline.engines.nemo.launch import launch_script, launch_text, notes, staged_pieces
 from paceline.machines import slurm
 from tests.command import paceline
 from tests.engines.batch_site import NEMO, site, spec_of
@@ -91,6 +91,11 @@ def test_our_own_script_says_all_that_the_run_is() -> None:
         "++model.override_vocab_size=128256",
         "model.optim.sched.warmup_steps=2000",
         "model.data.data_impl=mock",
+        "model.tokenizer.library=huggingface",
+        "model.tokenizer.type=/tokenizer",
+        "trainer.limit_val_batches=1",
+        "++trainer.num_sanity_val_steps=0",
+        "model.optim.lr=0.0003",
     ):
         assert override in words
     assert "#SBATCH --ntasks-per-node=8" in text
@@ -114,6 +119,10 @@ def test_the_profilers_switches_are_handed_on() -> None:
     assert variables["RUN_CONF_PROFILE_GPU_METRICS"] == "true"
     text = engine("nemo").job(llama_70b(8, **PROFILE), "x").files["launch.sh"]
     assert "nsys profile" in text and "model.nsys_profile.start_step=20" in text
+    usual = launch_text(llama_70b(8, profile=True))
+    assert f"model.nsys_profile.ranks=[{','.join(map(str, range(16)))}]" in usual
+    assert '"$RESULT_DIR/nsys/llama3.1-${MODEL_SIZE}-${DTYPE}_${JOB_TOTAL_GPUS}g_' in usual
+    assert "--gpu-metrics-device" not in usual
     spec = llama_70b(8, nccl_trace=True)
     traced = engine("nemo").settings(spec)["variables"]
     assert traced["ENABLE_NCCL_TRACE"] == "true"
@@ -134,7 +143,9 @@ def tiny() -> RunSpec:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        (llama_70b(stage_path=""), "engine_settings.stage_path is missing"),
+        (llama_70b(stage_path=""), "stage_path is missing: set STAGE_PATH as folder of the image"),
+        (llama_70b(stage_path="", image="x.sqsh"), "or set engine_settings.tokenizer"),
+        (llama_70b(tokenizer="/a:b"), "tokenizer /a:b must not contain `:` or `,`"),
         (llama_70b(profile=True, nccl_trace=True), "exclude each other"),
         (llama_70b(stage_path="/a:b"), "stage_path /a:b must not contain `:` or `,`"),
         (llama_70b(profile=True, profile_ranks="$(id)"), "ranks $(id) must be a list of ranks"),
@@ -179,23 +190,100 @@ def test_what_nemo_is_not_told_of_is_refused_and_the_rest_is_handed_on() -> None
     assert "  ++model.optim.eps=1e-05 \\\n" in text
 
 
-def test_the_recipes_own_script_is_told_its_variables_alone() -> None:
-    spec = llama_70b(8, script="/recipe/launch.sh", dataset=True)
+def test_a_pipeline_that_nemo_cannot_split_is_refused() -> None:
+    """The layout of llama31-405b counts embedding and head as layers, which NeMo 1 cannot."""
+    of_128 = site(128, 8, "H100-SXM")
+    (problem,) = engine("nemo").unsupported(spec_of("nemo", "llama31-405b", of_128, NEMO))
+    assert problem.startswith("126 layers cannot be split over pp 8 x vp 8 = 64 stages")
+    of_72 = site(72, 8, "H100-SXM")
+    published = spec_of("nemo", "llama31-405b", of_72, NEMO, "dgxc")
+    assert engine("nemo").unsupported(published) == []
+    variables = engine("nemo").settings(published)["variables"]
+    layout = {name: variables[name] for name in ("TP", "PP", "CP", "VP", "GBS")}
+    assert layout == {"TP": "8", "PP": "9", "CP": "2", "VP": "7", "GBS": "252"}
+
+
+RECIPE_FILES = ("launch.sh", "configure.sh", "cfg/llama3.1_70b.yaml")
+"""Files that the recipe's setup.sh copies to STAGE_PATH."""
+READS = "RUN_CONF_PROFILE_START_STEP RUN_CONF_PROFILE_STOP_STEP RUN_CONF_PROFILE_GPU_METRICS"
+"""Profiler variables that configure.sh of tag v25.01 reads; its README lists two more."""
+
+
+def staged(folder: Path) -> Path:
+    """STAGE_PATH as the recipe's setup.sh leaves it, without image, tokenizer and data."""
+    for name in RECIPE_FILES:
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("#!/bin/bash\n#SBATCH --ntasks-per-node=8\n")
+    (folder / "configure.sh").write_text(f"# {READS}\n")
+    return folder
+
+
+def test_the_recipes_script_in_stage_path_is_the_default(tmp_path: Path) -> None:
+    stage = str(staged(tmp_path))
+    spec = llama_70b(8, stage_path=stage)
+    assert launch_script(spec) == tmp_path / "launch.sh" and notes(spec) == []
+    job = engine("nemo").job(spec, "x")
+    assert set(job.files) == {"nemo.json"} and job.batch and job.batch.folder == stage
+    own = llama_70b(8, stage_path=stage, script="own")
+    assert launch_script(own) is None and "launch.sh" in engine("nemo").job(own, "x").files
+    (note,) = notes(own)
+    assert "lacks the recipe's user-buffer overlap" in note and "trains on mock data" in note
+
+
+def test_what_the_recipes_script_would_do_otherwise_is_refused(tmp_path: Path) -> None:
+    stage = str(staged(tmp_path))
+    profile = {"profile": True, "profile_ranks": "0", "profile_gpu_metrics": True}
+    spec = llama_70b(8, stage_path=stage, dataset=False, tokenizer="/t", **profile)
     layout = spec.layout.model_copy(update={"micro_batch": 2, "recompute": "full"})
     problems = engine("nemo").unsupported(spec.model_copy(update={"layout": layout}))
-    assert [problem.split(":")[0] for problem in problems] == [
+    assert [problem.split(":")[0].split(";")[0] for problem in problems] == [
         "layout.micro_batch 2 is not supported",
         "layout.recompute full is not supported",
-        "engine_settings.dataset needs Paceline's launch.sh; remove script or dataset",
+        "the recipe's launch.sh trains 70b on STAGE_PATH's data set",
+        "engine_settings.tokenizer has no effect on the recipe's launch.sh",
+        "engine_settings.profile_ranks has no effect, because configure.sh does not read "
+        "RUN_CONF_PROFILE_RANKS",
     ]
+    assert all("engine_settings.script=own" in problem or "own" in problem for problem in problems)
+    four = spec_of("nemo", "llama31-70b", site(16, 4, "H100-SXM"), {"stage_path": stage})
+    (problem,) = engine("nemo").unsupported(four)
+    assert problem.startswith("devices_per_node 4 must be 8")
 
 
-def test_the_published_run_is_refused_for_nothing_but_what_is_not_there(tmp_path: Path) -> None:
+def test_the_recipes_405b_is_its_own_model(tmp_path: Path) -> None:
+    stage = {"stage_path": str(staged(tmp_path))}
+    released = spec_of("nemo", "llama31-405b", site(72, 8, "H100-SXM"), stage, None,
+                       "layout.pp=9", "layout.vp=7", "global_batch=252")  # fmt: skip
+    (problem,) = engine("nemo").unsupported(released)
+    assert problem.startswith("model.num_kv_heads 8: the recipe's 405b has 16; use --variant dgxc")
+    few = spec_of("nemo", "llama31-405b", site(24, 8, "H100-SXM"), stage, "dgxc", "layout.pp=6",
+                  "layout.vp=7", "layout.cp=1", "global_batch=252")  # fmt: skip
+    (problem,) = engine("nemo").unsupported(few)
+    assert problem.startswith("the recipe's configure.sh trains only 42 of 126 layers on 192 GPUs")
+
+
+def test_each_missing_file_is_listed_with_the_command_that_makes_it(tmp_path: Path) -> None:
     spec = llama_70b(8, stage_path=str(tmp_path))
     assert engine("nemo").unsupported(spec) == []
-    assert "nvidia+nemo+24.09.sqsh does not exist" in str(engine("nemo").missing(spec))
-    (tmp_path / "nvidia+nemo+24.09.sqsh").touch()
+    missing = str(engine("nemo").missing(spec))
+    assert "nvidia+nemo+24.09.sqsh (to make: `enroot import --output" in missing
+    assert "llama/tokenizer.json (to make: `huggingface-cli download meta-llama/" in missing
+    for piece in staged_pieces(spec):
+        piece.path.parent.mkdir(parents=True, exist_ok=True)
+        piece.path.touch()
     assert engine("nemo").missing(spec) is None
+    staged(tmp_path)
+    missing = str(engine("nemo").missing(spec))
+    assert "my-llama_00_text_document.bin" in missing and "generate_dataset.sh" in missing
+    assert str(tmp_path / "launch.sh") not in missing
+
+
+def test_image_and_tokenizer_are_enough_for_mock_data() -> None:
+    given = {"stage_path": None, "image": "/i.sqsh", "tokenizer": "/tokenizers/llama"}
+    spec = llama_70b(8, **given)
+    assert engine("nemo").unsupported(spec) == []
+    assert engine("nemo").job(spec, "x").env["TOKENIZER_PATH"] == "/tokenizers/llama"
 
 
 def test_the_published_run_is_shown_before_it_is_submitted(tmp_path: Path) -> None:
@@ -236,9 +324,38 @@ def test_no_setting_becomes_a_command_of_our_script(tmp_path: Path) -> None:
 
     (seen,) = tmp_path.glob("results/*/*/*/*/words")
     words = seen.read_text().split("\0")
-    mounts = f"{seen.parent},{seen.parent}/index_mapping,{stage}/llama3.1-dataset:/dataset"
+    data = f"{stage}/llama3.1-dataset"
+    mounts = f"{seen.parent},{seen.parent}/index_mapping,{data}/llama:/tokenizer,{data}:/dataset"
     assert f"--container-mounts={mounts}" in words
     assert f"model.nsys_profile.ranks=[{ranks}]" in words
     assert f"exp_manager.explicit_log_dir={seen.parent}/results" in words
     assert f"model.data.index_mapping_dir={seen.parent}/index_mapping" in words
     assert {path.name for path in tmp_path.iterdir()} == {"bin", "launch.sh", "results"}
+
+
+NSYS = '#!/bin/bash\nprintf "%s\\0" "$@" >"$RESULT_DIR/nsys-$SLURM_LOCALID"\n'
+TASKS = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+for SLURM_LOCALID in 0 1; do export SLURM_LOCALID; "$@"; done
+"""
+
+
+def test_only_the_first_task_of_a_node_counts_gpu_metrics(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in {"srun": TASKS, "nsys": NSYS}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    job = engine("nemo").job(llama_70b(8, **PROFILE), "x")
+    (tmp_path / "launch.sh").write_text(job.files["launch.sh"])
+    env = {name: value.replace("{folder}", str(tmp_path)) for name, value in job.env.items()}
+    env |= {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    subprocess.run(["/bin/bash", "launch.sh"], cwd=tmp_path, env=env, check=True)
+
+    first, second = sorted(tmp_path.glob("results/*/*/*/*/nsys-*"))
+    words = [path.read_text().split("\0")[:-1] for path in (first, second)]
+    assert "--gpu-metrics-device=all" in words[0]
+    assert [word for word in words[0] if word != "--gpu-metrics-device=all"] == words[1]
+    report = "llama3.1-70b-bf16_64g_7_%q{SLURM_NODEID}_%q{SLURM_LOCALID}"
+    assert f"{first.parent}/nsys/{report}" in words[1]
+    assert words[1][-1].startswith("model.nsys_profile.ranks=[0]")

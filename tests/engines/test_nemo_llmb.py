@@ -14,7 +14,7 @@ import pytest
 from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import Cluster
 from paceline.core.run import RunSpec
-from paceline.engines import engine
+from paceline.engines import engine, notes
 from paceline.machines import slurm
 from tests.command import paceline
 from tests.engines.batch_site import LLMB, site, spec_of
@@ -99,6 +99,41 @@ def test_precisions_nodes_and_switches_are_words_of_llmb_run() -> None:
     job = engine("nemo").job(spec, "x")
     assert job.env["HF_TOKEN"] == "secret-1" and job.timeout_s == 5400
     assert "secret-1" not in slurm.render(job) + "".join(job.files.values())
+
+
+def test_older_recipes_get_no_argument_that_their_llmb_run_rejects(tmp_path: Path) -> None:
+    """Release 26.06 has llmb-run 1.15, whose `submit` has no --mbridge-arg."""
+    install = installed(tmp_path)
+    (tmp_path / "release.yaml").write_text("llmb_version: 26.06.01\n")
+    config = install / "cluster_config.yaml"
+    config.write_text(config.read_text().replace("/lustre/llmb/llmb_repo", str(tmp_path)))
+    spec = llmb(llmb_install=str(install))
+    assert engine("nemo").unsupported(spec) == []
+    assert not any("mbridge" in word for word in engine("nemo").settings(spec)["command"])
+    other = llmb("llama31-70b", "seq_len=4096", "layout.zero_stage=3", llmb_install=str(install))
+    problems = engine("nemo").unsupported(other)
+    assert [problem.partition(" needs recipes of 26.08")[0] for problem in problems] == [
+        "training.seq_len",
+        "layout.zero_stage=3",
+    ]
+    (tmp_path / "release.yaml").write_text("llmb_version: 26.08.00\n")
+    assert engine("nemo").settings(spec)["command"] == OF_70B.split()
+
+
+def test_a_batch_of_2025_is_reported_for_recipes_of_today() -> None:
+    (note,) = notes(llmb())
+    assert "has global_batch 256 on 64 H100; use --variant bridge" in note
+    cluster = site(8, 8, "H100-SXM")
+    for variant in ("bridge", "bridge-fp8"):
+        assert notes(spec_of("nemo", "llama31-70b", cluster, LLMB, variant)) == []
+
+
+def test_what_launch_sh_decides_itself_is_refused() -> None:
+    b200 = site(16, 8, "B200")
+    (problem,) = engine("nemo").unsupported(llmb("llama31-70b", "dtype=fp8", cluster=b200))
+    assert problem.startswith("training.dtype fp8: the recipe's launch.sh trains the 70B in mxfp8")
+    (problem,) = engine("nemo").unsupported(llmb("llama31-405b", cluster=site(128, 8, "B200")))
+    assert problem.endswith("use --set global_batch=6144")
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,11 @@ def missing(spec: RunSpec) -> str | None:
     return _form(spec).missing(spec)
 
 
+def notes(spec: RunSpec) -> list[str]:
+    """Return how the form differs from the published benchmark."""
+    return _form(spec).notes(spec)
+
+
 def job(spec: RunSpec, name: str) -> Job:
     """Return the Job of the form."""
     return _form(spec).job(spec, name)

@@ -1,7 +1,9 @@
 """Job of NVIDIA's NeMo 1 benchmark: `DTYPE= MODEL_SIZE= sbatch -A -p -N launch.sh`.
 
-If the recipe's own launch.sh is set, it is submitted unchanged. Otherwise Paceline's launch.sh
-starts the same program in the same image, with overrides for all of the run's settings.
+The recipe's own launch.sh is submitted unchanged if it is in STAGE_PATH, where the recipe's
+setup.sh copies it, or if it is set. Otherwise Paceline's launch.sh starts the same program in the
+same image, with overrides for all of the run's settings. Sources: launch.sh, configure.sh, setup.sh
+and llama3.1_*.yaml of NVIDIA/dgxc-benchmarking, llama3.1, tag v25.01.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,9 @@ from paceline.engines.launch.programs import (
 )
 from paceline.engines.nemo.overrides import (
     ACTIVATIONS,
+    DATA,
     DATA_FOLDER,
+    TOKENIZER_MOUNT,
     WITH_VARIABLE,
     launcher_overrides,
     overrides,
@@ -44,6 +49,7 @@ from paceline.engines.support import (
     no,
     only,
     refusals,
+    unequal_stages,
 )
 from paceline.files.home import home_path
 
@@ -61,6 +67,29 @@ TRACE_STEPS = 10
 """Number of steps that the recipe always trains during an NCCL trace."""
 SIZES = {"8b": (32, 4096), "70b": (80, 8192), "405b": (126, 16384)}
 """Layers and hidden size of Llama 3.1 by MODEL_SIZE."""
+QUERY_GROUPS = {"8b": 8, "70b": 8, "405b": 16}
+"""`num_query_groups` of the recipe's configurations; the released 405B has 8 key/value heads."""
+REDUCED_405B = {192: 42, 96: 21, 32: 7}
+"""Layers of the 405B that configure.sh trains on these GPU counts, with its own pp and batch."""
+MODEL = "llama3.1"
+OWN = "own"
+"""Value of `script` that selects Paceline's launch.sh."""
+CONFIGURATION = "configure.sh"
+PROFILED_RANKS = {"8b": range(8)}
+"""Ranks that configure.sh profiles by MODEL_SIZE; the first 16 for any other."""
+VARIABLES = {
+    "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NVTE_DP_AMAX_REDUCE_INTERVAL": "0",
+    "NVTE_ASYNC_AMAX_REDUCTION": "1",
+    "NVTE_APPLY_QK_LAYER_SCALING": "0",
+    "NVTE_FLASH_ATTN": "0",
+    "NVTE_FUSED_ATTN": "1",
+    "NVTE_FWD_LAYERNORM_SM_MARGIN": "8",
+    "NVTE_BWD_LAYERNORM_SM_MARGIN": "8",
+    "NEMO_LOG_MEMORY_USAGE": "1",
+}
+"""Variables that configure.sh exports for speed and figures."""
 PROFILE = {
     "profile_start_step": "RUN_CONF_PROFILE_START_STEP",
     "profile_stop_step": "RUN_CONF_PROFILE_STOP_STEP",
@@ -69,7 +98,10 @@ PROFILE = {
     "profile_cpu": "RUN_CONF_PROFILE_CPU",
 }
 """Settings for use with `profile`, and the recipe's variables for them."""
-SETTINGS = ("form", "stage_path", "script", "image", "dataset", "profile", "nccl_trace", *PROFILE)
+SETTINGS = (
+    *("form", "stage_path", "script", "image", "tokenizer", "dataset", "profile", "nccl_trace"),
+    *PROFILE,
+)
 RANKS = re.compile(r"[0-9]+(,[0-9]+)*")
 SWITCHES = ("dataset", "profile", "nccl_trace", "profile_gpu_metrics", "profile_cpu")
 STEPS = ("profile_start_step", "profile_stop_step")
@@ -108,10 +140,15 @@ OWN_SCRIPT: Support = {
     "data.split": no(_NOT_SET),
 }
 _NO_VARIABLE = "the recipe's launch.sh has no variable for it"
+_USE_OWN = f"engine_settings.script={OWN} for Paceline's launch.sh"
 RECIPE_SCRIPT: Support = {
     **OWN_SCRIPT,
-    "layout.micro_batch": only(1, reason=_NO_VARIABLE),
-    "layout.recompute": only("none", reason=_NO_VARIABLE),
+    "layout.micro_batch": only(
+        1, reason=_NO_VARIABLE, remedy=f"use layout.micro_batch=1, or {_USE_OWN}"
+    ),
+    "layout.recompute": only(
+        "none", reason=_NO_VARIABLE, remedy=f"use layout.recompute=none, or {_USE_OWN}"
+    ),
 }
 
 
@@ -122,9 +159,23 @@ def unsupported(spec: RunSpec) -> list[str]:
         *unknown_settings(spec, SETTINGS, no_arguments=NO_ARGUMENTS if script else ""),
         *needs_queue(spec),
         *refusals(spec, OWN_SCRIPT if script is None else RECIPE_SCRIPT),
+        *unequal_stages(spec, "NeMo 1"),
+        *_path_problems(spec, script),
         *_setting_problems(spec),
         *_model_problems(spec),
-        *(_script_problems(spec, script.name) if script is not None else ()),
+        *(_script_problems(spec, script) if script is not None else ()),
+    ]
+
+
+def notes(spec: RunSpec) -> list[str]:
+    """Return what Paceline's launch.sh lacks compared with the published benchmark."""
+    if launch_script(spec) is not None or model_size(spec) is None:
+        return []
+    data = "" if staged_data(spec) else ", and trains on mock data"
+    return [
+        "Paceline's launch.sh lacks the recipe's user-buffer overlap of tensor parallelism and its "
+        f"deferred embedding gradients{data}; for speeds to compare with NVIDIA's table, put the "
+        f"recipe's {SCRIPT}, {CONFIGURATION} and cfg in STAGE_PATH"
     ]
 
 
@@ -137,18 +188,64 @@ def _model_problems(spec: RunSpec) -> Iterator[str]:
         yield "training.lr_schedule.warmup is not passed to NeMo with a constant learning rate"
 
 
-def _script_problems(spec: RunSpec, name: str) -> Iterator[str]:
-    if model_size(spec) is None:
+def _script_problems(spec: RunSpec, script: Path) -> Iterator[str]:
+    """Yield what the recipe's launch.sh and configure.sh would do otherwise than requested."""
+    name, size = script.name, model_size(spec)
+    if size is None:
         yield f"the recipe's {name} trains only Llama 3.1 with {', '.join(SIZES)}"
-    if spec.engine_settings.get("dataset") is not None:
-        yield "engine_settings.dataset needs Paceline's launch.sh; remove script or dataset"
+        return
+    groups = getattr(spec.model, "kv_heads", QUERY_GROUPS[size])
+    if groups != QUERY_GROUPS[size]:
+        yield (
+            f"model.num_kv_heads {groups}: the recipe's {size} has {QUERY_GROUPS[size]}; use "
+            f"--variant dgxc, or {_USE_OWN}"
+        )
+    if size == "405b" and (layers := REDUCED_405B.get(spec.world_size)):
+        yield (
+            f"the recipe's {CONFIGURATION} trains only {layers} of {spec.model.num_layers} layers "
+            f"on {spec.world_size} GPUs; use a multiple of 576, or {_USE_OWN}"
+        )
+    dataset, trains_on_text = spec.engine_settings.get("dataset"), size != "405b"
+    if dataset is not None and dataset != trains_on_text:
+        data = "STAGE_PATH's data set" if trains_on_text else "synthetic data"
+        yield f"the recipe's {name} trains {size} on {data}; remove dataset, or use {_USE_OWN}"
+    if spec.engine_settings.get("tokenizer"):
+        yield f"engine_settings.tokenizer has no effect on the recipe's {name}; use {_USE_OWN}"
+    tasks = re.search(r"^#SBATCH --ntasks-per-node=(\d+)", _text(script), re.MULTILINE)
+    if tasks and int(tasks[1]) != spec.cluster.devices_per_node:
+        yield (
+            f"devices_per_node {spec.cluster.devices_per_node} must be {tasks[1]}: {script} starts "
+            f"{tasks[1]} tasks per node"
+        )
+    configuration = _text(script.with_name(CONFIGURATION))
+    for setting, variable in PROFILE.items():
+        is_set = spec.engine_settings.get(setting) is not None
+        if is_set and configuration and variable not in configuration:
+            yield (
+                f"engine_settings.{setting} has no effect, because {CONFIGURATION} does not read "
+                f"{variable}; remove it, or use {_USE_OWN}"
+            )
+
+
+def _path_problems(spec: RunSpec, script: Path | None) -> Iterator[str]:
+    settings = spec.engine_settings
+    needs = {
+        "for the recipe's launch.sh": script is not None,
+        "as folder of the image, or set engine_settings.image": not _image_setting(spec),
+        "as folder of the tokenizer, or set engine_settings.tokenizer": not settings.get(
+            "tokenizer"
+        ),
+        "as folder of the data set": staged_data(spec),
+    }
+    reasons = [reason for reason, is_needed in needs.items() if is_needed]
+    if not settings.get("stage_path") and reasons:
+        yield f"engine_settings.stage_path is missing: set STAGE_PATH {reasons[0]}"
+    for name, path in (("stage_path", stage_path(spec)), ("tokenizer", tokenizer(spec))):
+        if settings.get(name) and re.search("[:,]", str(path)):
+            yield f"engine_settings.{name} {path} must not contain `:` or `,` (container mounts)"
 
 
 def _setting_problems(spec: RunSpec) -> Iterator[str]:
-    if not spec.engine_settings.get("stage_path"):
-        yield "engine_settings.stage_path is missing: set it to the image's folder (STAGE_PATH)"
-    elif re.search("[:,]", path := str(stage_path(spec))):
-        yield f"engine_settings.stage_path {path} must not contain `:` or `,` (container mounts)"
     settings = {name: value for name, value in spec.engine_settings.items() if value is not None}
     for name in SWITCHES:
         if not isinstance(settings.get(name, False), bool):
@@ -172,14 +269,57 @@ def _setting_problems(spec: RunSpec) -> Iterator[str]:
         )
 
 
+@dataclass(frozen=True)
+class StagedPiece:
+    """File that a run needs, and how to make it."""
+
+    path: Path
+    remedy: str
+
+
+def staged_pieces(spec: RunSpec) -> list[StagedPiece]:
+    """Return the files that a run needs; those of STAGE_PATH as the recipe's setup.sh makes them.
+
+    The 405B needs no data: configure.sh sets mock data and the tokenizer of the image.
+    """
+    stage, script, size = stage_path(spec), launch_script(spec), model_size(spec)
+    pieces: list[StagedPiece] = []
+    if image(spec).startswith("/"):
+        command = f"`enroot import --output {image(spec)} {_IMAGE}`"
+        pieces.append(StagedPiece(Path(image(spec)), command))
+    if script is not None:
+        remedy = "copy it from llama3.1 of NVIDIA/dgxc-benchmarking, tag v25.01"
+        files = (script, stage / CONFIGURATION, stage / "cfg" / f"{MODEL}_{size}.yaml")
+        pieces += [StagedPiece(file, remedy) for file in files]
+    if script is None or size != "405b":
+        folder = tokenizer(spec)
+        download = f"`huggingface-cli download {_TOKENIZER} --local-dir {folder}`"
+        pieces.append(StagedPiece(folder / "tokenizer.json", download))
+    if staged_data(spec) or (script is not None and size != "405b"):
+        remedy = "submit the recipe's generate_dataset.sh, which downloads and tokenizes the Pile"
+        names = [f"{name}.{ending}" for name in DATA for ending in ("bin", "idx")]
+        pieces += [StagedPiece(stage / DATA_FOLDER / name, remedy) for name in names]
+    return pieces
+
+
+_IMAGE = "docker://nvcr.io#nvidia/nemo:24.09"
+_TOKENIZER = (
+    "meta-llama/Meta-Llama-3-8B config.json special_tokens_map.json tokenizer.json "
+    "tokenizer_config.json generation_config.json"
+)
+
+
 def missing(spec: RunSpec) -> str | None:
-    """Return a problem if the image or launch.sh is missing."""
-    place, script = image(spec), launch_script(spec)
-    if place.startswith("/") and not Path(place).exists():
-        return f"{place} does not exist; `enroot import` it, or set engine_settings.image"
-    if script is not None and not script.is_file():
-        return f"{script} does not exist; copy the recipe's launch.sh"
-    return None
+    """Return the staged files that do not exist, each group with the command that makes it."""
+    absent: dict[str, list[str]] = {}
+    for piece in staged_pieces(spec):
+        if not piece.path.exists():
+            absent.setdefault(piece.remedy, []).append(str(piece.path))
+    if not absent:
+        return None
+    return "missing files; " + "; ".join(
+        f"{', '.join(paths)} (to make: {remedy})" for remedy, paths in absent.items()
+    )
 
 
 def job(spec: RunSpec, name: str) -> Job:
@@ -219,15 +359,16 @@ def launch_text(spec: RunSpec) -> str:
     """Return Paceline's launch.sh; raise UserError for a model that NeMo's GPT does not cover."""
     if not isinstance(spec.model, DecoderShape):
         raise UserError("engine nemo", "trains decoders only", remedy="--set engine=native")
-    words = with_extra_arguments(spec, overrides(spec, spec.model))
+    words = with_extra_arguments(spec, overrides(spec, spec.model, profiled_ranks(spec)))
     hydra = " \\\n  ".join(map(_word, words))
     is_traced = spec.engine_settings.get("nccl_trace")
     exports = [
         f"export {name}={value}" for name, value in (TRACE_VARIABLES if is_traced else {}).items()
     ]
-    log = "$RESULT_DIR/log-nemo_${MODEL_SIZE}_${JOB_TOTAL_GPUS}_%j"
+    exports += [f"export {name}=${{{name}:-{value}}}" for name, value in VARIABLES.items()]
+    log = f"$RESULT_DIR/log-nemo_{_label(spec)}${{MODEL_SIZE}}_${{JOB_TOTAL_GPUS}}_%j"
     data = f",$STAGE_PATH/{DATA_FOLDER}:/dataset" if staged_data(spec) else ""
-    mounts = f"$RESULT_DIR,$INDEX_MAPPING_DIR{data}"
+    mounts = f"$RESULT_DIR,$INDEX_MAPPING_DIR,$TOKENIZER_PATH:{TOKENIZER_MOUNT}{data}"
     lines = [
         "#!/bin/bash",
         "#SBATCH --job-name=paceline-nemo",
@@ -252,21 +393,45 @@ def launch_text(spec: RunSpec) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _label(spec: RunSpec) -> str:
+    """Return the model's name in the recipe's file names, which comes before MODEL_SIZE."""
+    return f"{MODEL}_" if model_size(spec) else ""
+
+
+def profiled_ranks(spec: RunSpec) -> str:
+    """Return the profiled ranks: as set, else those of configure.sh that the run has."""
+    ranks = spec.engine_settings.get("profile_ranks")
+    usual = PROFILED_RANKS.get(model_size(spec) or "", range(16))
+    return str(ranks) if ranks is not None else ",".join(map(str, usual[: spec.world_size]))
+
+
 def _profiler(spec: RunSpec) -> str:
-    """Return the nsys command in the recipe's form, or an empty string without a profile."""
+    """Return the nsys command in the recipe's form, or an empty string without a profile.
+
+    GPU metrics are counted by the first task of a node only: two tasks cannot read the counters.
+    """
     if not spec.engine_settings.get("profile"):
         return ""
-    file = "$RESULT_DIR/nsys/nemo-${MODEL_SIZE}-${DTYPE}_${JOB_TOTAL_GPUS}g_${SLURM_JOB_ID}"
+    label = _label(spec).replace("_", "-") or "nemo-"
+    file = (
+        f"$RESULT_DIR/nsys/{label}${{MODEL_SIZE}}-${{DTYPE}}_${{JOB_TOTAL_GPUS}}g_${{SLURM_JOB_ID}}"
+    )
     metrics = spec.engine_settings.get("profile_gpu_metrics")
     cpu = spec.engine_settings.get("profile_cpu")
     words = [
         f'nsys profile --output "{file}_%q{{SLURM_NODEID}}_%q{{SLURM_LOCALID}}"',
-        "--force-overwrite true --capture-range=cudaProfilerApi --capture-range-end=stop",
+        "--nic-metrics=true --inherit-environment true --force-overwrite true",
+        "--capture-range=cudaProfilerApi --capture-range-end=stop --stop-on-exit true",
         "--trace cuda,nvtx" + (",osrt" if cpu else ""),
         f"--sample {'cpu' if cpu else 'none'} --cpuctxsw none",
-        *(["--gpu-metrics-device=all"] if metrics else []),
     ]
-    return " ".join(words) + " \\\n  "
+    if not metrics:
+        return " ".join(words) + " \\\n  "
+    first_task = (
+        'metrics=; if [ "$SLURM_LOCALID" = 0 ]; then metrics=--gpu-metrics-device=all; fi; '
+        f'exec {" ".join(words)} $metrics "$@"'
+    )
+    return f"bash -c {shlex.quote(first_task)} nsys \\\n  "
 
 
 def _word(text: str) -> str:
@@ -276,20 +441,46 @@ def _word(text: str) -> str:
 
 def stage_path(spec: RunSpec) -> Path:
     """Return STAGE_PATH: the folder of image, tokenizer and data."""
-    text = str(spec.engine_settings.get("stage_path", ""))
+    text = str(spec.engine_settings.get("stage_path") or "")
     return home_path("engine_settings.stage_path", text).absolute()
 
 
+def tokenizer(spec: RunSpec) -> Path:
+    """Return the folder of the tokenizer: as set, else the recipe's in STAGE_PATH."""
+    setting = spec.engine_settings.get("tokenizer")
+    if not setting:
+        return stage_path(spec) / DATA_FOLDER / "llama"
+    return home_path("engine_settings.tokenizer", str(setting)).absolute()
+
+
 def launch_script(spec: RunSpec) -> Path | None:
-    """Return the path of a third-party launch.sh; None for Paceline's own."""
+    """Return the recipe's launch.sh: as set, else the one in STAGE_PATH; None for Paceline's."""
     script = spec.engine_settings.get("script")
-    return home_path("engine_settings.script", str(script)).absolute() if script else None
+    if script == OWN:
+        return None
+    if script:
+        return home_path("engine_settings.script", str(script)).absolute()
+    path = stage_path(spec) / SCRIPT
+    is_staged = bool(spec.engine_settings.get("stage_path")) and path.is_file()
+    return path if is_staged and model_size(spec) else None
+
+
+def _text(path: Path) -> str:
+    """Return the text of a script; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _image_setting(spec: RunSpec) -> str | None:
+    setting = spec.engine_settings.get("image") or spec.cluster.slurm.container_image
+    return str(setting) if setting else None
 
 
 def image(spec: RunSpec) -> str:
     """Return the container image: as set, else the cluster's, else the one in STAGE_PATH."""
-    setting = spec.engine_settings.get("image") or spec.cluster.slurm.container_image
-    return str(setting or stage_path(spec) / IMAGE)
+    return _image_setting(spec) or str(stage_path(spec) / IMAGE)
 
 
 def model_size(spec: RunSpec) -> str | None:
@@ -311,10 +502,11 @@ def variables(spec: RunSpec) -> dict[str, str]:
     return {
         "DTYPE": training.dtype,
         "MODEL_SIZE": model_size(spec) or spec.recipe,
-        "STAGE_PATH": str(stage_path(spec)),
+        **({"STAGE_PATH": str(stage_path(spec))} if spec.engine_settings.get("stage_path") else {}),
         "GSW_VERSION": VERSION,
         "JOB_TOTAL_GPUS": str(spec.world_size),
         "RUN_CONF_IMAGE": image(spec),
+        **({} if launch_script(spec) else {"TOKENIZER_PATH": str(tokenizer(spec))}),
         "RUN_CONF_RESULT_DIR": f"{RUN_FOLDER}/{result_folder(spec)}",
         "TP": str(layout.tp),
         "PP": str(layout.pp),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from paceline.core.secrets import REDACTED, is_secret
 from paceline.engines.launch.extra_settings import extra_environment, with_extra_arguments
 from paceline.engines.launch.programs import needs_queue, requested_limit_s, unknown_settings
 from paceline.engines.megatron_bridge import RECIPE, gpu_of, recipe_problems
+from paceline.engines.megatron_bridge import notes as bridge_notes
 from paceline.engines.nemo.launch import model_size
 from paceline.engines.support import Support, only, refusals
 from paceline.files.home import home_path
@@ -51,7 +53,11 @@ SWITCHES = ("profile", "force")
 FP8_RECIPES = {"fp8": "cs", "mxfp8": "mx"}
 GPUS_PER_NODE = {"gb200": 4, "gb300": 4}
 """Number of GPUs per node that llmb-run assumes; 8 for any other GPU."""
-CONFIG_FILE = "cluster_config.yaml"
+CONFIG_FILE, RELEASE_FILE = "cluster_config.yaml", "release.yaml"
+PASSES_ARGUMENTS = (26, 8)
+"""First release of the recipes (llmb-run 1.16) whose `submit` accepts --mbridge-arg."""
+SEQ_LEN = 8192
+"""Sequence length of the Llama 3.1 recipes."""
 SUPPORT: Support = {**RECIPE, "training.dtype": only("bf16", *FP8_RECIPES, "nvfp4")}
 
 
@@ -63,8 +69,14 @@ def unsupported(spec: RunSpec) -> list[str]:
         *_setting_problems(spec),
         *recipe_problems(spec),
         *refusals(spec, SUPPORT),
+        *_launch_script_problems(spec),
         *_installation_problems(spec),
     ]
+
+
+def notes(spec: RunSpec) -> list[str]:
+    """Return how layout and batch differ from NVIDIA's recipe of today."""
+    return bridge_notes(spec)
 
 
 def missing(spec: RunSpec) -> str | None:
@@ -162,8 +174,10 @@ def _own_command(spec: RunSpec) -> Iterator[str]:
             yield f"--env={name}={value}"
     yield from ("-p",) if settings.get("profile") else ()
     yield from ("--force",) if settings.get("force") else ()
-    yield f"--mbridge-arg=--seq_length={spec.training.seq_len}"
-    yield f"--mbridge-arg=--use_megatron_fsdp={str(spec.layout.zero_stage == 3).lower()}"
+    release = installation(install_folder(spec), workload_of(spec)).release
+    if release is None or release >= PASSES_ARGUMENTS:
+        yield f"--mbridge-arg=--seq_length={spec.training.seq_len}"
+        yield f"--mbridge-arg=--use_megatron_fsdp={str(spec.layout.zero_stage == 3).lower()}"
 
 
 def install_folder(spec: RunSpec) -> Path:
@@ -228,6 +242,23 @@ def _setting_problems(spec: RunSpec) -> Iterator[str]:
         yield f"{spec.recipe} is not a Llama 3.1: set engine_settings.workload and size"
 
 
+def _launch_script_problems(spec: RunSpec) -> Iterator[str]:
+    """Yield what launch.sh of Llama 3.1 decides itself on B200 and B300 (release 26.08)."""
+    if workload_of(spec) != WORKLOAD or gpu_of(spec) not in ("b200", "b300"):
+        return
+    size, training = size_of(spec), spec.training
+    if size == "405b" and training.global_batch != (batch := 6 * spec.world_size):
+        yield (
+            f"training.global_batch {training.global_batch}: the recipe's launch.sh sets {batch} "
+            f"for the 405B on {spec.world_size} GPUs; use --set global_batch={batch}"
+        )
+    if size == "70b" and training.dtype == "fp8" and spec.world_size >= 128:
+        yield (
+            "training.dtype fp8: the recipe's launch.sh trains the 70B in mxfp8 from 128 GPUs on; "
+            "use --set dtype=mxfp8"
+        )
+
+
 def _installation_problems(spec: RunSpec) -> Iterator[str]:
     """Yield settings of the installation that override those of the run."""
     folder = install_folder(spec)
@@ -238,10 +269,10 @@ def _installation_problems(spec: RunSpec) -> Iterator[str]:
     except UserError as error:
         yield str(error)
         return
-    yield from _contradictions(spec, config)
+    yield from _contradictions(spec, folder, config)
 
 
-def _contradictions(spec: RunSpec, config: Installation) -> Iterator[str]:
+def _contradictions(spec: RunSpec, folder: Path, config: Installation) -> Iterator[str]:
     site = spec.cluster.slurm
     for name, run_value, config_value in (
         ("device", gpu_of(spec), config.gpu_type),
@@ -252,6 +283,15 @@ def _contradictions(spec: RunSpec, config: Installation) -> Iterator[str]:
             yield (
                 f"cluster.{name} {run_value}: llmb-run uses {config_value}, as set in {CONFIG_FILE}"
             )
+    if config.release is not None and config.release < PASSES_ARGUMENTS:
+        release = ".".join(map("{:02}".format, config.release))
+        settings = {
+            "training.seq_len": workload_of(spec) != WORKLOAD or spec.training.seq_len != SEQ_LEN,
+            "layout.zero_stage=3": spec.layout.zero_stage == 3,
+        }
+        for name, is_needed in settings.items():
+            if is_needed:
+                yield f"{name} needs recipes of 26.08 (llmb-run 1.16); {folder} has {release}"
     for name, value in recipe_variables(spec).items():
         if config.variables.get(name, value) != value:
             yield (
@@ -270,6 +310,8 @@ class Installation:
     partition: str | None
     variables: Mapping[str, str]
     """Variables that it exports for a workload, overriding the caller's."""
+    release: tuple[int, ...] | None = None
+    """Year and month of its recipes, such as (26, 8)."""
 
 
 def installation(folder: Path, workload: str) -> Installation:
@@ -277,7 +319,8 @@ def installation(folder: Path, workload: str) -> Installation:
 
     Keys: NVIDIA/exemplar-performance, cli/llmb-run/README.md, of schema 2 and before.
     """
-    content = plain(read_document(folder / CONFIG_FILE))
+    file = folder / CONFIG_FILE
+    content: Any = plain(read_document(file)) if file.is_file() else {}
     slurm, workloads = _part(content, "slurm"), _part(content, "workloads")
     installed = cast(object, workloads.get("installed"))
     variables = {
@@ -293,7 +336,17 @@ def installation(folder: Path, workload: str) -> Installation:
         account=_option(slurm, "account"),
         partition=_option(slurm, "partition"),
         variables={name: str(value) for name, value in variables.items()},
+        release=_release(content.get("llmb_repo") or _part(content, "launcher").get("llmb_repo")),
     )
+
+
+def _release(repository: object) -> tuple[int, ...] | None:
+    """Return year and month of `llmb_version` in the recipes' release.yaml; None if unknown."""
+    file = Path(str(repository or "")) / RELEASE_FILE
+    if not repository or not file.is_file():
+        return None
+    version = re.match(r"v?(\d+)\.(\d+)", str(plain(read_document(file)).get("llmb_version", "")))
+    return (int(version[1]), int(version[2])) if version else None
 
 
 def _option(slurm: dict[str, Any], name: str) -> str | None:

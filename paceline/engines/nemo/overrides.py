@@ -23,6 +23,8 @@ ACTIVATIONS = {
 DATA_FOLDER = "llama3.1-dataset"
 DATA = ("my-llama_00_text_document", "my-llama_01_text_document")
 """Data of the recipe's generate_dataset.sh in DATA_FOLDER of STAGE_PATH."""
+TOKENIZER_MOUNT = "/tokenizer"
+"""Folder of the tokenizer in the container."""
 LOG_FOLDER = "exp_manager.explicit_log_dir=$RESULT_DIR/results"
 INDEX_FOLDER = "model.data.index_mapping_dir=$INDEX_MAPPING_DIR"
 WITH_VARIABLE = (LOG_FOLDER, INDEX_FOLDER)
@@ -39,15 +41,16 @@ def launcher_overrides(spec: RunSpec) -> list[str]:
     return [f"training.{text.lstrip('+')}" for text in parallel_overrides(spec)]
 
 
-def overrides(spec: RunSpec, model: DecoderShape) -> list[str]:
+def overrides(spec: RunSpec, model: DecoderShape, profiled_ranks: str) -> list[str]:
     """Return all overrides that make the default configuration train `spec`."""
     return [
         *parallel_overrides(spec),
         *_trainer(spec),
         *_model(spec, model),
         *_optimizer(spec),
+        *_fusions(spec, model),
         *_data(spec),
-        *_profile(spec),
+        *_profile(spec, profiled_ranks),
     ]
 
 
@@ -71,6 +74,8 @@ def _trainer(spec: RunSpec) -> list[str]:
         f"trainer.devices={spec.cluster.devices_per_node}",
         f"trainer.max_steps={steps}",
         f"trainer.val_check_interval={steps}",
+        "trainer.limit_val_batches=1",
+        "++trainer.num_sanity_val_steps=0",
         "trainer.log_every_n_steps=1",
         f"trainer.gradient_clip_val={spec.training.grad_clip:g}",
         "trainer.precision=bf16",
@@ -144,21 +149,44 @@ def _optimizer(spec: RunSpec) -> Iterator[str]:
         yield "~model.optim.sched"
 
 
-def _data(spec: RunSpec) -> list[str]:
-    length = f"model.data.seq_length={spec.training.seq_len}"
-    if not staged_data(spec):
-        return [length, "model.data.data_impl=mock", "model.data.data_prefix=[]"]
-    prefix = ",".join(f".5,/dataset/{name}" for name in DATA)
+def _fusions(spec: RunSpec, model: DecoderShape) -> list[str]:
+    """Return the recipe's fusions and overlaps, as far as they apply to any model.
+
+    Its user-buffer overlap of tensor parallelism is left out: its settings differ by model.
+    """
+    settings = {
+        "model.gradient_accumulation_fusion": model.tied_embeddings is False,
+        "++model.cross_entropy_loss_fusion": True,
+        "model.apply_rope_fusion": model.positions == "rope",
+        "++model.optim.overlap_grad_sync": True,
+        "++model.optim.overlap_param_sync": True,
+        "++model.optim.contiguous_grad_buffer": True,
+        "++model.optim.contiguous_param_buffer": True,
+        "model.overlap_p2p_comm": spec.layout.vp > 1,
+        "model.batch_p2p_comm": spec.layout.vp == 1,
+    }
     return [
-        length,
-        "model.tokenizer.library=huggingface",
-        "model.tokenizer.type=/dataset/llama",
-        f"model.data.data_prefix=[{prefix}]",
-        INDEX_FOLDER,
+        *(f"{name}={str(value).lower()}" for name, value in settings.items()),
+        "++model.optim.grad_sync_dtype=bf16",
+        "model.gc_interval=25",
     ]
 
 
-def _profile(spec: RunSpec) -> Iterator[str]:
+def _data(spec: RunSpec) -> list[str]:
+    """Return the data and the tokenizer, which NeMo loads for mock data too."""
+    settings = [
+        f"model.data.seq_length={spec.training.seq_len}",
+        "model.tokenizer.library=huggingface",
+        f"model.tokenizer.type={TOKENIZER_MOUNT}",
+        "++model.tokenizer.use_fast=true",
+    ]
+    if not staged_data(spec):
+        return [*settings, "model.data.data_impl=mock", "model.data.data_prefix=[]"]
+    prefix = ",".join(f".5,/dataset/{name}" for name in DATA)
+    return [*settings, f"model.data.data_prefix=[{prefix}]", INDEX_FOLDER]
+
+
+def _profile(spec: RunSpec, ranks: str) -> Iterator[str]:
     settings = spec.engine_settings
     if not settings.get("profile"):
         return
@@ -166,4 +194,4 @@ def _profile(spec: RunSpec) -> Iterator[str]:
     yield "model.nsys_profile.enabled=true"
     yield f"model.nsys_profile.start_step={values.get('profile_start_step', 20)}"
     yield f"model.nsys_profile.end_step={values.get('profile_stop_step', 30)}"
-    yield f"model.nsys_profile.ranks=[{values.get('profile_ranks', 0)}]"
+    yield f"model.nsys_profile.ranks=[{ranks}]"

@@ -29,6 +29,7 @@ from paceline.engines.support import (
     only,
     refusals,
     small_vocabulary,
+    unequal_stages,
 )
 from paceline.engines.torchtitan.log_format import LOG_FORMAT as LOG_FORMAT
 
@@ -278,11 +279,7 @@ def _layout_problems(spec: RunSpec, model: DecoderShape) -> Iterator[str]:
         yield "layout.cp > 1: torch has no context parallelism on a CPU; use layout.cp=1"
     if layout.dp_shard is not None and layout.dp_shard % layout.cp:
         yield f"layout.dp_shard {layout.dp_shard} must be a multiple of layout.cp {layout.cp}"
-    if layout.pp > 1 and model.num_layers % (layout.pp * layout.vp):
-        yield (
-            f"model.num_layers {model.num_layers} must be a multiple of pp x vp = "
-            f"{layout.pp * layout.vp}, because torchtitan's stages are equal"
-        )
+    yield from unequal_stages(spec, "torchtitan")
 
 
 def _precision_problems(spec: RunSpec) -> list[str]:
