@@ -12,6 +12,8 @@ from paceline.core.steps import FloatColumn, IntColumn, Steps
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
 
 RATES = ("samples_per_s", "tokens_per_s_per_device")
+NO_END_MARKER = "ends without an end marker"
+"""Start of the warning about such a log."""
 MAX_INTERVAL = 10_000
 MIN_REGULAR_SHARE = 0.8
 """Minimum share of equal distances between step numbers for these to count as the log interval."""
@@ -96,6 +98,6 @@ def missing_end(kind: LogFormat, log: LogContent, steps: Steps) -> Iterator[str]
     ends = log.end_line or log.incomplete_reason or log.out_of_memory or "run_time_s" in log.figures
     if kind.end_marker and len(steps) and not reached_last_step and not ends:
         yield (
-            f"ends without an end marker ({kind.end_marker}): the run was still "
+            f"{NO_END_MARKER} ({kind.end_marker}): the run was still "
             "going, was killed, or the log is truncated"
         )

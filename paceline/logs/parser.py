@@ -17,6 +17,7 @@ import numpy as np
 from paceline.core.errors import UserError
 from paceline.core.result import Metric, WindowRecord
 from paceline.core.run import RunSettings
+from paceline.core.stats import summarize
 from paceline.core.steps import Steps
 from paceline.core.window import (
     MIN_STEADY,
@@ -184,7 +185,7 @@ def _read(
         num_bytes=file.num_bytes,
         warnings=(
             *notes,
-            *_warnings(file, log, window.record, printed),
+            *_warnings(file, log, window.record, steps if printed else None),
             *([] if file.read_error else missing_end(kind, log, steps)),
         ),
     )
@@ -342,14 +343,28 @@ def _status(
     return "truncated", "it ends before the first step time"
 
 
-def _warnings(file: LogFile, log: LogContent, record: WindowRecord, printed: bool) -> Iterator[str]:
+def _warnings(
+    file: LogFile, log: LogContent, record: WindowRecord, steps: Steps | None
+) -> Iterator[str]:
+    """Yield warnings; `steps` are those of a log that also prints one figure for the run."""
     yield from log.remarks
     yield from _cut_lines(file)
-    if printed:
-        yield "one figure for the whole run, as the source prints it: no spread is known"
+    if steps is not None:
+        yield f"one figure for the whole run, as the source prints it: {_spread(steps, log)}"
     elif record.n < MIN_STEADY:
         yield f"few-steps: {record.n} steady step lines, fewer than {MIN_STEADY}"
     yield from record.remarks
+
+
+def _spread(steps: Steps, log: LogContent) -> str:
+    """Return the spread of the step lines, which the figure for the run does not have."""
+    timed_steps = steps_from_throughput(steps)
+    if not timed_steps.known("step_time_s"):
+        return "no spread is known"
+    window = choose_window(timed_steps, "auto", log.resolution_s)
+    times = timed_steps["step_time_s"][window.rows]
+    spread = summarize(times[np.isfinite(times)]).relative_spread
+    return f"its {window.record.n:,} steady step lines have a spread of {spread:.1%}"
 
 
 def _cut_lines(file: LogFile) -> Iterator[str]:

@@ -6,7 +6,7 @@ Event lines that its ranks write (`paceline.steplog`) take precedence over the l
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
@@ -35,6 +35,7 @@ from paceline.files.run_folder import (
     RunRecord,
     run_files,
 )
+from paceline.logs.completion import NO_END_MARKER
 from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import LogStatus
 from paceline.logs.parser import Parsing, detect, parse_log
@@ -396,7 +397,7 @@ def _result(
         "status": status,
         "reason": reason,
         "log_tail": record.log_tail if status not in ("ok", "queued", "running") else (),
-        "steps_requested": spec.steps_requested or 0,
+        "steps_requested": 0 if last_step(spec) is None else spec.steps_requested or 0,
         "recipe": spec.recipe,
     }
     if parsing is None:
@@ -420,9 +421,18 @@ def _result(
             **run_fields,
             "references": comparisons,
             "verdict": single_run_verdict(status, reason, window, comparisons),
-            "warnings": (*record.warnings, *_differences(spec, parsing), *result.warnings),
+            "warnings": (
+                *record.warnings,
+                *_differences(spec, parsing),
+                *_without_end_marker(result.warnings, status),
+            ),
         }
     )
+
+
+def _without_end_marker(warnings: Sequence[str], status: Status) -> Iterator[str]:
+    """Yield warnings; the exit code of a good run shows its end better than its log."""
+    yield from (each for each in warnings if status != "ok" or not each.startswith(NO_END_MARKER))
 
 
 def _differences(spec: RunSpec, parsing: Parsing) -> Iterator[str]:

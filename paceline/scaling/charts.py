@@ -1,4 +1,4 @@
-"""Charts of a scaling analysis: throughput, efficiency, and speed of single nodes."""
+"""Charts of a scaling analysis: throughput, speed-up, efficiency, and speed of single nodes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from paceline.core.text import printable
 from paceline.report.step_charts import WHOLE_LABELS, finish_chart
 from paceline.report.theme import ChartTheme
 from paceline.scaling.analysis.result import ScaleResult
+from paceline.scaling.campaigns.result import CampaignResult
 
 HEIGHT = 260
 MAX_NAMES = 8
@@ -36,6 +37,8 @@ def scaling_charts(
         "throughput": throughput(result, measured, look, reference, whose),
         "efficiency": efficiency(result, measured, look, reference, whose),
     }
+    if isinstance(result, CampaignResult) and len(result.sizes) + len(result.below_one_node) > 1:
+        charts["speedup"] = speedup(result, look, whose)
     if len(result.nodes) > 1:
         charts["nodes"] = nodes(result, look, whose)
     return charts
@@ -111,6 +114,36 @@ def efficiency(
     return finish_chart(layers, look, "Efficiency", [note], HEIGHT, whose)
 
 
+def speedup(result: CampaignResult, look: ChartTheme, whose: str = "") -> alt.LayerChart:
+    """Chart samples/s over GPUs relative to the smallest measured number, with the ratios.
+
+    Parts of a node come first, so a campaign with one GPU starts at a speed-up of 1.00.
+    """
+    gpus = result.devices_per_node
+    values = {part.devices: part.value for part in result.below_one_node}
+    values |= {size.nodes * gpus: size.value for size in result.sizes}
+    smallest = min(values)
+    rows = [{"gpus": n, "value": values[n] / values[smallest]} for n in sorted(values)]
+    unit = "1 GPU" if smallest == 1 else f"{smallest} GPUs"
+    y = alt.Y(
+        "value:Q",
+        title=f"speed-up over {unit}",
+        scale=alt.Scale(type="log", nice=False, padding=14),
+        axis=alt.Axis(tickCount=5, format=",~r"),
+    )
+    ideal = [{"gpus": n, "value": n / smallest} for n in (smallest, max(values))]
+    base = alt.Chart(alt.Data(values=rows), name="speed-ups").encode(x=_x("gpus"), y=y)
+    layers = [
+        _line("ideal", ideal, y, look, "gpus"),
+        base.mark_line(color=look.palette.accent, strokeWidth=1.5, point=True),
+        base.properties(name="ratios")
+        .mark_text(color=look.palette.ink, align="right", dx=-6, dy=-8)
+        .encode(text=alt.Text("value:Q", format=".2f")),
+    ]
+    note = f"Mean of each size. Dashed: ideal, {values[smallest]:.6g} samples/s on {unit}."
+    return finish_chart(layers, look, "Speed-up", [note], HEIGHT, whose)
+
+
 def nodes(result: ScaleResult, look: ChartTheme, whose: str = "") -> alt.LayerChart:
     """Chart every node alone, the slowest first; flagged nodes are labelled in another colour."""
     rows = [
@@ -163,10 +196,10 @@ def nodes(result: ScaleResult, look: ChartTheme, whose: str = "") -> alt.LayerCh
     return finish_chart([dots, names], look, "Nodes alone", [note], HEIGHT, whose)
 
 
-def _x() -> alt.X:
+def _x(unit: str = "nodes") -> alt.X:
     return alt.X(
-        "nodes:Q",
-        title="nodes",
+        f"{unit}:Q",
+        title="GPUs" if unit == "gpus" else unit,
         scale=alt.Scale(type="log", base=2, padding=14),
         axis=alt.Axis(labelExpr=WHOLE_LABELS),
     )
@@ -213,12 +246,14 @@ def _every(items: Sequence[T], max_items: int) -> list[T]:
     return list(items[::step]) + ([items[-1]] if step > 1 else [])
 
 
-def _line(name: str, rows: list[dict[str, float]], y: alt.Y, look: ChartTheme) -> alt.Chart:
+def _line(
+    name: str, rows: list[dict[str, float]], y: alt.Y, look: ChartTheme, unit: str = "nodes"
+) -> alt.Chart:
     colour = look.palette.ink if name == "ideal" else look.palette.good
     return (
         alt.Chart(alt.Data(values=rows), name=name)
         .mark_line(color=colour, strokeDash=[4, 3], strokeWidth=1.2)
-        .encode(x=_x(), y=y)
+        .encode(x=_x(unit), y=y)
     )
 
 

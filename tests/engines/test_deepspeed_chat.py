@@ -44,6 +44,16 @@ def perf(latency: str, tflops: str = "11.25", samples: str = "120.00") -> bytes:
     ).encode()
 
 
+def breakdown(forward: str, backward: str, update: str) -> bytes:
+    return (
+        "[Rank 0] time (ms) | compute_norm: 0.12 | overflow_check: 0.65 | basic_step: 0.24\n"
+        f"[Rank 0] time (ms) | fwd_microstep: {forward} | bwd_microstep: {backward} | "
+        f"bwd_inner_microstep: 1.00 | bwd_allreduce_microstep: 0.88 | step_microstep: {update}\n"
+        f"[Rank 0] time (ms) | fwd: {forward} | bwd: {backward} | bwd_inner: 1.00 | "
+        f"bwd_allreduce: 0.88 | step: {update}\n"
+    ).encode()
+
+
 def read_file(path: Path) -> LogContent:
     log = LogContent()
     LOG_FORMAT.read(LogFile(path), log)
@@ -218,7 +228,7 @@ def test_a_hybrid_engine_without_a_batch_size_prints_no_rate():
     np.testing.assert_array_equal(steps["samples_per_s"], [np.nan, 7.0])
 
 
-def test_the_performance_line_is_kept_as_printed_with_the_loss_before_it():
+def test_the_performance_line_counts_all_devices_and_has_the_loss_before_it():
     text = b"".join(
         f"Epoch: 0, Step: {k}, Rank: 0, loss = {3 - k}.5\n".encode() + perf(f"0.{k + 1}0")
         for k in range(3)
@@ -229,10 +239,44 @@ def test_the_performance_line_is_kept_as_printed_with_the_loss_before_it():
     assert steps.index.tolist() == [1, 2, 3]
     assert steps["step_time_s"].tolist() == [0.1, 0.2, 0.3]
     assert steps["loss"].tolist() == [3.5, 2.5, 1.5]
-    assert steps["samples_per_s"].tolist() == [120.0] * 3
-    assert steps["flops_per_s_per_device"].tolist() == pytest.approx([11.25 * TERA] * 3)
+    assert steps["samples_per_s"].tolist() == [8 * 120.0] * 3
+    assert steps["flops_per_s_per_device"].tolist() == pytest.approx([8 * 11.25 * TERA] * 3)
     assert log.facts == {"num_devices": 8, "micro_batch": 24, "seq_len": 512, "log_interval": 1}
     assert LOG_FORMAT.convention == "megatron-deepspeed+recompute"
+
+
+def test_a_printed_rate_that_is_finer_than_the_time_gives_the_step_time():
+    line = perf("0.17", samples="12.36").replace(b"Batch Size: 24", b"Batch Size: 2")
+    log = check_read(LOG_FORMAT, b"[INFO] dist_world_size=2\n" + line * 3)
+
+    assert log.steps()["step_time_s"].tolist() == pytest.approx([2 / 12.36] * 3)
+    assert log.steps()["samples_per_s"].tolist() == pytest.approx([24.72] * 3)
+    assert log.resolution_s == pytest.approx(2 / 12.36 * 0.01 / 12.36)
+
+
+def test_the_performance_line_of_an_unknown_number_of_devices_gives_times_only():
+    log = check_read(LOG_FORMAT, perf("0.10") * 3)
+
+    assert log.steps()["step_time_s"].tolist() == [0.1] * 3
+    assert not log.steps().known("samples_per_s")
+    assert log.remarks == ["the printed rates are those of one device and are left out"]
+
+
+def test_the_breakdown_gives_every_steps_time_and_the_throughput_stays_the_figure():
+    text = breakdown("79.01", "80.51", "6.06") + breakdown("36.32", "78.48", "1.58")
+    log = check_read(LOG_FORMAT, text + timer(10, "955.5") + RESULT)
+
+    assert log.steps().index.tolist() == [1, 2]
+    assert log.steps()["step_time_s"].tolist() == pytest.approx([0.16558, 0.11638])
+    assert log.figures["samples_per_s"] == 59233.5004
+    assert "without waiting for data" in log.remarks[0]
+
+
+def test_a_breakdown_that_is_cut_off_is_no_step():
+    text = breakdown("79.01", "80.51", "6.06")
+    log = check_read(LOG_FORMAT, text + text[:-2])
+
+    assert len(log) == 1
 
 
 def test_the_performance_line_of_reinforcement_learning_has_the_batch_of_all():

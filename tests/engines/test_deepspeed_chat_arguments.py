@@ -236,12 +236,14 @@ def test_lambdas_fork_gets_its_project_folder_from_its_set_up_or_on_the_node(tmp
     )
     start = job.program.index("project_program.py")
     assert job.program[start + 1].startswith("{tmp}/deepspeed_chat-")
-    assert job.program[start + 2] == "{python}" and "project_program.py" in job.files
+    assert job.program[start + 2 : start + 4] == ("--", "{python}")
+    assert "project_program.py" in job.files
     assert "PROJECT_PATH" not in job.env
 
 
 def test_tokenized_data_is_on_the_node_and_shared_by_the_runs_of_one_data_set(tmp_path: Path):
     program = f"engine_settings.program={checkout(tmp_path, LAMBDA)}"
+    other = f"engine_settings.program={checkout(tmp_path, DEEPSPEEDAI, 'other')}"
 
     def folder(*changes: str) -> str:
         words = arguments(spec_of("opt-350m-sft", program, *changes))
@@ -250,6 +252,7 @@ def test_tokenized_data_is_on_the_node_and_shared_by_the_runs_of_one_data_set(tm
     assert re.fullmatch(r"\{tmp\}/deepspeed_chat-[0-9a-f]{8}/data_files", folder())
     assert folder("training.steps=7") == folder()
     assert folder("engine_settings.data=Dahoas/rm-static") != folder()
+    assert folder(other) != folder()  # a pickle of one fork cannot be read by the other
 
 
 def test_the_fork_of_deepspeedai_trains_epochs_finds_its_modules_and_needs_no_gpu(tmp_path: Path):
@@ -300,11 +303,39 @@ def test_staged_models_and_data_are_found_without_the_hub(
     assert words[words.index("--model_name_or_path") + 1] == "facebook/opt-350m"
 
 
+def test_data_files_are_converted_on_the_node_for_the_fork_of_deepspeedai(tmp_path: Path):
+    data, saved = tmp_path / "Dahoas" / "rm-static", tmp_path / "saved"
+    for folder in (data, saved):
+        folder.mkdir(parents=True)
+    (saved / "dataset_dict.json").write_text("{}")
+    program = f"engine_settings.program={checkout(tmp_path, DEEPSPEEDAI)}"
+    job = ENGINE.job(
+        spec_of("opt-350m-sft", program, f"engine_settings.data={data},{saved},other/name"), "x"
+    )
+    start = job.program.index("project_program.py")
+    folder, conversion, end = job.program[start + 1 : start + 4]
+    assert (conversion, end) == (f"{data}={folder}/Dahoas/rm-static", "--")
+    places = job.program[job.program.index("--data_path") + 1 :]
+    assert places[:3] == (f"{folder}/Dahoas/rm-static", str(saved), "other/name")
+
+
+def test_data_is_converted_once(tmp_path: Path):
+    source, target = tmp_path / "source", tmp_path / "node" / "Dahoas" / "rm-static"
+    source.mkdir()
+    for part in ("train", "test"):
+        (source / f"{part}.jsonl").write_text('{"prompt": "a", "chosen": "b"}\n')
+    datasets = pytest.importorskip("datasets")
+    for _ in range(2):
+        project_program.convert(str(source), target, tmp_path / "cache")
+    assert datasets.load_from_disk(str(target))["train"][0]["chosen"] == "b"
+
+
 def test_a_node_links_its_hub_cache_where_lambdas_program_looks(tmp_path: Path):
     folder, hub = tmp_path / "project", tmp_path / "hf" / "hub"
     hub.mkdir(parents=True)
     shows = "import os; print(os.environ['PROJECT_PATH'])"
-    command = [sys.executable, project_program.__file__, str(folder), sys.executable, "-c", shows]
+    program = ["--", sys.executable, "-c", shows]
+    command = [sys.executable, project_program.__file__, str(folder), *program]
     environment = {"HF_HOME": str(tmp_path / "hf")}
     for _ in range(2):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

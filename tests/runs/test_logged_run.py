@@ -32,8 +32,11 @@ def read(blocks, log, lines=LOG_FORMAT):
     lines.read(blocks, log)
     log.end_line = "that is all" if b"that is all" in b"".join(blocks) else None
 
-LOG_FORMAT = replace(LOG_FORMAT, read=read)
+LOG_FORMAT = replace(LOG_FORMAT, read=read, end_marker="that is all")
 PROGRAM = """{program}"""
+
+def last_step(spec):
+    return None if spec.engine_settings.get("mode") == "epochs" else spec.steps_requested
 
 def unsupported(spec):
     return unknown_settings(spec, ("mode", "per"))
@@ -158,6 +161,17 @@ def test_a_program_that_starts_its_ranks_itself_is_started_once_a_node(
     (log,) = (Path(report.folder) / "logs").glob("rank-*.log")
     assert log.read_text().splitlines()[0] == "argv 0 of 2 {other} env None 0"
     assert report.result.status == "ok"
+
+
+def test_a_program_that_exits_without_error_has_ended_without_a_marker_in_its_log(
+    run: Callable[..., RunReport],
+):
+    assert not [warning for warning in run().result.warnings if "end marker" in warning]
+
+
+def test_a_program_that_trains_epochs_was_not_asked_for_steps(run: Callable[..., RunReport]):
+    result = run("epochs").result
+    assert (result.status, result.steps_done, result.steps_requested) == ("ok", 20, 0)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from paceline.report.theme import EXPORT
 from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse
 from paceline.scaling.analysis.result import scale_result
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
+from paceline.scaling.campaigns.result import CampaignResult, PartResult
 from paceline.scaling.charts import MAX_DOTS, scaling_charts
 from paceline.scaling.report import scaling_document, size_rows
 
@@ -53,6 +54,29 @@ def test_efficiency_is_held_against_the_named_base_and_the_reference(faulty: Ana
         and "weak scaling" in words
         and "99 samples/s per node" in words
     )
+
+
+def campaign(analysis: Analysis, *parts: PartResult) -> CampaignResult:
+    fields = scale_result(analysis).model_dump()
+    more = {"campaign": "c", "recipe": "opt-350m-sft", "variant": None, "devices_per_node": 8}
+    return CampaignResult(**fields, **more, below_one_node=parts, runs=(), missing=0)  # type: ignore[arg-type]
+
+
+def test_the_speed_up_starts_at_one_gpu_as_in_published_plots(faulty: Analysis):
+    one = PartResult(devices=1, n=1, value=faulty.base / 7.5, spread=None, efficiency=None)
+    result = campaign(faulty, one)
+    spec = scaling_charts(result, faulty.measured, EXPORT)["speedup"].to_dict()
+    rows = rows_of(spec, "speed-ups")
+    assert [row["gpus"] for row in rows] == [1, 8, 16, 64, 256]
+    assert rows[0]["value"] == 1.0
+    assert rows[1]["value"] == pytest.approx(result.sizes[0].value / one.value)
+    assert [row["value"] for row in rows_of(spec, "ideal")] == [1.0, 256.0]
+
+
+def test_without_parts_of_a_node_the_speed_up_starts_at_the_smallest_size(faulty: Analysis):
+    spec = scaling_charts(campaign(faulty), faulty.measured, EXPORT)["speedup"].to_dict()
+    assert [row["gpus"] for row in rows_of(spec, "speed-ups")] == [8, 16, 64, 256]
+    assert "8 GPUs" in str(spec)
 
 
 def test_the_ideal_of_the_throughput_grows_with_the_nodes(faulty: Analysis):

@@ -23,6 +23,8 @@ REJECTED = {
 """Arguments that one fork has and the other rejects, for a program whose source is not readable."""
 PROJECT = "PROJECT_PATH"
 PREPARATION = "project_program.py"
+CONVERTED = "dataset_dict.json"
+"""File in every folder that `save_to_disk` wrote."""
 REPOSITORY = "DeepSpeedExamples"
 CHAT_FOLDER = 2
 """Folders between main.py and the folder of `dschat`."""
@@ -82,16 +84,40 @@ def project_folder(spec: RunSpec) -> str | None:
     return next((str(path) for path in above), None)
 
 
-def preparation(spec: RunSpec, sources: list[str]) -> list[str]:
-    """Return the words before the command that prepare a project folder on the node, if needed."""
-    if fork(spec) != LAMBDA or project_folder(spec):
+def preparation(spec: RunSpec, model: str, data: list[str]) -> list[str]:
+    """Return the words before the command that prepare a folder on the node, if needed."""
+    folder = node_folder(spec, model, data)
+    places = zip(data, data_places(spec, model, data), strict=True)
+    conversions = [f"{source}={place}" for source, place in places if source != place]
+    if not conversions and (fork(spec) != LAMBDA or project_folder(spec)):
         return []
-    return ["{python}", PREPARATION, node_folder(sources)]
+    return ["{python}", PREPARATION, folder, *conversions, "--"]
 
 
-def node_folder(sources: list[str]) -> str:
-    """Return a folder on each node, shared by the runs of one model and its data sets.
+def data_places(spec: RunSpec, model: str, data: list[str]) -> list[str]:
+    """Return the paths or hub ids of data sets as the program reads them.
 
-    The program writes about 0.35 GB of tokenized data there, from every node at once.
+    The fork of deepspeedai needs folders of data files converted on each node. Their last two
+    names choose its reader, as in Dahoas/rm-static.
     """
-    return f"{{tmp}}/deepspeed_chat-{sha256(' '.join(sources).encode()).hexdigest()[:8]}"
+    if fork(spec) == LAMBDA:
+        return data
+    folder = node_folder(spec, model, data)
+    return [
+        f"{folder}/{'/'.join(Path(name).parts[-2:])}" if _is_unconverted(Path(name)) else name
+        for name in data
+    ]
+
+
+def _is_unconverted(path: Path) -> bool:
+    return path.is_dir() and not (path / CONVERTED).is_file()
+
+
+def node_folder(spec: RunSpec, model: str, data: list[str]) -> str:
+    """Return a folder on each node, shared by the runs of one fork, model and data.
+
+    The program writes about 0.35 GB of tokenized data there, from every node at once, and pickles
+    of one fork cannot be read by the other.
+    """
+    key = sha256(" ".join([fork(spec), model, *data]).encode()).hexdigest()[:8]
+    return f"{{tmp}}/deepspeed_chat-{key}"

@@ -133,7 +133,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
 
 def command(spec: RunSpec) -> list[str]:
     """Return the command for each process, with its placeholders."""
-    prepare = [] if uses_paceline_program(spec) else checkout.preparation(spec, _sources(spec))
+    prepare = [] if uses_paceline_program(spec) else _preparation(spec)
     if _uses_deepspeed_launcher(spec):
         return [
             *prepare,
@@ -241,15 +241,23 @@ def model_name(spec: RunSpec) -> str:
     )
 
 
+def _preparation(spec: RunSpec) -> list[str]:
+    return checkout.preparation(spec, model_name(spec), _data_sources(spec))
+
+
 def data_names(spec: RunSpec) -> list[str]:
-    """Return the data sets; a checkout's program gets a staged one by its path.
+    """Return the data sets as the program reads them."""
+    if uses_paceline_program(spec):
+        return _data_settings(spec)
+    return checkout.data_places(spec, model_name(spec), _data_sources(spec))
+
+
+def _data_sources(spec: RunSpec) -> list[str]:
+    """Return the data sets of a checkout's program, staged ones by their paths.
 
     While it is offline, `datasets` loads data by a path only.
     """
-    names = _data_settings(spec)
-    if uses_paceline_program(spec):
-        return names
-    return [str(staged_repository(name) or name) for name in names]
+    return [str(staged_repository(name) or name) for name in _data_settings(spec)]
 
 
 def _data_settings(spec: RunSpec) -> list[str]:
@@ -341,12 +349,7 @@ def _data_folder(spec: RunSpec) -> str:
     """Return the default folder of tokenized data; Paceline's program writes none."""
     if uses_paceline_program(spec):
         return "data_files"
-    return f"{checkout.node_folder(_sources(spec))}/data_files"
-
-
-def _sources(spec: RunSpec) -> list[str]:
-    """Return the model and the data sets, which determine the tokenized data."""
-    return [model_name(spec), *data_names(spec)]
+    return f"{checkout.node_folder(spec, model_name(spec), _data_sources(spec))}/data_files"
 
 
 def _checkout_arguments(spec: RunSpec) -> Iterator[tuple[str, object]]:

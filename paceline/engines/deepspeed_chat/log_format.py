@@ -1,18 +1,18 @@
 """Log format of DeepSpeed-Chat, as written by upstream and by Lambda's benchmark.
 
-It reports speed in up to four ways: Lambda's single throughput of all timed steps, the
-reinforcement learning engine's line per step, the performance line per step, and DeepSpeed's own
-timer every tenth step. The most specific one provides the steps.
+It reports speed in up to five ways: Lambda's single throughput of all timed steps, the
+reinforcement learning engine's line per step, the performance line per step, DeepSpeed's breakdown
+of each step, and DeepSpeed's own timer every tenth step. The most specific one provides the steps.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from paceline.core.steps import IntColumn
+from paceline.core.steps import FloatColumn, IntColumn
 from paceline.core.units import GIB, TERA, verb_form
 from paceline.engines.log_reading.deepspeed_settings import DeepSpeedSettings
 from paceline.engines.log_reading.log_content import (
@@ -25,6 +25,7 @@ from paceline.engines.log_reading.log_content import (
 from paceline.engines.log_reading.records import NUMBER, watch_end
 
 MAX_RESULTS = 1000
+MILLISECOND = 1e-3
 
 _MEMORY = rb"(?:, MemAllocated=" + NUMBER + rb"GB, MaxMemAllocated=" + NUMBER + rb"GB)?"
 _TIMER = re.compile(
@@ -60,6 +61,15 @@ _PERF = re.compile(
     + rb", Time/seq [^,\n\r]{1,30}, Batch Size: (\d{1,12})"
     rb", (Total Seq\.|Sequence) Length: (\d{0,12}))"
 )
+_MILLISECONDS = rb"(\d{1,12}\.\d\d)"
+_BREAKDOWN = re.compile(
+    rb"time \(ms\) \| (?:fwd|forward): "
+    + _MILLISECONDS
+    + rb" \| (?:bwd|backward): "
+    + _MILLISECONDS
+    + rb"(?: \| (?:bwd|backward)_\w{1,20}: [0-9.]{1,24}){0,3} \| step: "
+    + _MILLISECONDS
+)
 _SKIPPED = re.compile(rb"step=(\d{1,18}), skipped=(\d{1,18})")
 _TIME = re.compile(rb"Execution time: " + NUMBER + rb" seconds for (\d{1,18}) steps")
 _THROUGHPUT = re.compile(rb"Throughput: " + NUMBER + rb" samples/sec")
@@ -68,12 +78,14 @@ _INCOMPLETE = re.compile(
     rb"RunningAvgSamplesPerSec=(?![^\n]{0,200}MaxMemAllocated=[0-9.]{1,24}GB)"
     rb"|\|E2E latency=(?![^\n]{0,400}AvgSamplesPerSec=)|, TFLOPs: (?![^\n]{0,300} Length: )"
     rb"|Throughput: [^\n]{0,40}(?<!samples/sec)\Z"
+    rb"|time \(ms\) \| (?:fwd|forward): (?![^\n]{0,300} \| step: \d{1,12}\.\d\d)"
 )
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Read steps by their printed number; lines without a number are counted from the first."""
     settings, timer, rlhf, perf = DeepSpeedSettings(), _Timer(), _Rlhf(), _Perf()
+    breakdown = _Breakdown()
     results, has_steps = _Results(), False
     for block in watch_end(blocks, log, b"exits successfully", _INCOMPLETE):
         if not has_steps:
@@ -83,13 +95,17 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         timer.read(block)
         rlhf.read(block)
         perf.read(block)
+        breakdown.read(block)
         results.read(block)
     perf.keep_settings(settings)
     settings.keep(log)
+    perf.scale_to_all_devices(log)
     results.keep(log)
     timer.keep_peaks(log)
-    series = next((s for s in (rlhf, perf, timer) if len(s.log)), timer)
+    series = next((s for s in (rlhf, perf, breakdown, timer) if len(s.log)), timer)
     log.take_steps(series.log)
+    if series is breakdown:
+        log.remark("the step times are forward, backward and update, without waiting for data")
     if len(log):
         log.facts["log_interval"] = 1
     average = rlhf.average if series is rlhf else timer.average
@@ -215,8 +231,9 @@ class _Rlhf(_TimedLines):
 class _Perf(_TimedLines):
     """Performance line of upstream, numbered from 1.
 
-    Its batch is per device but is then divided by the number of all devices, so TFLOPs and
-    samples/s stay as printed.
+    In supervised steps its batch is that of one device. Samples/s are those of one device, and
+    TFLOPs are divided by the number of devices once too often. In reinforcement learning both
+    cover the batch of all devices.
     """
 
     def __init__(self) -> None:
@@ -230,10 +247,12 @@ class _Perf(_TimedLines):
             return
         loss, latency, tflops, samples, batch, kind, length = zip(*records, strict=True)
         self._first_line = self._first_line or (kind[0], batch[0], length[0])
-        self.log.resolution_s = decimal_step(latency[0])
+        times, self.log.resolution_s = numbers(latency), decimal_step(latency[0])
+        if kind[0] == b"Sequence":
+            times, self.log.resolution_s = _finest(times, latency[0], numbers(batch), samples)
         self.log.add_steps(
             self.indices(len(records)),
-            step_time_s=numbers(latency),
+            step_time_s=times,
             flops_per_s_per_device=numbers(tflops) * TERA,
             samples_per_s=numbers(samples),
             loss=numbers(loss),
@@ -251,6 +270,52 @@ class _Perf(_TimedLines):
             settings.facts.setdefault("seq_len", int(length))
         if kind == b"Sequence":
             settings.facts.setdefault("micro_batch", int(batch))
+
+    def scale_to_all_devices(self, log: LogContent) -> None:
+        """Convert the rates of supervised steps; without the number of devices, leave them out."""
+        if self._first_line is None or self._first_line[0] != b"Sequence":
+            return
+        devices = float(log.facts.get("num_devices", np.nan))
+        for name in ("samples_per_s", "flops_per_s_per_device"):
+            self.log.set_column(name, [self.log.column(name) * devices])
+        if np.isnan(devices):
+            log.remark("the printed rates are those of one device and are left out")
+
+
+def _finest(
+    times: FloatColumn, text: bytes, batch: FloatColumn, rates: Sequence[bytes]
+) -> tuple[FloatColumn, float]:
+    """Return step times from batch / rate where that is printed more finely, and the resolution.
+
+    Both have two decimals, so a rate above 1 sample/s resolves a step below 1 s better.
+    """
+    resolution, rate = decimal_step(text), numbers(rates)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        fine = batch / rate
+        agrees = np.abs(fine - times) <= resolution
+    better = agrees & (rate > times)
+    if not better.all():
+        return np.where(better, fine, times), resolution
+    return fine, float(np.median(fine * decimal_step(rates[0]) / rate))
+
+
+class _Breakdown:
+    """DeepSpeed's breakdown of one step, numbered from 1."""
+
+    def __init__(self) -> None:
+        self.log = LogContent()
+
+    def read(self, block: bytes) -> None:
+        matches = _BREAKDOWN.findall(block) if b"time (ms) | f" in block else []
+        if not matches:
+            return
+        parts = zip(*matches, strict=True)
+        times = sum((numbers(part) for part in parts), np.zeros(len(matches)))
+        first = len(self.log) + 1
+        self.log.resolution_s = MILLISECOND * decimal_step(matches[0][0])
+        self.log.add_steps(
+            np.arange(first, first + len(matches), dtype=np.int64), step_time_s=times * MILLISECOND
+        )
 
 
 class _Results:
@@ -285,9 +350,10 @@ class _Results:
 
 LOG_FORMAT = LogFormat(
     title="DeepSpeed-Chat",
-    marks=(b" samples/sec", b"SamplesPerSec=", b"Samples/sec: "),
+    marks=(b" samples/sec", b"SamplesPerSec=", b"Samples/sec: ", b"time (ms) | f"),
     step_line=re.compile(
         rb"Throughput: [0-9.]{1,24} samples/sec|SamplesPerSec=[0-9]|, Samples/sec: [0-9.]"
+        rb"|time \(ms\) \| (?:fwd|forward): [0-9.]{1,24} \| b"
     ),
     read=read,
     example="`Throughput: 987.654 samples/sec`, `CurrSamplesPerSec=`",
