@@ -15,11 +15,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol, cast
 
 from paceline.core.errors import UserError, did_you_mean
+from paceline.core.hardware import Cluster
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.engines.log_reading.log_content import LogFormat
 from paceline.engines.support import Support
 from paceline.files.plugins import ENGINES, LOG_FORMATS, plugins
+from paceline.files.recipe import Recipe
 
 
 class Engine(Protocol):
@@ -111,6 +113,16 @@ def ends_at_target(spec: RunSpec) -> bool:
     Such a module sets `ENDS_AT_TARGET`.
     """
     return getattr(_module(spec.engine), "ENDS_AT_TARGET", False)
+
+
+def sizes_in_files(recipe: Recipe, cluster: Cluster) -> dict[str, int]:
+    """Return the sizes that files of the recipe's engine set, by field; empty for most engines.
+
+    Such a module defines `sizes_in_files` itself. A field is one of `cluster`, `layout` or
+    `training`. Raises UserError for files that cannot be used.
+    """
+    engine_sizes = getattr(_module_with(recipe.engine, "job", engine_names), "sizes_in_files", None)
+    return engine_sizes(recipe, cluster) if engine_sizes else {}
 
 
 def engine_names() -> list[str]:

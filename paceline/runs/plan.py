@@ -18,12 +18,13 @@ from paceline.core.run import PLACEHOLDER_FIELDS, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.core.training import MatmulPrecision
 from paceline.core.units import gib, percent
-from paceline.engines import engine, native
+from paceline.engines import engine, native, sizes_in_files
 from paceline.engines import notes as engine_notes
 from paceline.files import catalog, references
 from paceline.files.recipe import (
     LONGEST_NAME,
     Recipe,
+    full_key,
     load_recipe,
     parse_override,
     recipe_names,
@@ -146,6 +147,8 @@ class Plan:
     notices: tuple[str, ...] = field(default=())
     token_files: tuple[TokenFile, ...] = field(default=())
     """Texts to tokenize before the run."""
+    differences: tuple[str, ...] = field(default=())
+    """Sizes that the engine's own files set otherwise than the recipe, such as `layout.cp 8`."""
 
     @property
     def script(self) -> str:
@@ -170,6 +173,7 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
         recipe = with_checkpoint(recipe, runs)
     machine = machine or inventory()
     cluster, notices = choose_cluster(with_one_process(request, recipe, machine), recipe, machine)
+    recipe, cluster, differences = _with_sizes_in_files(recipe, cluster, request)
     # The memory needs of the user's own program are unknown.
     force = request.force or bool(request.command)
     if not force:
@@ -177,13 +181,60 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     spec = resolve(recipe, cluster, _native_bf16(cluster, machine), request.variant)
     spec = with_command(spec, request)
     spec, compile_notices = choose_compilation(spec, recipe.training.compile)
+    if differences:
+        notices.append(f"sizes from the engine's own files: {', '.join(differences)}")
     notices += [*compile_notices, *recipe.notes]
     if request.timeout_s is not None:
         spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
     _check(spec, force)
     notices += [*engine_notes(spec), *busy_notice(machine, cluster)]
     job = with_binding(engine(spec.engine).job(spec, spec.recipe))
-    return Plan(spec, job, machine, tuple(notices), token_files)
+    return Plan(spec, job, machine, tuple(notices), token_files, differences)
+
+
+def _with_sizes_in_files(
+    recipe: Recipe, cluster: Cluster, request: Request
+) -> tuple[Recipe, Cluster, tuple[str, ...]]:
+    """Return recipe and cluster with the sizes in the engine's files, and all that differ.
+
+    A field that the user sets stays; the engine then reports the contradiction. Raises UserError
+    for files that need more nodes or devices, or other ones than requested.
+    """
+    user_fields = [full_key(text.partition("=")[0]) for text in request.overrides]
+    layout, training = dict[str, int](), dict[str, int | None]()
+    hardware: dict[str, Any] = {}
+    differences: list[str] = []
+    for field_name, size in sizes_in_files(recipe, cluster).items():
+        part, _, name = field_name.partition(".")
+        if field_name in user_fields or part in user_fields:
+            continue
+        if part == "cluster":
+            ours, hardware[name] = getattr(cluster, name), size
+            if size > ours or (name == "nodes" and request.where.nodes not in (None, size)):
+                raise UserError(
+                    f"{recipe.name} on {_describe(cluster)}",
+                    f"the engine's own files set {field_name} {size}, but it is {ours} here",
+                    remedy="use a cluster of that size, or other files",
+                )
+        elif part == "layout":
+            ours, layout[name] = getattr(recipe.layout, name), size
+        else:
+            ours = recipe.training.batch(cluster.world_size, cluster.nodes)
+            training = {name: size, "batch_per_device": None}
+        if size != ours:
+            differences.append(f"{field_name} {size} (else {ours})")
+    if hosts := cluster.hosts[: hardware.get("nodes", cluster.nodes)]:
+        hardware["hosts"] = hosts
+    return (
+        recipe.model_copy(
+            update={
+                "layout": recipe.layout.model_copy(update=layout),
+                "training": recipe.training.model_copy(update=training),
+            }
+        ),
+        cluster.model_copy(update=hardware),
+        tuple(differences),
+    )
 
 
 def replan(spec: RunSpec) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.engines import engine
-from paceline.engines.mlperf import contradictions, preset_variables, source_config
+from paceline.engines.mlperf import config_sizes, preset_variables, source_config
 from paceline.machines import slurm
+from paceline.machines.placement import HostPlacement, Request
+from paceline.mlperf.run.request import trial_variant
+from paceline.runs.plan import Plan
 from tests.command import paceline
 from tests.engines.batch_site import CONFIG, MLPERF, SYSTEM, site, spec_of
 
@@ -37,7 +41,7 @@ def test_each_workload_exports_what_its_published_procedure_does(
     recipe: str, settings: dict[str, str], variables: dict[str, str]
 ) -> None:
     spec = spec_of("mlperf", recipe, site(nodes=1, devices=8), {**MLPERF, **settings})
-    assert preset_variables(spec) == {**COMMON, **variables}
+    assert preset_variables(spec, spec.cluster) == {**COMMON, **variables}
 
 
 def test_the_published_command_is_called_where_run_sub_lies() -> None:
@@ -123,25 +127,134 @@ def test_what_a_config_prints_and_asks_does_no_harm(tmp_path: Path) -> None:
     assert source_config(config, {}) == {"B": "", "DGXNNODES": "2", "WALLTIME": "9"}
 
 
+SIZES = {
+    "cluster.nodes": 2,
+    "cluster.devices_per_node": 2,
+    "layout.tp": 1,
+    "layout.pp": 1,
+    "layout.cp": 1,
+    "layout.vp": 1,
+    "layout.micro_batch": 1,
+    "training.global_batch": 32,
+}
+"""Sizes of the fake submission's config."""
+
+
 @pytest.mark.parametrize(
-    ("name", "value", "sentence"),
+    ("changes", "sizes"),
     [
-        ("DGXNNODES", "18", "the config has DGXNNODES 18, but the recipe has --nodes 2"),
-        ("TENSOR_MODEL_PARALLEL", "2", "layout.tp 1 (--set layout.tp=2)"),
-        ("PIPELINE_MODEL_PARALLEL", "4", "layout.pp 1 (--set layout.pp=4)"),
-        ("CP", "8", "layout.cp 1 (--set layout.cp=8)"),
-        ("INTERLEAVED_PIPELINE", "5", "layout.vp 1 (--set layout.vp=5)"),
-        ("MICRO_BATCH_SIZE", "4", "layout.micro_batch"),
-        ("OVERWRITTEN_NUM_LAYERS", "8", "model.num_layers 32 (--set model.num_layers=8)"),
-        ("MINIBS", "9", "MINIBS 9 on 4 replicas (36 per step), but the recipe has"),
-        ("BATCHSIZE", "512", "training.global_batch 32 (--set training.global_batch=512)"),
+        ({}, {}),
+        ({"TENSOR_MODEL_PARALLEL": "2"}, {"layout.tp": 2, "training.global_batch": 16}),
+        ({"CONTEXT_PARALLEL": "4"}, {"layout.cp": 4, "training.global_batch": 8}),
+        ({"DGXNNODES": "18", "DGXNGPU": "4"}, {
+            "cluster.nodes": 18, "cluster.devices_per_node": 4, "training.global_batch": 576
+        }),
+        ({"INTERLEAVED_PIPELINE": "'5'"}, {"layout.vp": 5}),
+        ({"MICRO_BATCH_SIZE": "4"}, {"layout.micro_batch": 4}),
+        ({"BATCHSIZE": "512"}, {"training.global_batch": 512}),
+    ],
+)  # fmt: skip
+def test_the_config_sets_layout_and_batch(changes: dict[str, str], sizes: dict[str, int]) -> None:
+    variables = source_config(SYSTEM / CONFIG, {"NEXP": "1"}) | changes
+    stated = {field: size.value for field, size in config_sizes(variables, 8).items()}
+    assert stated == SIZES | sizes
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"MINIBS": "many"}, "MINIBS: 'many' is not a whole number"),
+        ({"TENSOR_MODEL_PARALLEL": "3"}, "not a multiple of the config's tp x pp x cp, 3"),
     ],
 )
-def test_what_contradicts_the_recipe_is_told(name: str, value: str, sentence: str) -> None:
-    agreed = {"DGXNNODES": "2", "TP": "1", "INTERLEAVED_PIPELINE": "null", "MINIBS": "8"}
-    assert contradictions(llama_8b(), agreed) == []
-    (problem,) = contradictions(llama_8b(), {name: value})
-    assert sentence in problem
+def test_sizes_that_make_no_layout_are_refused(changes: dict[str, str], complaint: str) -> None:
+    variables = source_config(SYSTEM / CONFIG, {"NEXP": "1"}) | changes
+    with pytest.raises(UserError, match=complaint):
+        config_sizes(variables, 8)
+
+
+def planned(tmp_path: Path, *more: str, config: str = "", cluster: str = "") -> Plan:
+    """Plan of the fake submission, whose config ends with the lines of `config`."""
+    shutil.copytree(SYSTEM, tmp_path / "system", dirs_exist_ok=True)
+    path = tmp_path / "system" / CONFIG
+    path.write_text(f"{path.read_text()}\n{config}\n")
+    site = f"name: site\ndevice: GB300\nnodes: 2\ndevices_per_node: 2\nlauncher: slurm\n{cluster}"
+    (tmp_path / "site.yaml").write_text(site)
+    settings = {**MLPERF, "config": str(path)}
+    overrides = [f"engine_settings.{name}={value}" for name, value in settings.items()]
+    request = Request(
+        "llama31-8b",
+        overrides=("engine=mlperf", *overrides, *more),
+        cluster=str(tmp_path / "site.yaml"),
+        where=HostPlacement(),
+    )
+    return trial_variant(request).plan
+
+
+def test_a_config_without_devices_per_node_counts_the_clusters() -> None:
+    variables = {"DGXNNODES": "8", "MINIBS": "1", "TENSOR_MODEL_PARALLEL": "2"}
+    assert config_sizes(variables, 8)["training.global_batch"].value == 32
+
+
+def test_a_run_follows_its_config_and_lists_what_differs_from_the_recipe(tmp_path: Path) -> None:
+    plan = planned(tmp_path, config="export CONTEXT_PARALLEL=2 MINIBS=6 MICRO_BATCH_SIZE=3")
+    spec = plan.spec
+    assert (spec.layout.cp, spec.layout.micro_batch, spec.training.global_batch) == (2, 3, 12)
+    assert plan.differences == (
+        "layout.cp 2 (else 1)",
+        "layout.micro_batch 3 (else 1)",
+        "training.global_batch 12 (else 32)",
+    )
+    assert any("layout.cp 2 (else 1)" in notice for notice in plan.notices)
+    assert planned(tmp_path / "same").differences == ()
+
+
+def test_a_config_of_fewer_devices_uses_part_of_the_cluster(tmp_path: Path) -> None:
+    spec = planned(tmp_path, config="export DGXNNODES=1", cluster="hosts: [node-1, node-2]\n").spec
+    assert (spec.cluster.nodes, spec.cluster.hosts) == (1, ("node-1",))
+    assert spec.training.global_batch == 16
+    for setting in ("DGXNNODES=18", "DGXNGPU=8"):
+        with pytest.raises(UserError, match=r"own files set cluster\.\w+ \d+, but it is 2 here"):
+            planned(tmp_path / setting, config=f"export {setting}")
+
+
+@pytest.mark.parametrize(
+    ("field", "sentence"),
+    [
+        ("layout.cp=2", "the config has CONTEXT_PARALLEL 1, but the run has layout.cp 2"),
+        ("layout.micro_batch=2", "has MICRO_BATCH_SIZE 1, but the run has layout.micro_batch 2"),
+        (
+            "training.global_batch=64",
+            r"has MINIBS 8 on 4 replicas \(32 per step\), but the run has training.global_batch 64",
+        ),
+    ],
+)
+def test_a_field_that_the_user_sets_and_the_config_contradicts_is_refused(
+    tmp_path: Path, field: str, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        planned(tmp_path, field)
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("MODEL_SIZE=405b", r"is for a model of 405b \(MODEL_SIZE\), but the recipe's has 8b"),
+        ("OVERWRITTEN_NUM_LAYERS=8", "has OVERWRITTEN_NUM_LAYERS 8, but the model has 32 layers"),
+    ],
+)
+def test_a_config_of_another_model_is_refused_by_its_model(
+    tmp_path: Path, setting: str, complaint: str
+) -> None:
+    with pytest.raises(UserError, match=complaint):
+        planned(tmp_path, config=f"export {setting} MICRO_BATCH_SIZE=3")
+
+
+def test_a_missing_sourced_file_is_the_whole_answer(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        planned(tmp_path, config="source ./absent.sh; export MINIBS=7 MICRO_BATCH_SIZE=3")
+    assert "absent.sh: No such file or directory" in str(raised.value)
+    assert "batch" not in str(raised.value)
 
 
 def test_what_it_needs_is_told_before_anything_starts() -> None:

@@ -20,6 +20,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import ENVIRONMENT_NAME
 from paceline.core.run import RunSpec
 from paceline.core.secrets import has_secret, redact
+from paceline.files.recipe import Recipe
 from paceline.files.yaml_file import parse_value
 
 ARGUMENTS, ENVIRONMENT = "engine_settings.arguments", "engine_settings.environment"
@@ -44,13 +45,13 @@ def extra_arguments(spec: RunSpec) -> list[str]:
     return _words(spec, "arguments")
 
 
-def extra_environment(spec: RunSpec) -> dict[str, str]:
+def extra_environment(run: RunSpec | Recipe) -> dict[str, str]:
     """Return the variables of engine_settings.environment; raise UserError for one without value.
 
     They override all others, those of the cluster included.
     """
     variables: dict[str, str] = {}
-    for word in _words(spec, "environment"):
+    for word in _words(run, "environment"):
         name, equals, value = word.partition("=")
         if not equals and name not in os.environ:
             raise UserError(
@@ -140,10 +141,10 @@ def _normal(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _words(spec: RunSpec, name: str) -> list[str]:
+def _words(run: RunSpec | Recipe, name: str) -> list[str]:
     """Return the words of a setting; none if it cannot be split, which is a problem of its own."""
     try:
-        return shlex.split(str(spec.engine_settings.get(name) or ""))
+        return shlex.split(str(run.engine_settings.get(name) or ""))
     except ValueError:
         return []
 

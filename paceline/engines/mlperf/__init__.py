@@ -1,6 +1,7 @@
 """MLPerf Training: submissions started by their run.sub and config_*.sh, and the log format.
 
-The job sources the config and submits run.sub. A config that contradicts the recipe is refused.
+The job sources the config and submits run.sub. Nodes, layout and batch follow the config; a field
+that the user sets and the config contradicts is refused.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
-from paceline.core.hardware import ENVIRONMENT_NAME, with_secrets
+from paceline.core.hardware import ENVIRONMENT_NAME, Cluster, with_secrets
 from paceline.core.job import RUN_FOLDER, BatchScript, Job
 from paceline.core.run import RunSpec
 from paceline.core.secrets import is_secret
+from paceline.core.shape import num_parameters
 from paceline.engines.launch.extra_settings import extra_environment
 from paceline.engines.launch.programs import (
     needs_queue,
@@ -28,6 +32,7 @@ from paceline.engines.launch.programs import (
 from paceline.engines.mlperf.log_format import LOG_FORMAT as LOG_FORMAT
 from paceline.engines.support import NATIVE_ONLY, refusals
 from paceline.files.home import home_path
+from paceline.files.recipe import Recipe
 
 SOURCE = 'set -a; source "$0" >&2; set +a; exec env -0'
 LIMIT_S = 60.0
@@ -103,63 +108,117 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
-def contradictions(spec: RunSpec, variables: Mapping[str, str]) -> list[str]:
-    """Return contradictions between config and recipe, one sentence each.
+SIZES = {
+    "cluster.nodes": ("DGXNNODES",),
+    "cluster.devices_per_node": ("DGXNGPU",),
+    "layout.tp": ("TENSOR_MODEL_PARALLEL", "TP"),
+    "layout.pp": ("PIPELINE_MODEL_PARALLEL", "PP"),
+    "layout.cp": ("CONTEXT_PARALLEL", "CP"),
+    "layout.vp": ("INTERLEAVED_PIPELINE", "VP"),
+    "layout.micro_batch": ("MICRO_BATCH_SIZE", "MBS"),
+}
+"""Variables of a config by the field of the run that they set; the first one that is set counts."""
+BATCH = "training.global_batch"
 
-    Results follow from the recipe, so a training of other sizes must not use its name. If the
-    config does not set a variable, the recipe's value applies.
+
+@dataclass(frozen=True)
+class ConfigSize:
+    """Size that a config sets, and the variables that set it as text."""
+
+    value: int
+    setting: str
+
+
+def config_sizes(variables: Mapping[str, str], devices_per_node: int) -> dict[str, ConfigSize]:
+    """Return the sizes that a config's variables set, by the field of the run.
+
+    global batch = BATCHSIZE, else MINIBS * dp, dp = DGXNNODES DGXNGPU / (tp pp cp). Source:
+    README_8b of NVIDIA's MLPerf Training 5.1 submission. `devices_per_node` is the cluster's, for a
+    config without DGXNGPU. Raises UserError for a size that is not a
+    whole number.
     """
-    layout, cluster = spec.layout, spec.cluster
-    sizes: list[tuple[tuple[str, ...], str, int]] = [
-        (("DGXNNODES",), "--nodes", cluster.nodes),
-        (("DGXNGPU",), "devices_per_node of the cluster", cluster.devices_per_node),
-        (("TENSOR_MODEL_PARALLEL", "TP"), "layout.tp", layout.tp),
-        (("PIPELINE_MODEL_PARALLEL", "PP"), "layout.pp", layout.pp),
-        (("CONTEXT_PARALLEL", "CP"), "layout.cp", layout.cp),
-        (("INTERLEAVED_PIPELINE", "VP"), "layout.vp", layout.vp),
-        (("MICRO_BATCH_SIZE", "MBS"), "layout.micro_batch", layout.micro_batch),
-    ]
-    if spec.model.kind == "decoder":
-        sizes.append((("OVERWRITTEN_NUM_LAYERS",), "model.num_layers", spec.model.num_layers))
-    sentences: list[str] = []
-    for names, field, ours in sizes:
-        name = next((name for name in names if name in variables), None)
-        if name is not None and (theirs := _number(variables[name])) != ours:
-            text = variables[name] or "nothing"
-            sentences.append(_sentence(f"{name} {text}", field, ours, theirs))
-    return sentences + _batch_contradictions(spec, variables)
-
-
-def _batch_contradictions(spec: RunSpec, variables: Mapping[str, str]) -> list[str]:
-    """Return contradictions of the global batch size.
-
-    global batch = BATCHSIZE, else MINIBS * dp, dp = devices / (tp pp cp) of the recipe. Source:
-    README_8b of NVIDIA's MLPerf Training 5.1 submission.
-    """
-    ours = spec.training.global_batch
+    sizes: dict[str, ConfigSize] = {}
+    for field, names in SIZES.items():
+        if name := next((name for name in names if name in variables), None):
+            text = variables[name] or "empty"
+            sizes[field] = ConfigSize(_size(name, variables), f"{name} {text}")
     if "BATCHSIZE" in variables:
-        theirs = _number(variables["BATCHSIZE"])
         setting = f"BATCHSIZE {variables['BATCHSIZE']}"
-    elif per_replica := _number(variables.get("MINIBS", "0")):
-        theirs = per_replica * spec.dp
-        setting = f"MINIBS {per_replica} on {spec.dp} replicas ({theirs} per step)"
-    else:
-        return []
-    return [] if theirs == ours else [_sentence(setting, "training.global_batch", ours, theirs)]
+        return {**sizes, BATCH: ConfigSize(_size("BATCHSIZE", variables), setting)}
+    if "MINIBS" not in variables:
+        return sizes
+    value = {field: size.value for field, size in sizes.items()}
+    devices = value["cluster.nodes"] * value.get("cluster.devices_per_node", devices_per_node)
+    split = prod(value.get(f"layout.{axis}", 1) for axis in ("tp", "pp", "cp"))
+    per_replica = _size("MINIBS", variables)
+    if devices % split:
+        raise UserError(
+            "DGXNNODES x DGXNGPU",
+            f"is {devices:,}, which is not a multiple of the config's tp x pp x cp, {split:,}",
+        )
+    dp = devices // split
+    setting = f"MINIBS {per_replica} on {dp} replicas ({per_replica * dp} per step)"
+    return {**sizes, BATCH: ConfigSize(per_replica * dp, setting)}
 
 
-def _sentence(setting: str, field: str, ours: int, theirs: int | None) -> str:
-    able = "." in field and theirs is not None
-    remedy = f" (--set {field}={theirs})" if able else ""
-    return f"the config has {setting}, but the recipe has {field} {ours}{remedy}"
+def sizes_in_files(recipe: Recipe, cluster: Cluster) -> dict[str, int]:
+    """Return the sizes that the config of a recipe's settings sets, by field.
+
+    Empty if a mandatory setting is missing, which `unsupported` reports. Raises UserError for a
+    config that cannot be sourced, or that is of another model.
+    """
+    if _missing_settings(recipe) or not cluster.capabilities.batch_scripts:
+        return {}
+    path, variables = config(recipe), _variables(recipe, cluster)
+    if problem := _other_model(recipe, variables):
+        raise UserError(str(path), problem, remedy="choose a config of this benchmark")
+    try:
+        sizes = config_sizes(variables, cluster.devices_per_node)
+    except UserError as error:
+        raise UserError(str(path), str(error)) from error
+    return {field: size.value for field, size in sizes.items()}
 
 
-def _number(text: str) -> int | None:
-    """Return a whole number, 1 for a disabled size (`null`), None for anything else."""
-    text = text.strip().strip("'\"").lower()
+def contradictions(spec: RunSpec, variables: Mapping[str, str]) -> list[str]:
+    """Return the fields of the run that the config sets otherwise, one sentence each.
+
+    Only fields that the user sets, and nodes that the cluster does not have, differ: all others
+    follow the config.
+    """
+    sentences: list[str] = []
+    for field, size in config_sizes(variables, spec.cluster.devices_per_node).items():
+        part, _, name = field.partition(".")
+        ours = getattr(getattr(spec, part), name)
+        if size.value != ours:
+            sentences.append(f"the config has {size.setting}, but the run has {field} {ours}")
+    return sentences
+
+
+def _other_model(run: Recipe | RunSpec, variables: Mapping[str, str]) -> str | None:
+    """Return how the config shows that it trains another model; None if it does not."""
+    model = run.model
+    if model.kind != "decoder":
+        return None
+    # Submissions keep the configs of Llama 3.1 8B and 405B in one folder.
+    size = variables.get("MODEL_SIZE", "").lower()
+    billions = size.removesuffix("b")
+    ours = num_parameters(model) / 1e9
+    if billions.isdigit() and abs(int(billions) - ours) > 0.1 * ours:
+        return f"is for a model of {size} (MODEL_SIZE), but the recipe's has {ours:.0f}b"
+    layers = variables.get("OVERWRITTEN_NUM_LAYERS")
+    if layers and _size("OVERWRITTEN_NUM_LAYERS", variables) != model.num_layers:
+        return f"has OVERWRITTEN_NUM_LAYERS {layers}, but the model has {model.num_layers} layers"
+    return None
+
+
+def _size(name: str, variables: Mapping[str, str]) -> int:
+    """Return a size that a variable sets; 1 for a disabled one (`null`)."""
+    text = variables[name].strip().strip("'\"").lower()
     if text in ("", "null", "none"):
         return 1
-    return int(text) if text.isdigit() else None
+    if not text.isdigit():
+        raise UserError(name, f"{variables[name]!r} is not a whole number")
+    return int(text)
 
 
 SETTINGS_FILE = "mlperf.json"
@@ -178,13 +237,13 @@ MODEL = "folder of the base weights (MODEL)"
 OPTIONAL = ("implementation", "model", "nexp", "script")
 """Optional settings: folder of config and run.sub, MODEL, NEXP, another name of run.sub."""
 SUPPORT = {"": NATIVE_ONLY}
-"""Supported fields; the config decides the rest, and contradictions with the recipe are errors."""
+"""Supported fields; the config decides the rest."""
 
 
 def unsupported(spec: RunSpec) -> list[str]:
     """Return what the submission's own benchmark cannot do of `spec`, one sentence each.
 
-    Includes contradictions between config and recipe.
+    Includes contradictions between the config and fields that the user sets.
     """
     names = (*MANDATORY, *OPTIONAL)
     problems = [
@@ -192,21 +251,27 @@ def unsupported(spec: RunSpec) -> list[str]:
         *needs_queue(spec),
     ]
     problems += refusals(spec, SUPPORT[""])
-    mandatory = {**MANDATORY, **({"model": MODEL} if spec.lora else {})}
-    problems += [
-        f"engine_settings.{name} is missing: {meaning}"
-        for name, meaning in mandatory.items()
-        if not spec.engine_settings.get(name)
-    ]
+    problems += _missing_settings(spec)
     if problems:
         return problems
     try:
+        variables = _variables(spec, spec.cluster)
         return [
             *_environment_problems(spec),
-            *contradictions(spec, _variables(spec)),
+            *filter(None, [_other_model(spec, variables)]),
+            *contradictions(spec, variables),
         ]
     except UserError as error:
         return [str(error)]
+
+
+def _missing_settings(run: Recipe | RunSpec) -> list[str]:
+    mandatory = {**MANDATORY, **({"model": MODEL} if run.lora else {})}
+    return [
+        f"engine_settings.{name} is missing: {meaning}"
+        for name, meaning in mandatory.items()
+        if not run.engine_settings.get(name)
+    ]
 
 
 def _environment_problems(spec: RunSpec) -> list[str]:
@@ -230,7 +295,7 @@ def job(spec: RunSpec, name: str) -> Job:
 
     Raises UserError for a config that cannot be sourced.
     """
-    variables = _variables(spec)
+    variables = _variables(spec, spec.cluster)
     words = ("-N", variables["DGXNNODES"], "-t", variables["WALLTIME"])
     return Job(
         name=name,
@@ -253,36 +318,36 @@ def job(spec: RunSpec, name: str) -> Job:
 
 def settings(spec: RunSpec) -> dict[str, Any]:
     """Return the config, its batch script and every variable of run.sub, without secrets."""
-    variables = _variables(spec)
+    variables = _variables(spec, spec.cluster)
     return {
         "config": str(config(spec)),
         "script": str(implementation(spec) / _script(spec)),
-        "exported": sorted(preset_variables(spec)),
+        "exported": sorted(preset_variables(spec, spec.cluster)),
         "variables": {
             name: value for name, value in sorted(variables.items()) if not is_secret(name, value)
         },
     }
 
 
-def preset_variables(spec: RunSpec) -> dict[str, str]:
+def preset_variables(run: Recipe | RunSpec, cluster: Cluster) -> dict[str, str]:
     """Return the variables that the benchmark exports before sourcing the config, by workload."""
-    settings = spec.engine_settings
-    data = "DATAROOT" if spec.model.kind == "mmdit" else "DATADIR"
+    settings = run.engine_settings
+    data = "DATAROOT" if run.model.kind == "mmdit" else "DATADIR"
     return {
-        **with_secrets(spec.cluster.env, os.environ),
+        **with_secrets(cluster.env, os.environ),
         "CONT": str(settings.get("container", "")),
         data: str(settings.get("data", "")),
-        **({"MODEL": str(settings.get("model", ""))} if spec.lora else {}),
+        **({"MODEL": str(settings.get("model", ""))} if run.lora else {}),
         "LOGDIR": f"{RUN_FOLDER}/{RESULTS_FOLDER}",
         "NEXP": str(settings.get("nexp", 1)),
-        "SEED": str(spec.training.seed),
+        "SEED": str(run.training.seed),
     }
 
 
-def config(spec: RunSpec) -> Path:
+def config(run: Recipe | RunSpec) -> Path:
     """Return the config's absolute path; the implementation's folder is searched first."""
-    name = home_path("engine_settings.config", str(spec.engine_settings.get("config", "")))
-    folder = _implementation_setting(spec)
+    name = home_path("engine_settings.config", str(run.engine_settings.get("config", "")))
+    folder = _implementation_setting(run)
     candidate = folder / name if folder else name
     return (candidate if candidate.is_file() else name).absolute()
 
@@ -293,8 +358,8 @@ def implementation(spec: RunSpec) -> Path:
     return folder.absolute() if folder else config(spec).parent
 
 
-def _implementation_setting(spec: RunSpec) -> Path | None:
-    folder = spec.engine_settings.get("implementation")
+def _implementation_setting(run: Recipe | RunSpec) -> Path | None:
+    folder = run.engine_settings.get("implementation")
     return home_path("engine_settings.implementation", str(folder)) if folder else None
 
 
@@ -302,9 +367,9 @@ def _script(spec: RunSpec) -> str:
     return str(spec.engine_settings.get("script", SCRIPT))
 
 
-def _variables(spec: RunSpec) -> dict[str, str]:
-    preset = preset_variables(spec)
-    return {**preset, **source_config(config(spec), preset), **extra_environment(spec)}
+def _variables(run: Recipe | RunSpec, cluster: Cluster) -> dict[str, str]:
+    preset = preset_variables(run, cluster)
+    return {**preset, **source_config(config(run), preset), **extra_environment(run)}
 
 
 ENDS_AT_TARGET = True

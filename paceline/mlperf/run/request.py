@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -65,22 +66,40 @@ class TrialVariant:
 def trial_variant(request: Request) -> TrialVariant:
     """Return the variant `mlperf-trial`, else the first `mlperf-trial-*` that fits the machine.
 
-    If none fits, raises the UserError of `mlperf-trial`, with the variants tried.
+    If the engine's own files set other sizes than `mlperf-trial`, a variant with exactly these
+    sizes is preferred. If none fits, raises the UserError of `mlperf-trial`, with the variants
+    tried.
     """
+    keys = [full_key(text.partition("=")[0]) for text in request.overrides]
+    sets_layout = any(key.startswith(LAYOUT_KEYS) for key in keys)
     try:
         plan = make_plan(replace(request, variant=TRIAL_VARIANT))
-        return TrialVariant(TRIAL_VARIANT, plan)
     except UserError as refusal:
-        keys = [full_key(text.partition("=")[0]) for text in request.overrides]
-        if any(key.startswith(LAYOUT_KEYS) for key in keys):
+        if sets_layout:
             raise
         return _alternative_variant(request, refusal)
+    variant = TrialVariant(TRIAL_VARIANT, plan)
+    return variant if sets_layout or not plan.differences else _same_sizes(request, variant)
+
+
+def _same_sizes(request: Request, default: TrialVariant) -> TrialVariant:
+    """Return the variant whose sizes are those of the engine's own files, else the default."""
+    for name in _other_variants(request):
+        with suppress(UserError):
+            plan = make_plan(replace(request, variant=name))
+            if not plan.differences:
+                return TrialVariant(name, plan, f"variant {name}: its sizes are the config's")
+    return default
+
+
+def _other_variants(request: Request) -> list[str]:
+    names = load_recipe(request.recipe).variants
+    return [name for name in names if name.startswith(f"{TRIAL_VARIANT}-")]
 
 
 def _alternative_variant(request: Request, refusal: UserError) -> TrialVariant:
-    names = load_recipe(request.recipe).variants
     errors: dict[str, UserError] = {}
-    for name in (name for name in names if name.startswith(f"{TRIAL_VARIANT}-")):
+    for name in _other_variants(request):
         try:
             plan = make_plan(replace(request, variant=name))
         except UserError as error:
