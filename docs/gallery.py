@@ -27,9 +27,7 @@ WIDTH, TALLEST = 1280, 1330
 COLOURS = 128
 """Number of colours of a picture, which pages do not exceed visibly."""
 HEAD = """# Gallery
-One picture of each page. `make gallery` takes them: `docs/gallery.py` has all commands, and the one
-that writes the page is shown here. Every page is one file that loads nothing, begins with the
-verdict and four figures, follows the light or dark of its reader and fits a phone.
+One picture of each page, with the command that writes it. `make gallery` takes them.
 """
 
 

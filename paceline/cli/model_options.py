@@ -43,8 +43,7 @@ def _checked_software(stack: str | None) -> str | None:
 Recipe = Annotated[
     str,
     typer.Argument(
-        help="Recipe: name or YAML file; or a Hugging Face model: config.json, its folder, or "
-        "name.",
+        help="Recipe (name or file), or Hugging Face model (name, folder or config.json).",
         metavar="RECIPE",
     ),
 ]
@@ -89,9 +88,8 @@ PlannedCluster = Annotated[
 _SOFTWARE_OPTION = typer.Option(
     "--software",
     callback=_checked_software,
-    help=f"Software: {', '.join(SOFTWARE)}, or a category: fused (Transformer Engine, Megatron "
-    "core), torch (PyTorch modules, FSDP) or softmax (Megatron of 2020-22). A release is written "
-    "nemo@26.02. Names with published measurements give a narrower interval.",
+    help=f"Software: {', '.join(SOFTWARE)}, also of a release (nemo@26.02); or fused (Transformer "
+    "Engine, Megatron core), torch (PyTorch modules, FSDP) or softmax (Megatron of 2020-22).",
     rich_help_panel=Panel.time_model,
 )
 RunStack = Annotated[

@@ -45,8 +45,7 @@ def run(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            help="Recipe: name or YAML file; or a Hugging Face model: config.json, its folder, or "
-            "name.",
+            help="Recipe (name or file), or Hugging Face model (name, folder or config.json).",
             metavar="RECIPE",
             show_default=False,
         ),
