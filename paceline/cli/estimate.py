@@ -114,8 +114,8 @@ def estimate(
         list[str] | None,
         typer.Option(
             metavar="SCENARIO",
-            help="Compare with another scenario: device=B200,gpus=32,price=4. Other settings "
-            "stay the same. Repeatable.",
+            help="Compare with another scenario: device=B200,gpus=32,price=4, or dtype=fp8. Other "
+            "settings stay the same. Repeatable.",
             rich_help_panel=Panel.search,
         ),
     ] = None,

@@ -111,13 +111,40 @@ def estimate_document(output: EstimateOutput) -> Document:
 
 
 def scenario_names(estimates: Sequence[Estimate]) -> list[str]:
-    """Return recipe, devices and layout of each estimate, with a number if they are equal."""
-    names = [f"{each.recipe} on {place(each)}, {each.layout}" for each in estimates]
+    """Return recipe, devices and layout of each estimate, with what differs if they are equal."""
+    names = _distinct(
+        [f"{each.recipe} on {place(each)}, {each.layout}" for each in estimates], estimates
+    )
     counts = Counter(names)
     return [
         one_line(f"{name}, scenario {number}" if counts[name] > 1 else name)
         for number, name in enumerate(names, start=1)
     ]
+
+
+def scenario_labels(estimates: Sequence[Estimate]) -> list[str]:
+    """Return the devices of each estimate, with what differs if they are equal."""
+    return _distinct([place(each) for each in estimates], estimates)
+
+
+def _distinct(names: Sequence[str], estimates: Sequence[Estimate]) -> list[str]:
+    """Return the names; equal ones are extended by the settings that differ."""
+    return [
+        ", ".join(
+            [
+                name,
+                *_differing(each, [e for n, e in zip(names, estimates, strict=True) if n == name]),
+            ]
+        )
+        for name, each in zip(names, estimates, strict=True)
+    ]
+
+
+def _differing(estimate: Estimate, others: Sequence[Estimate]) -> Iterator[str]:
+    """Yield the settings of an estimate in which it differs from one of the others."""
+    for setting, values in zip(setup(estimate), zip(*map(setup, others), strict=True), strict=True):
+        if len(set(values)) > 1:
+            yield setting
 
 
 def place(estimate: Estimate) -> str:
@@ -173,10 +200,11 @@ def rates(estimate: Estimate) -> tuple[str, str]:
 
 def comparison_sentence(first: Estimate, second: Estimate, ratios: ScenarioComparison) -> str:
     """Return the ratios with their intervals, and the ratio of the batches if they differ."""
+    base, other = scenario_labels([first, second])
     batch = f" with {ratios.batch:.3g} times the batch" if ratios.batch != 1 else ""
     cost = f", cost x{_ratio(ratios.cost)}" if ratios.cost else ""
     return (
-        f"{place(second)} compared with {place(first)}: "
+        f"{other} compared with {base}: "
         f"{speed_unit(first)} x{_ratio(ratios.tokens_per_s)}, "
         f"step time x{_ratio(ratios.step_time)}{batch}{cost} (80% intervals)."
     )
@@ -380,7 +408,7 @@ def _scenario_rows(output: EstimateOutput) -> list[Row]:
     ratios = ["1", *(_ratio(each.tokens_per_s) for each in output.comparisons)]
     return [
         {
-            "scenario": place(each),
+            "scenario": label,
             "step": f"{step_seconds(each.step_time_s)} s",
             "interval": f"{step_seconds(each.low_s)} to {step_seconds(each.high_s)} s",
             "speed": _speed(each, each.step_time_s),
@@ -392,7 +420,9 @@ def _scenario_rows(output: EstimateOutput) -> list[Row]:
             "memory": each.memory_bytes.device_used,
             "p_oom": each.p_oom,
         }
-        for each, ratio in zip(output.estimates, ratios, strict=True)
+        for label, each, ratio in zip(
+            scenario_labels(output.estimates), output.estimates, ratios, strict=True
+        )
     ]
 
 
