@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from paceline.explain.observed_run import (
     own_profiled_step,
 )
 from paceline.explain.step_breakdown import StepParts
+from paceline.files.recipe import load_recipe
 from paceline.logs.facts import UserSettings
 from paceline.runs.comparison_inputs import NO_SETTINGS
 
@@ -81,7 +83,9 @@ def _other_run(run: ObservedRun, other: ObservedRun, profile: ProfiledStep | Non
             f"trains something else, so its steps are not comparable: {different}",
             remedy="name a run of the same model and sequence length, or `estimate`",
         )
-    factor, note = _scale(run, other)
+    factor, notes = _scale(run, other)
+    if keys := alike.unstated_by_one_side:
+        notes += (f"assumed equal, because only one side states it: {', '.join(keys)}",)
     settings = tuple(f"{d.key}: {d.baseline} -> {d.candidate}" for d in alike.differences)
     changes = environment_changes([other.environment], [run.environment])
     surroundings = tuple(f"{c.item}: {c.before} -> {c.after}" for c in changes)
@@ -95,7 +99,7 @@ def _other_run(run: ObservedRun, other: ObservedRun, profile: ProfiledStep | Non
         run=other,
         profile=profile,
         differences=(*settings, *surroundings),
-        notes=note,
+        notes=notes,
     )
 
 
@@ -137,11 +141,22 @@ def can_estimate(run: ObservedRun, settings: UserSettings) -> bool:
 
 def _missing_settings(run: ObservedRun, settings: UserSettings) -> list[str]:
     options = {
-        "--model": settings.model or settings.recipe,
-        "--gpu": run.facts.device,
-        "--gpus": run.facts.num_devices,
+        "--model": _recipe_name(run, settings),
+        "--gpu": run.facts.device or settings.device,
+        "--gpus": run.facts.num_devices or settings.num_devices,
     }
     return [option for option, value in options.items() if value is None]
+
+
+def _recipe_name(run: ObservedRun, settings: UserSettings) -> str | None:
+    """Return the recipe or model that the user names, or the recipe stored with an import."""
+    name = settings.model or settings.recipe
+    recipe = run.facts.recipe
+    if name or not recipe:
+        return name
+    with suppress(UserError):
+        return recipe if load_recipe(recipe).model == run.facts.model else None
+    return None
 
 
 def _request_for_log(run: ObservedRun, settings: UserSettings) -> EstimateRequest:
@@ -161,9 +176,9 @@ def _request_for_log(run: ObservedRun, settings: UserSettings) -> EstimateReques
     }
     software = next((name for name in SOFTWARE if name == (from_log.engine or "").lower()), ANY)
     return EstimateRequest(
-        settings.model or settings.recipe or "",
-        from_log.device or "",
-        from_log.num_devices or 0,
+        _recipe_name(run, settings) or "",
+        from_log.device or settings.device or "",
+        from_log.num_devices or settings.num_devices or 0,
         overrides=(
             *(f"layout.{name}={value}" for name, value in layout.items()),
             *(f"training.{name}={value}" for name, value in training.items() if value),

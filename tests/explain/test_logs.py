@@ -57,6 +57,29 @@ def test_a_log_with_known_model_and_gpus_is_compared_with_the_estimate(tmp_path:
     assert answer.lost_s == pytest.approx(40 - answer.baseline_s)
 
 
+def test_a_stored_log_is_compared_with_the_estimate_like_the_log_itself(tmp_path: Path) -> None:
+    log, runs = write_log(tmp_path / "train.log", [40.0] * 60), tmp_path / "runs"
+    settings = ("--model", "llama31-8b", "--gpu", "H100", "--gpus", 8, "--seq-len", 8192)
+    assert paceline("runs", "import", log, *settings, runs=runs).returncode == 0
+    (stored,) = runs.glob("*/run.json")
+
+    answer = explain(stored.parent, None, runs)
+
+    assert answer.baseline_kind == "estimate"
+    assert answer.baseline_s == explain(log, None, tmp_path, settings=SETTINGS).baseline_s
+
+
+def test_a_stored_log_without_settings_takes_them_from_the_command(tmp_path: Path) -> None:
+    log, runs = write_log(tmp_path / "train.log", [40.0] * 60), tmp_path / "runs"
+    assert paceline("runs", "import", log, runs=runs).returncode == 0
+    (stored,) = runs.glob("*/run.json")
+
+    assert explain(stored.parent, None, runs).baseline_kind == "itself"
+    answer = explain(stored.parent, None, runs, settings=SETTINGS)
+
+    assert answer.baseline_kind == "estimate"
+
+
 def test_an_estimate_names_the_settings_that_a_log_does_not_state(tmp_path: Path) -> None:
     log = write_log(tmp_path / "train.log", [2.0] * 60)
 
