@@ -43,6 +43,16 @@ ASSUMED_EQUAL_IF_UNSTATED = frozenset(
 )
 """Settings assumed to be equal where a published source does not state them."""
 
+STATING_OPTIONS = {
+    "model": "--model",
+    "device": "--device",
+    "num_devices": "--gpus",
+    "dtype": "--dtype",
+    "seq_len": "--seq-len",
+    "global_batch": "--global-batch",
+}
+"""Options of `paceline compare` that state a setting of a log."""
+
 EQUAL_BATCH = "equal global batch"
 """Rule for comparing batches unless the number of devices may differ."""
 MIXED = "mixed"
@@ -73,11 +83,21 @@ class ComparabilityReport:
     """Keys that a published source does not state."""
     batch_rule: str = EQUAL_BATCH
     """Rule by which the batches were compared."""
+    unstated_by_baseline: tuple[str, ...] = ()
+    """Keys that only the candidate states."""
+    unstated_by_candidate: tuple[str, ...] = ()
+    """Keys that only the baseline states."""
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Keys in which the sides differ."""
         return tuple(difference.key for difference in self.differences)
+
+    @property
+    def unstated_by_one_side(self) -> tuple[str, ...]:
+        """Keys that only one side states, which are assumed to be equal."""
+        keys = {*self.unstated_by_baseline, *self.unstated_by_candidate}
+        return tuple(key for key in COMPARED_SETTINGS if key in keys)
 
 
 def compare_settings(
@@ -89,26 +109,42 @@ def compare_settings(
 ) -> ComparabilityReport:
     """Compare the settings of all runs of both sides.
 
-    A setting that only one side states counts as a difference. A `published` baseline is compared
-    only in the settings that it states. If `num_devices` is in `allowed`, batches count as equal
-    when either the global batch or the batch per device is equal.
+    Only contradicting settings count as differences, except with a `published` baseline: the
+    settings that define the work must be known_settings on both sides. Other settings that its source does
+    not state are not compared. If `num_devices` is in `allowed`, batches count as equal when either
+    the global batch or the batch per device is equal.
     """
     batches, rule = _batches(baseline, candidate, "num_devices" in allowed)
     differences: list[KeyDifference] = []
     unknown: list[str] = []
     unstated_keys: list[str] = []
+    unstated_by_side: tuple[list[str], list[str]] = ([], [])
     for key in COMPARED_SETTINGS:
         ours, theirs = batches if key == "global_batch" else _both(baseline, candidate, key)
         if published and key in ("model", "layout", "recompute"):
             ours, theirs = _stated_parts(baseline, ours, theirs, key)
-        profiler_slows = key == "profiled" and _PROFILED in (*ours, *theirs)
+        known_settings = [setting for setting in (*ours, *theirs) if setting]
+        profiler_slows = key == "profiled" and _PROFILED in known_settings
+        must_be_known = published and key not in ASSUMED_EQUAL_IF_UNSTATED
         if published and key in ASSUMED_EQUAL_IF_UNSTATED and not any(ours) and not profiler_slows:
             unstated_keys.append(key)
-        elif not any((*ours, *theirs)):
+        elif not known_settings:
             unknown.append(key)
-        elif profiler_slows or len(_distinct((*ours, *theirs))) > 1:
+        elif (
+            profiler_slows
+            or len(_distinct((*ours, *theirs) if must_be_known else known_settings)) > 1
+        ):
             differences.append(_difference(key, ours, theirs, key in allowed))
-    return ComparabilityReport(tuple(differences), tuple(unknown), tuple(unstated_keys), rule)
+        else:
+            for keys, settings in zip(unstated_by_side, (ours, theirs), strict=True):
+                keys += [] if all(settings) else [key]
+    return ComparabilityReport(
+        tuple(differences),
+        tuple(unknown),
+        tuple(unstated_keys),
+        rule,
+        *map(tuple, unstated_by_side),
+    )
 
 
 def window_difference(

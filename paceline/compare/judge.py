@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from paceline.compare.comparability import (
+    STATING_OPTIONS,
     UNKNOWN,
     ComparabilityReport,
     KeyDifference,
@@ -63,16 +64,6 @@ RATES = ("tokens_per_s", "samples_per_s", "tokens_per_s_per_device")
 ONE_LEVEL = "find what shifts the step time, or choose a window on one level"
 """Advice for a run with two levels of step time."""
 
-STATING_OPTIONS = {
-    "model": "--model",
-    "device": "--device",
-    "num_devices": "--gpus",
-    "dtype": "--dtype",
-    "seq_len": "--seq-len",
-    "global_batch": "--global-batch",
-}
-"""Options of `paceline compare` that state a setting of a log."""
-
 
 def judge(
     baseline: ComparisonSide,
@@ -106,7 +97,7 @@ def judge(
     fields = {
         "differing_keys": alike.keys,
         "differences": alike.differences,
-        "unknown_keys": alike.unknown,
+        "unknown_keys": (*alike.unknown, *alike.unstated_by_one_side),
         "batch_rule": alike.batch_rule,
     }
     blank = _without_figures(sides, "", margin).model_copy(update=fields)

@@ -146,7 +146,7 @@ class Comparison(Value):
     differences: tuple[KeyDifference, ...] = ()
     """The same settings with the values of both sides."""
     unknown_keys: tuple[str, ...] = ()
-    """Settings that neither side states."""
+    """Settings that a side does not state. They are assumed to be equal."""
     batch_rule: str | None = None
     """Rule by which the batches were compared."""
     causes: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.compare.comparability import EQUAL_BATCH, ComparabilityReport
+from paceline.compare.comparability import EQUAL_BATCH, STATING_OPTIONS, ComparabilityReport
 from paceline.compare.judgement import MetricComparison, Verdict
 from paceline.compare.metric_comparison import IDENTICAL
 from paceline.compare.over_time.environment import environment_changes
@@ -41,6 +41,15 @@ def remark_on_runs(
     remarks.warnings += left_out(sides)
     if alike.unknown:
         remarks.doubt(f"assumed equal, because neither side states it: {', '.join(alike.unknown)}")
+    for side, keys in zip(
+        sides.each, (alike.unstated_by_baseline, alike.unstated_by_candidate), strict=True
+    ):
+        if keys:
+            options = ", ".join(STATING_OPTIONS[key] for key in keys if key in STATING_OPTIONS)
+            add = f"; add it with {options}" if options else ""
+            remarks.doubt(
+                f"assumed equal, because {side.name} does not state it: {', '.join(keys)}{add}"
+            )
     if alike.unstated_keys:
         unstated_text = ", ".join(alike.unstated_keys)
         remarks.notes.append(f"the source does not state {unstated_text}: assumed equal")

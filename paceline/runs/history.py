@@ -213,7 +213,7 @@ def _belongs(run: _SeriesRun, series: _ComparableRuns) -> bool:
     if _measurement_method(run) != _measurement_method(series.first):
         return False
     comparison = compare_settings([series.first.facts], [run.facts])
-    return not comparison.differences and (
+    return not (comparison.differences or comparison.unstated_by_one_side) and (
         not comparison.unknown or series.first.record.spec is None
     )
 

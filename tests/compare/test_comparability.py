@@ -53,11 +53,20 @@ def test_each_setting_is_looked_at_by_itself(key: str):
 @pytest.mark.parametrize(
     "key", [key for key in COMPARED_SETTINGS if key not in ("lora", "recompute")]
 )
-def test_what_is_known_of_one_side_only_differs(key: str):
+def test_a_setting_that_one_side_states_is_assumed_equal(key: str):
     alike = compare_settings([FACTS], [changed(**{key: None})])
-    assert key in alike.keys
-    difference = next(d for d in alike.differences if d.key == key)
-    assert difference.candidate == "not known"
+    assert key in alike.unstated_by_candidate and alike.keys == ()
+    alike = compare_settings([FACTS, changed(**{key: None})], [FACTS])
+    assert key in alike.unstated_by_baseline and key in alike.unstated_by_one_side
+
+
+def test_an_unstated_setting_does_not_hide_a_contradiction():
+    silent, other = changed(global_batch=None), changed(global_batch=16)
+    alike = compare_settings([FACTS, silent], [other])
+    assert alike.keys == ("global_batch",)
+    assert compare_settings([changed(profiled=True)], [changed(profiled=None)]).keys == (
+        "profiled",
+    )
 
 
 def test_what_is_known_of_neither_is_told_apart():
@@ -146,6 +155,10 @@ def test_a_published_row_is_asked_for_no_more_than_it_states():
     assert compare_settings([states_more], [FACTS], published=True).keys == ("layout",)
     silent = row.model_copy(update={"dtype": None})
     assert compare_settings([silent], [FACTS], published=True).keys == ("dtype",)
+    unknown_dtype, unknown_layout = changed(dtype=None), changed(layout=None)
+    assert compare_settings([row], [unknown_dtype], published=True).keys == ("dtype",)
+    alike = compare_settings([row], [unknown_layout], published=True)
+    assert (alike.keys, alike.unstated_by_candidate) == ((), ("layout",))
 
 
 @pytest.mark.parametrize(

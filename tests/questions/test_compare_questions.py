@@ -140,15 +140,17 @@ def test_step_times_as_csv_are_a_run_and_several_with_a_column_of_files(logs: Pa
     assert judged["observed"] == "s.csv is 7.4% faster than ms.csv: 1.670 s vs 1.804 s."
 
 
-def test_a_setting_that_only_one_log_states_can_be_added(tmp_path: Path):
+def test_a_setting_that_only_one_log_states_is_assumed_equal_and_can_be_added(tmp_path: Path):
     write_log(tmp_path / "a.log", 1.67)
     (tmp_path / "b.csv").write_text("step_time_s\n" + "1.80\n1.81\n1.79\n" * 10)
-    refused = compare(tmp_path, "a.log", "b.csv", code=3)
-    assert "--global-batch" in refused["sentence"] and "--allow global_batch" in refused["sentence"]
-    assert "global_batch" in refused["differing_keys"]
-    batch = next(d["baseline"] for d in refused["differences"] if d["key"] == "global_batch")
-    added = compare(tmp_path, "a.log", "b.csv", "--global-batch", batch, code=3)
-    assert "global_batch" not in added["differing_keys"]
+    judged = compare(tmp_path, "a.log", "b.csv", code=4)
+    assert judged["observed"] == "b.csv is 7.8% slower than a.log: 1.800 s vs 1.670 s."
+    (line,) = (line for line in judged["why_low"] if "b.csv does not state it" in line)
+    assert line.endswith("global_batch; add it with --gpus, --seq-len, --global-batch")
+    assert "global_batch" in judged["unknown_keys"] and judged["differing_keys"] == []
+    added = compare(tmp_path, "a.log", "b.csv", "--global-batch", 64, code=3)
+    assert added["differing_keys"] == ["global_batch"]
+    assert "a.log and b.csv are not comparable: global_batch " in added["sentence"]
 
 
 @pytest.mark.parametrize(
