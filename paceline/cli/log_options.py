@@ -76,8 +76,7 @@ ConventionName = Annotated[
     str | None,
     _fact(
         "--convention",
-        help="FLOPs convention, or framework that uses it; default: the convention of the model, "
-        "else causal.",
+        help="FLOPs convention, or framework that uses it (default: causal).",
         show_default=False,
     ),
 ]

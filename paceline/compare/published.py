@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 from paceline.compare.comparability import ComparabilityReport, compare_settings
 from paceline.compare.sides import ComparedRun, ComparisonSide, metric_value
 from paceline.core.errors import UserError
-from paceline.core.flops import without_recompute
+from paceline.core.flops import CONVENTIONS, model_flops_per_token, without_recompute
 from paceline.core.printed import read_printed
-from paceline.core.result import AS_PRINTED, Metric, ReferenceComparison, WindowRecord
+from paceline.core.result import (
+    AS_PRINTED,
+    Metric,
+    ReferenceComparison,
+    WindowRecord,
+    finite_value,
+)
 from paceline.core.run import RunSettings
 from paceline.files import references
 from paceline.files.recipe import Recipe, load_recipe
@@ -79,6 +86,46 @@ def published_side(row: Row) -> ComparisonSide:
     )
 
 
+def in_convention_of(row: Row, side: ComparisonSide) -> ComparisonSide:
+    """Return the side with MFU and model FLOP/s in the FLOPs convention and peak of a row.
+
+    Runs that lack a setting, and rows that count recomputation, leave them as they are.
+    """
+    convention = row.convention
+    if convention not in CONVENTIONS:
+        return side
+    members = tuple(
+        _recount_flops(member, convention, row.peak_flops_per_s) for member in side.members
+    )
+    return replace(side, members=members)
+
+
+def _recount_flops(
+    run: ComparedRun, convention: str, peak_flops_per_s: float | None
+) -> ComparedRun:
+    rate, utilization = (run.metrics.get(name) for name in ("model_flops_per_s_per_device", "mfu"))
+    x, value = run.facts.flops_input, finite_value(rate)
+    if rate is None or rate.convention is None or x is None or value is None:
+        return run
+    if x.shape.conventions and convention not in x.shape.conventions:
+        return run
+    x = x.with_attended_share(finite_value(run.metrics.get("attended_share")))
+    ratio = model_flops_per_token(convention, x) / model_flops_per_token(rate.convention, x)
+    metrics = {"model_flops_per_s_per_device": _scaled(rate, ratio, convention)}
+    if utilization is not None and (share := finite_value(utilization)):
+        peak_ratio = value / share / peak_flops_per_s if peak_flops_per_s else 1.0
+        metrics["mfu"] = _scaled(utilization, ratio * peak_ratio, convention)
+    return replace(run, metrics={**run.metrics, **metrics})
+
+
+def _scaled(metric: Metric, factor: float, convention: str) -> Metric:
+    scaled = {
+        name: value and value * factor
+        for name, value in (("value", metric.value), ("low", metric.low), ("high", metric.high))
+    }
+    return metric.model_copy(update={**scaled, "convention": convention})
+
+
 def row_facts(row: Row) -> RunSettings:
     """Return the settings that a row's source states; the layout is None if no part is stated."""
     recipe = _recipe(row.recipe) if row.recipe else None
@@ -131,7 +178,10 @@ def _row_metrics(row: Row) -> dict[str, Metric]:
         "padded_tokens_per_s": (tokens_per_s, "tokens/s"),
         "tokens_per_s_per_device": (each, "tokens/s/device"),
     }
-    return {name: Metric(value=v, unit=unit, n=1) for name, (v, unit) in values.items() if v}
+    metrics = {name: Metric(value=v, unit=unit, n=1) for name, (v, unit) in values.items() if v}
+    if row.convention in CONVENTIONS and (mfu := row.figure("mfu")):
+        metrics["mfu"] = Metric(value=mfu, unit="fraction", n=1, convention=row.convention)
+    return metrics
 
 
 def _row_window(row: Row) -> WindowRecord:

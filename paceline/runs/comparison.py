@@ -10,7 +10,12 @@ from pathlib import Path
 from paceline.compare.comparability import COMPARED_SETTINGS, FIGURE_SETTINGS
 from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
-from paceline.compare.published import nearest_row, published_side, rows_with_step_time
+from paceline.compare.published import (
+    in_convention_of,
+    nearest_row,
+    published_side,
+    rows_with_step_time,
+)
 from paceline.compare.sides import ComparisonSide, Pair
 from paceline.compare.significance import MARGIN, MIN_REPEATS, RunVariation
 from paceline.core.errors import PacelineError, UserError, did_you_mean
@@ -64,8 +69,12 @@ def compare_with_reference(
     if not rows:
         raise UserError(f"--against {reference}", "has no row with a step time")
     facts = [member.facts for member in side.valid_runs or side.members]
-    row = published_side(nearest_row(rows, facts, options.allowed))
+    nearest = nearest_row(rows, facts, options.allowed)
+    row, side = published_side(nearest), in_convention_of(nearest, side)
     comparison = _judge(row, side, options, machine_scatter(root, Pair(row, side)))
+    if "mfu" in row.members[0].metrics and any(side.metric("mfu")):
+        note = f"MFU is counted in {nearest.convention}, the FLOPs convention of {nearest.id}"
+        comparison = comparison.model_copy(update={"notes": (*comparison.notes, note)})
     if reference != BEST_REFERENCE or _rows_of_recipe(side):
         return comparison
     note = "no published row is known for the recipe; the most similar row was used"

@@ -302,3 +302,12 @@ def test_every_batch_of_a_ramp_up_must_suit_the_pipeline():
     assert native.unsupported(ramped(*small)) == []
     (problem,) = native.unsupported(ramped(*small, "vp=2"))
     assert problem.startswith("while the batch ramps up: 7 micro-batches a step cannot be split")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_and_variant_counts_flops_in_the_default_convention(name: str):
+    """Models without a causal mask have one convention only."""
+    for variant in (None, *load_recipe(name).variants):
+        recipe = load_recipe(name, variant)
+        allowed = recipe.model.conventions
+        assert recipe.flops_convention == (allowed[0] if allowed else "causal")

@@ -82,12 +82,28 @@ def test_is_another_vendor_faster():
 
 
 def test_what_would_fp8_give():
-    options = ("--gpu", "H100", "--gpus", 64, "--json")
-    times = [
-        json.loads(answer("estimate", "llama31-8b", "--dtype", dtype, *options))["step_time_s"]
-        for dtype in ("bf16", "fp8")
-    ]
-    assert times[1] < times[0]
+    options = ("--gpu", "H100", "--gpus", 64, "--compare")
+    text = answer("estimate", "llama31-8b", *options, "dtype=fp8")
+    assert "64 x H100-SXM, fp8 compared with 64 x H100-SXM, bf16: tokens/s x1." in text
+    result = json.loads(answer("estimate", "llama31-8b", *options, "dtype=fp8", "--json"))
+    bf16, fp8 = result["scenarios"]
+    assert (bf16["dtype"], fp8["dtype"]) == ("bf16", "fp8")
+    assert fp8["step_time_s"] < bf16["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "shown"),
+    [
+        ("tp=4", "64 x H100-SXM, dp 8 tp 4 cp 2 "),
+        ("seq-len=4k", "64 x H100-SXM, seq 4,096 compared with 64 x H100-SXM, seq 8,192"),
+        ("gpu=B200,gpus=32,dtype=fp8", "32 x B200 compared with 64 x H100-SXM"),
+        ("layout.micro_batch=2", "micro-batch 2 compared with"),
+        ("variant=fp8", "64 x H100-SXM, fp8 compared with"),
+    ],
+)
+def test_scenarios_take_the_names_of_options(scenario: str, shown: str):
+    options = ("--gpu", "H100", "--gpus", 64, "--compare", scenario)
+    assert shown in answer("estimate", "llama31-8b", *options)
 
 
 def test_which_layout_is_best_on_64_h100():
@@ -104,6 +120,23 @@ def test_what_do_failures_and_checkpoints_cost():
 
 
 def test_is_my_log_as_fast_as_the_published_figure(here: Path):
+    """Step time and MFU of one row, the MFU in the FLOPs convention in which it was published."""
+    (here / "seventy.log").write_text(megatron_log([14.72 + noise for noise in NOISE_S] * 6))
+    settings = ("--model", "llama31-70b", "--gpu", "H100-SXM", "--gpus", 64, "--dtype", "bf16")
+    options = ("--against", "nvidia-llama31", *settings, "--seq-len", "8k")
+    result = json.loads(answer("compare", "seventy.log", *options, "--json", cwd=here, code=4))
+    assert result["baseline"]["name"] == "llama31-70b-bf16-64"
+    assert "14.72 s vs 14.72 s" in result["observed"] and result["differing_keys"] == []
+    assert (
+        "MFU is counted in full-attention, the FLOPs convention of llama31-70b-bf16-64"
+        in (result["notes"])
+    )
+    mfu = next(metric for metric in result["metrics"] if metric["metric"] == "mfu")
+    assert mfu["baseline"]["value"] == 0.541
+    assert mfu["candidate"]["value"] == pytest.approx(0.541, abs=1e-3)
+
+
+def test_a_log_of_other_work_is_not_comparable_with_a_published_figure(here: Path):
     options = ("--against", "nvidia-llama31", *LOG_OPTIONS)
     text = answer("compare", "train.log", *options, cwd=here, code=3)
     assert "not comparable" in text and "num_devices" in text

@@ -38,7 +38,7 @@ def test_the_first_lines_say_what_was_run_and_how_fast(document):
     lines = list(log_lines(document))
     assert "8 x H100-SXM · bf16 · seq 8,192 · global batch 8 sequences" in lines[0]
     assert "s per step" in lines[1] and "30 steady steps (0-29)" in lines[1]
-    assert "tokens/s" in lines[2] and "(full-attention)" in lines[2]
+    assert "tokens/s" in lines[2] and "(causal)" in lines[2]
 
 
 def test_what_cannot_be_told_says_what_is_missing(tmp_path: Path):
