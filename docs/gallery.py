@@ -55,14 +55,14 @@ PICTURES = (
     Picture(
         "run",
         "One run",
-        "A real training on the machine that made the gallery.",
+        "A training on two CPU cores.",
         (f"run tiny-llama {BATCHES} --devices 2 --set steps=60",),
         "runs/*tiny-llama-dp2*/report.html",
     ),
     Picture(
         "compare",
         "Two sides compared",
-        "Five runs of a real training without activation checkpointing and five with it, in turns.",
+        "Five runs without activation checkpointing and five with it, in turns.",
         (
             f"run tiny-gpt {BATCHES} --devices 1 --set steps=40 --repeat 5 --group recompute "
             "--interleave layout.recompute=none layout.recompute=full",
@@ -73,14 +73,14 @@ PICTURES = (
     Picture(
         "history",
         "A recipe over time",
-        "The same ten runs in the order of their time.",
+        "The same ten runs.",
         ("runs history tiny-gpt --html history.html",),
         "history.html",
     ),
     Picture(
         "profile",
         "Where a step's time goes",
-        "A real training under PyTorch's profiler, with its MFU waterfall.",
+        "PyTorch's profiler, with the MFU waterfall.",
         (f"probe profile tiny-llama {BATCHES} --devices 2 --charts charts --html profile.html",),
         "profile.html",
         "charts/waterfall.svg",
@@ -88,8 +88,7 @@ PICTURES = (
     Picture(
         "explain",
         "Why a run is slow",
-        "Two real trainings. To save memory the second works in small pieces, "
-        "and it saves every other step.",
+        "The second run uses small micro-batches, recomputation and frequent checkpoints.",
         (
             f"run tiny-llama {BATCHES} --devices 2 --set steps=30 "
             "--set layout.micro_batch=32 --tag before",
@@ -103,7 +102,7 @@ PICTURES = (
     Picture(
         "goodput",
         "What a training's time went to",
-        "A real training in two attempts: the second resumes from the first one's checkpoint.",
+        "Two attempts: the second resumes from the first one's checkpoint.",
         (
             f"run tiny-llama {BATCHES} --devices 2 --set steps=25 --set checkpoint.every=10 "
             "--tag first",
@@ -116,21 +115,21 @@ PICTURES = (
     Picture(
         "watch",
         "One moment of a run",
-        "The last of these runs as `runs watch` shows it; of one in progress it says what is left.",
+        "The last of these runs.",
         ("runs watch second --once --html watch.html",),
         "watch.html",
     ),
     Picture(
         "sweep",
         "Layouts compared",
-        "Real runs again, each predicted before it ran.",
+        "Each was predicted before it ran.",
         (f"sweep tiny-gpt {SMALL} --devices 2 --set steps=20 --tp 1,2 --mbs 2,4 --name layouts",),
         "runs/layouts/report.html",
     ),
     Picture(
         "estimate",
         "An estimate, compared with another scenario",
-        "Nothing ran: formulas with coefficients that are fitted to published step times.",
+        "Nothing ran.",
         (
             "estimate llama31-70b --device H100 --gpus 1024 --price 2.5 "
             "--compare device=B200,gpus=512,price=4 --html estimate.html",
@@ -147,7 +146,7 @@ PICTURES = (
     Picture(
         "mlperf",
         "Scores compared with published results",
-        "Logs that the tests make up, no measurement; the dots are published results.",
+        "Made-up logs; the dots are published results.",
         (
             "mlperf compare made-up-logs/eight made-up-logs/sixty-four --gpus 8 --gpus 64 "
             "--accelerator GB200 --plot mlperf.html",

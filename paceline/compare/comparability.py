@@ -110,7 +110,7 @@ def compare_settings(
     """Compare the settings of all runs of both sides.
 
     Only contradicting settings count as differences, except with a `published` baseline: the
-    settings that define the work must be known_settings on both sides. Other settings that its source does
+    settings that define the work must be known on both sides. Other settings that its source does
     not state are not compared. If `num_devices` is in `allowed`, batches count as equal when either
     the global batch or the batch per device is equal.
     """
