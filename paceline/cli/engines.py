@@ -114,6 +114,8 @@ def _row(name: str) -> dict[str, Any]:
         state, remedy = "missing", f"start Paceline where {', '.join(lacking)} is"
     elif environment:
         state, remedy = "installed", ""
+    elif engine_needs.outside:
+        state, remedy = "not checked", ""
     elif not absent:
         state, remedy = "here", ""
     else:

@@ -293,7 +293,8 @@ def single_run_verdict(
     to the reference, and the number of runs needed.
     """
     if status != "ok" or window is None:
-        return RunVerdict(kind="invalid", sentence=f"Not judged: {reason or status}.")
+        why = reason or ("too few steps for a steady window" if status == "ok" else status)
+        return RunVerdict(kind="invalid", sentence=f"Not judged: {why}.")
     comparable = [c for c in comparisons if c.comparable and c.ratio is not None]
     if not comparable:
         why = next((c.why_not for c in comparisons if c.why_not), None)

@@ -16,6 +16,14 @@ def printable(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ANSI.sub("", text.replace("\r\n", "\n")))
 
 
+def shorten(text: str, limit: int) -> str:
+    """Return `text`, or its beginning up to a whole word and `...` if it is longer than `limit`."""
+    if len(text) <= limit:
+        return text
+    start, space, _ = text[:limit].rpartition(" ")
+    return f"{start if space else text[:limit]} ..."
+
+
 def one_line(text: str) -> str:
     """Return `printable(text)` on one line."""
     return " ".join(printable(text).splitlines())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import log10
+from statistics import median
 
 import numpy as np
 
@@ -308,18 +310,34 @@ def _printed_figures(run: TimedRun, reported_values: dict[str, float]) -> list[P
             computed,
             unit,
             SPARSE if unit == "fraction" else None,
-            _rounding(run.window, column) if column else None,
+            _rounding(run, column) if column else None,
         )
         for figure, computed, unit, column in rows
         if reported_values.get(figure) and computed
     ]
 
 
-def _rounding(window: Steps, column: str) -> float | None:
-    """Return half the last digit of a printed column, relative, from the value with most digits."""
-    values = window[column][:MAX_DIGIT_LINES]
-    positive = values[np.isfinite(values) & (values > 0)].tolist()
-    return min((last_digit(_plain(value)) for value in positive), default=None)
+def _rounding(run: TimedRun, column: str) -> float | None:
+    """Return half the last digit of a printed column and of the step times, relative to both.
+
+    A column may have a fixed number of decimals or of significant digits. Zeros at the end of a
+    number are unknown, so the digits are those of the value with the most. The coarser of both
+    readings counts, at the median of the column.
+    """
+    values = run.window[column][:MAX_DIGIT_LINES]
+    positive = list(map(_plain, values[np.isfinite(values) & (values > 0)].tolist()))
+    if not positive:
+        return None
+    typical = median(positive)
+    by_decimals = min(last_digit(value) * value for value in positive) / typical
+    by_digits = min(last_digit(value) * _mantissa(value) for value in positive)
+    rounding = max(by_decimals, by_digits / _mantissa(typical))
+    return rounding + run.resolution_s / 2 / run.typical_step_s
+
+
+def _mantissa(value: float) -> float:
+    """Return the mantissa of a positive number, from 1 up to 10."""
+    return 10 ** (log10(value) % 1)
 
 
 def _warnings(

@@ -42,7 +42,7 @@ class HostPlacement:
             return self.launcher
         if self.allocation or (self.wants_nodes and "SLURM_JOB_ID" in environment):
             return "slurm"
-        if self.hosts:
+        if self.hosts and default == "local":
             return "ssh"
         if self.wants_nodes and default == "local" and shutil.which("sbatch"):
             return "slurm"

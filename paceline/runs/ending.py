@@ -18,13 +18,17 @@ from pathlib import Path
 from signal import Signals
 
 from paceline.core.result import Status
+from paceline.core.text import shorten
 from paceline.files.documents import open_regular, read_lines
 from paceline.files.events import Cause, EndEvent, RankLog, read_rank
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, STEPS_FOLDER
 from paceline.machines import JobEnd
+from paceline.machines.slurm.foreign import job_outputs
 
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
+MAX_ERROR = 300
+"""Maximum number of characters of a line that is quoted as the reason."""
 STOPPED: tuple[Cause, ...] = ("no_progress", "waiting")
 """Causes for which a rank's watchdog ends it."""
 NOT_RUNNING = "its watchdog could not run (the GIL was not released, or the process was stopped)"
@@ -148,8 +152,8 @@ def log_tail(folder: Path, rank: int | None = None, on_request: bool = False) ->
     """Return the last lines of a log without stack frames.
 
     The log is that of `rank` if it printed anything, else of the first rank with an error, else of
-    the launcher, else of the Slurm batch script. `on_request` drops the launcher's lines about the
-    signal that ended a cancelled run.
+    the launcher, else of the agent of a host, of the programs of a batch script, or of that script.
+    `on_request` drops the launcher's lines about the signal that ended a cancelled run.
     """
     files = dict(_rank_files(folder / LOGS_FOLDER, "log"))
     if rank in files and (tail := _tail(files[rank])):
@@ -160,8 +164,10 @@ def log_tail(folder: Path, rank: int | None = None, on_request: bool = False) ->
         tails = [[line for line in tail if not _OWN_SIGNAL.match(line)] for tail in tails]
     tails = [tail for tail in tails if tail]
     with_error = [tail for tail in tails if last_error(tail)]
-    batch = sorted(folder.glob("slurm-*.log"), key=lambda path: path.stat().st_mtime)
-    return (with_error or tails[-1:] or [_tail(path) for path in batch[-1:]] or [[]])[0]
+    agents = sorted((folder / LOGS_FOLDER).glob("host-*.log"))
+    outputs = [tail for path in (*job_outputs(folder), *agents) if (tail := _tail(path))]
+    outputs_with_error = [tail for tail in outputs if last_error(tail)]
+    return (with_error or tails[-1:] or outputs_with_error or outputs[-1:] or [[]])[0]
 
 
 def stacks(folder: Path) -> dict[str, str]:
@@ -321,7 +327,7 @@ def _rank_files(folder: Path, suffix: str) -> Iterator[tuple[int, Path]]:
 def last_error(tail: Sequence[str]) -> str | None:
     """Return the last line with an error; None if there is none."""
     errors = [line.strip() for line in tail if "Error" in line or "error:" in line.lower()]
-    return errors[-1][:300] if errors else None
+    return shorten(errors[-1], MAX_ERROR) if errors else None
 
 
 def _tail(path: Path) -> list[str]:

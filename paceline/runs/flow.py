@@ -25,7 +25,7 @@ from paceline.core.run_report import RunReport
 from paceline.core.secrets import redacted_words
 from paceline.core.steps import FLOATS, Step, Steps
 from paceline.core.units import pluralize, si
-from paceline.engines import engine, last_step
+from paceline.engines import ends_at_target, engine, last_step
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import (
     REPORT_FILE,
@@ -58,6 +58,8 @@ from paceline.runs.step_follower import JobHeartbeat, make_follower
 POLL_S = 0.2
 STEPS_AT_ONCE = 10_000
 """Number of steps that are formatted at a time, which bounds the memory use."""
+START_SILENCE_S = 3600.0
+"""Maximum silence of another framework before its first step, which may compile for long."""
 TEARDOWN_LIMIT_S = 60.0
 """Maximum time for a launcher to end after the first rank has finished all its steps."""
 AFTER_FAILURE_S = 5.0
@@ -345,7 +347,7 @@ def _watch(
     steps = make_follower(folder, spec.engine)
     heartbeat = JobHeartbeat(folder, spec.hang_limit_s)
     finished_at: float | None = None
-    phase = ""
+    phase, has_steps = "", False
     while True:
         if is_cancelled():
             raise KeyboardInterrupt
@@ -354,6 +356,7 @@ def _watch(
             phase = job.phase
             watch(Progress(phase))
         for step in steps.new_steps():
+            has_steps = True
             watch(_progress(spec, step))
         if code is not None:
             job.sweep()
@@ -364,7 +367,7 @@ def _watch(
         heartbeat.check()
         if heartbeat.failed_s > AFTER_FAILURE_S:
             return job.stop(), None
-        if heartbeat.silent_s > heartbeat.limit_s:
+        if heartbeat.silent_s > _silence_limit_s(spec, heartbeat, has_steps):
             silence = f"no rank showed activity for {heartbeat.silent_s:.0f} s"
             return job.stop(), Ending("failed", silence)
         if steps.finished:
@@ -374,10 +377,24 @@ def _watch(
         time.sleep(POLL_S)
 
 
+def _silence_limit_s(spec: RunSpec, heartbeat: JobHeartbeat, has_steps: bool) -> float:
+    """Return the silence that ends a run, longer before the first step of another program.
+
+    Such a program may compile for half an hour without a line. The native trainer writes all the
+    time. A `hang_limit_s` other than the default applies from the start.
+    """
+    is_default = spec.hang_limit_s == RunSpec.model_fields["hang_limit_s"].default
+    waits = spec.engine != NATIVE and not has_steps and is_default
+    return max(heartbeat.limit_s, START_SILENCE_S) if waits else heartbeat.limit_s
+
+
 def _progress(spec: RunSpec, step: Step) -> Progress:
     batch = int(step.global_batch or spec.training.global_batch)
+    evaluation = spec.training.evaluation
+    stops_early = ends_at_target(spec) or bool(evaluation and evaluation.target)
+    total_steps = 0 if stops_early else last_step(spec) or 0
     tokens = 0 if spec.bare else batch * spec.training.seq_len
-    return Progress("training", step, last_step(spec) or 0, tokens)
+    return Progress("training", step, total_steps, tokens)
 
 
 def _with_ending(record: RunRecord, ending: Ending, code: int | None, folder: Path) -> RunRecord:

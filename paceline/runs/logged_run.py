@@ -20,6 +20,7 @@ from paceline.core.result import Result, Status
 from paceline.core.run import RunSettings, RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
+from paceline.core.text import shorten
 from paceline.core.units import all_steps_done, pluralize
 from paceline.core.window import stretch_around
 from paceline.engines import ends_at_target, last_step, log_formats
@@ -43,6 +44,7 @@ from paceline.machines import JobEnd
 from paceline.machines.slurm.foreign import submitted_logs
 from paceline.report.logs import disagreement_text
 from paceline.runs.ending import (
+    MAX_ERROR,
     TAIL_BYTES,
     EndEvidence,
     Ending,
@@ -156,7 +158,6 @@ NATIVE = "native"
 FAILED_STATUSES = ("oom", "nan", "truncated")
 LAST_BYTES = 1 << 16
 """Bytes at the end of a rank's log that are searched for its error."""
-MAX_LINE = 300
 NO_STEPS = (
     "no log of the run has a step line of a known log format, and no rank wrote event lines; "
     "`paceline.steplog` records the steps of any training loop"
@@ -287,7 +288,7 @@ def _out_of_memory(folder: Path) -> str | None:
     """Return the out-of-memory line of any rank; often another rank prints the steps."""
     tails = (file_text(path, LAST_BYTES).encode() for path in log_files(folder))
     line = next(filter(None, map(out_of_memory_line, tails)), None)
-    return line[:MAX_LINE] if line else None
+    return shorten(line, MAX_ERROR) if line else None
 
 
 def _with_started_ranks(evidence: EndEvidence, folder: Path, spec: RunSpec) -> EndEvidence:

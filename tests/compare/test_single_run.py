@@ -69,3 +69,8 @@ def test_how_far_a_reference_was_rounded_is_told():
 def test_much_faster_than_published_is_too_good(ratio: float, doubted: bool):
     verdict = single_run_verdict("ok", None, WINDOW, (printed(ratio),))
     assert ("suspiciously fast" in verdict.sentence) == doubted
+
+
+def test_a_run_without_a_steady_window_is_told_so() -> None:
+    verdict = single_run_verdict("ok", None, None, ())
+    assert verdict.sentence == "Not judged: too few steps for a steady window."

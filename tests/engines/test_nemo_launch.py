@@ -303,6 +303,7 @@ def test_the_list_of_engines_says_what_is_not_here(tmp_path: Path) -> None:
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert rows["nemo"]["state"] == "missing" and "sbatch" in rows["nemo"]["remedy"]
     assert "Pyxis" in rows["mlperf"]["requires"][0]
+    assert rows["megatron_bridge"]["state"] == "not checked", "its checkout is a setting of a run"
 
 
 SRUN = '#!/bin/bash\nprintf "%s\\0" "$@" >"$RESULT_DIR/words"\n'

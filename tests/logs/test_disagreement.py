@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +15,7 @@ from paceline.core.flops import flops_per_token, hardware_flops_per_token
 from paceline.core.layout import Layout
 from paceline.core.run import RunSettings
 from paceline.files.recipe import load_recipe
+from paceline.logs import figures
 from paceline.logs.disagreement import UNKNOWN, PrintedFigure, find_disagreements, likely_cause
 
 
@@ -48,6 +52,23 @@ def test_rounding_is_that_of_the_column_not_of_a_figure_that_happens_to_be_round
     assert find_disagreements(facts(), [round_one]) == ()
     (disagreement,) = find_disagreements(facts(), [replace(round_one, rounding=1e-5)])
     assert disagreement.printed == 4e14
+
+
+@pytest.mark.parametrize(
+    ("printed", "resolution_s", "expected"),
+    [
+        ([0.1, 0.2, 0.1], 0.0, 0.5),  # one decimal
+        ([9.9, 12.0, 11.0], 0.0, 0.5 / 11),  # two digits
+        ([123.4, 1.5, 1.5], 0.0, 0.05 / 1.5),  # one decimal
+        ([5690.4, 5691.2], 0.02, 0.05 / 5690.8 + 0.005),  # and step times of 2 s to 0.02 s
+    ],
+)
+def test_the_rounding_of_a_column_is_that_of_its_usual_value(
+    printed: list[float], resolution_s: float, expected: float
+) -> None:
+    window = {"mfu": np.array(printed)}
+    run: Any = SimpleNamespace(window=window, typical_step_s=2.0, resolution_s=resolution_s)
+    assert figures._rounding(run, "mfu") == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_disagreement_carries_both_figures_and_their_ratio():

@@ -48,6 +48,12 @@ def test_the_launcher_is_picked_by_what_is_there(
     assert where.kind(environment) == kind
 
 
+def test_hosts_keep_the_launcher_of_the_cluster_file() -> None:
+    cluster = CLUSTER.model_copy(update={"launcher": "slurm"})
+    placed = with_placement(cluster, HostPlacement(TWO))
+    assert placed.launcher == "slurm" and len(placed.hosts) == 2
+
+
 def test_slurm_settings_that_are_unset_come_from_the_users_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

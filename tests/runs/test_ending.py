@@ -251,6 +251,19 @@ def test_what_slurms_script_said_counts_where_nothing_was_started(tmp_path: Path
     assert log_tail(tmp_path) == ["srun: error: task 0: Exited with exit code 1"]
 
 
+def test_the_agent_of_a_host_counts_where_no_rank_printed(tmp_path: Path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "host-0001.log").write_text("OSError: no space left\n")
+    assert log_tail(tmp_path) == ["OSError: no space left"]
+
+
+def test_a_long_reason_ends_at_a_whole_word(tmp_path: Path):
+    line = "ValueError: " + "word " * 100
+    folder = folder_with(tmp_path, rank_00000_log=f"{line}\n")
+    reason = find_ending(read_evidence(folder, 1, 1, oom_killed=False)).reason
+    assert reason is not None and reason.endswith(" word ...") and len(reason) <= 304
+
+
 def test_stacks_are_those_that_say_something(tmp_path: Path):
     folder = folder_with(
         tmp_path,

@@ -10,9 +10,10 @@ import pytest
 
 from benchmarks.follow_ranks import make_ranks
 from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER
-from paceline.runs import step_follower
+from paceline.runs import flow, step_follower
 from paceline.runs.step_follower import CHECK_PERIOD_S, MIN_FILES, JobHeartbeat
 from paceline.trainer.measure.event_log import EventLog
+from tests.example import make_spec
 
 LIMIT_S = 60.0
 
@@ -50,6 +51,15 @@ def test_each_look_is_at_few_files_and_a_round_at_all(tmp_path: Path, stats: lis
 
     assert len({path for path in stats if "rank-" in path}) == 6000
     assert len(stats) / 15 < 760
+
+
+def test_another_program_may_be_silent_for_an_hour_before_its_first_step(tmp_path: Path):
+    heartbeat, spec = JobHeartbeat(tmp_path, 300.0), make_spec(engine="nemo")
+    assert flow._silence_limit_s(spec, heartbeat, False) == 3600
+    assert flow._silence_limit_s(spec, heartbeat, True) == 600
+    assert flow._silence_limit_s(make_spec(), heartbeat, False) == 600, "the native trainer"
+    chosen = make_spec(engine="nemo", hang_limit_s=60)
+    assert flow._silence_limit_s(chosen, JobHeartbeat(tmp_path, 60.0), False) == 120
 
 
 def test_one_live_rank_among_many_is_found_before_all_are_taken_as_silent(tmp_path: Path):

@@ -11,6 +11,7 @@ from paceline import engines
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.run_report import RunReport
+from paceline.core.steps import Step
 from paceline.core.training import RampUp, Training
 from paceline.files.documents import read_json
 from paceline.files.recipe import load_recipe
@@ -127,6 +128,7 @@ def test_steps_come_from_the_log_and_every_process_has_one_of_its_own(
     result = (report := run()).result
     assert result.status == "ok" and result.reason is None
     assert (result.steps_done, result.steps_requested) == (20, 20)
+    assert not any("without an end marker" in warning for warning in result.warnings), "exit 0"
     assert result.metrics["step_time_s"].value == pytest.approx(0.101)
     assert result.metrics["tokens_per_s"].value == pytest.approx(8 * 32 / 0.101)
     logs = sorted((Path(report.folder) / "logs").glob("rank-*.log"))
@@ -134,6 +136,12 @@ def test_steps_come_from_the_log_and_every_process_has_one_of_its_own(
     assert first_lines == [f"argv {n} of 2 {{other}} env {n} None" for n in range(2)]
     assert read_json(Path(report.folder) / "result.json")["status"] == "ok"
     assert evaluate(Path(report.folder)).result == result
+
+
+def test_a_run_that_ends_at_a_target_has_no_time_left() -> None:
+    step = Step(3, 2.0, None)
+    assert flow._progress(make_spec(engine="mlperf"), step).total_steps == 0
+    assert flow._progress(make_spec(), step).total_steps == make_spec().training.steps
 
 
 @pytest.mark.parametrize("start", [4, None])

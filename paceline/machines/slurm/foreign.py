@@ -103,6 +103,27 @@ def submitted_logs(folder: Path) -> list[Path]:
     return [*logs, *sorted(folder.glob(OUTPUT_PATTERN))]
 
 
+def job_outputs(folder: Path) -> list[Path]:
+    """Return the files with output of a batch job in a run folder, programs before its script.
+
+    A script may redirect the errors of its programs from a log `x.out` to `x.err`.
+    """
+    logs = submitted_logs(folder)
+    outputs = sorted(folder.glob(OUTPUT_PATTERN), key=lambda path: path.stat().st_mtime)
+    try:
+        patterns = read_value(folder / RECORD_FILE, SubmittedScript).logs
+    except UserError:
+        return outputs
+    errors = {
+        path
+        for pattern in patterns
+        if pattern.endswith(".out")
+        for path in folder.glob(f"{pattern.removesuffix('.out')}.err")
+    }
+    programs = [path for path in logs if path not in outputs]
+    return [*programs, *sorted(errors), *outputs]
+
+
 def keep_linked_logs(folder: Path) -> None:
     """Replace a link to a folder with logs of the ended job by copies of these logs.
 

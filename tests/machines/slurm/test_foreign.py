@@ -15,7 +15,8 @@ from paceline.core.job import BatchScript, Job
 from paceline.machines import slurm
 from paceline.machines.slurm import ArraySubmitter
 from paceline.machines.slurm.batch import BatchRun
-from paceline.machines.slurm.foreign import keep_linked_logs, submitted_logs
+from paceline.machines.slurm.foreign import job_outputs, keep_linked_logs, submitted_logs
+from paceline.runs.ending import log_tail
 from tests.machines.slurm.fake_slurm import put
 from tests.machines.slurm.test_script import make_job
 
@@ -87,6 +88,20 @@ def test_its_logs_are_found_by_their_patterns_before_what_it_printed(
     (folder / "slurm-17.log").touch()
     names = [path.name for path in submitted_logs(folder)]
     assert names == ["25_1.log", "25_2.log", "slurm-17.log"]
+
+
+def test_errors_next_to_a_log_come_before_the_output_of_the_script(
+    tmp_path: Path, script: Path, seen: Path
+) -> None:
+    folder = tmp_path / "run"
+    (folder / "results").mkdir(parents=True)
+    slurm.prepare(replace(foreign(script), logs=("results/log-*.out",)), folder)
+    for name in ("results/log-7.out", "results/log-7.err", "slurm-17.log"):
+        (folder / name).touch()
+    assert [path.name for path in job_outputs(folder)] == ["log-7.out", "log-7.err", "slurm-17.log"]
+    (folder / "results" / "log-7.err").write_text("ValueError: num_layers (126)\n")
+    (folder / "slurm-17.log").write_text("srun: error: task 3: Exited with exit code 1\n")
+    assert log_tail(folder) == ["ValueError: num_layers (126)"]
 
 
 @pytest.mark.parametrize("pattern", ["../*.log", "/etc/host*", "a/../../*"])
