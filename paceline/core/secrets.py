@@ -11,8 +11,18 @@ from paceline.core.text import printable
 
 REDACTED = "(redacted)"
 
-SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH|JWT|COOKIE|_PWD$|_PAT$", re.IGNORECASE)
-"""Names of variables whose values are not written to files, arguments or reports."""
+_SECRET_NAME = re.compile(
+    r"(?:TOKENS?|(?<!MON)(?<!TUR)(?<!HOT)KEYS?|SECRETS?|(?<!BY)(?<!COM)PASS(?:W(?:OR)?D|PHRASE|CODE)?S?|"
+    r"CRED(?:ENTIAL)?S?|AUTH(?:ORIZATION)?|JWT|COOKIES?|BEARER|WEBHOOK|_PWD|_PW|_PAT|_SAS)(?![A-Z])",
+    re.IGNORECASE,
+)
+"""Words in the names of variables with secrets. A letter behind one makes another word: the names
+TOKENIZERS_PARALLELISM, NUM_PASSES, KEYBOARD and AUTHOR have no secret."""
+_FILE_NAME = re.compile(r"_(?:FILE|PATH|DIR|HOME|SOCK)$", re.IGNORECASE)
+"""Names of variables that hold the place of a secret. The place itself is not one."""
+_SWITCH = re.compile(r"|0|1|true|false|none|null|yes|no|on|off|default|auto", re.IGNORECASE)
+_AMOUNT = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+|[kmbt])?", re.IGNORECASE)
+"""Number with an optional unit, such as 4096, 4.8e11 and 15T."""
 _NUMBER = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?", re.IGNORECASE)
 SHORTEST_VALUE = 6
 """Minimum length of a secret value to search for. Shorter values occur in any text."""
@@ -95,7 +105,19 @@ _BEGINNING = re.compile(
 
 def is_secret(name: str, value: str) -> bool:
     """Return whether a variable must be kept out of files, arguments and reports."""
-    return bool(SECRET_NAME.search(name)) or has_secret(value)
+    return has_secret_name(name, value) or has_secret(value)
+
+
+def has_secret_name(name: str, value: str) -> bool:
+    """Return whether a variable's name says that its value is a secret.
+
+    Switches, places of files, and amounts such as MAX_TOKENS=4096 are not secrets.
+    """
+    if not _SECRET_NAME.search(name) or _SWITCH.fullmatch(value):
+        return False
+    is_place = _FILE_NAME.search(name) and value.startswith(("/", "~", "."))
+    is_amount = not _OPENS.search(name) and _AMOUNT.fullmatch(value)
+    return not (is_place or is_amount)
 
 
 def is_number(text: str) -> bool:
@@ -134,8 +156,7 @@ def _values(environment: frozenset[tuple[str, str]]) -> tuple[tuple[str, re.Patt
     values = {
         value
         for name, value in environment
-        if SECRET_NAME.search(name)
-        and (_OPENS.search(name) or not is_number(value))
+        if has_secret_name(name, value)
         and len(value) >= SHORTEST_VALUE
         and not _PLAIN_VALUE.fullmatch(value)
         and not (value.isalpha() and len(value) < LONG_WORD)

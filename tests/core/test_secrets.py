@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.core.secrets import REDACTED, has_secret, is_secret, redact
 
@@ -133,6 +135,85 @@ def test_values_of_secret_variables_are_left_out_of_every_text(name: str, value:
 )
 def test_values_that_are_in_every_text_are_not_searched_for(name: str, value: str):
     assert redact(f"the value is {value} indeed", {name: value}) == f"the value is {value} indeed"
+
+
+SECRET_WORDS = (
+    "TOKEN",
+    "KEY",
+    "SECRET",
+    "PASSWORD",
+    "PASSWD",
+    "PASS",
+    "CREDENTIALS",
+    "AUTH",
+    "JWT",
+)
+OTHER_WORDS = (
+    *("TOKENIZER", "TOKENIZERS", "DETOKENIZE", "PARALLELISM", "KEYBOARD", "MONKEY", "HOTKEY"),
+    *(
+        "BYPASS",
+        "COMPASS",
+        "PASSES",
+        "PASSIVE",
+        "AUTHOR",
+        "AUTHORITY",
+        "CREDIT",
+        "SECRETARY",
+        "COOKIECUTTER",
+    ),
+    *("NCCL", "MODEL", "NUM", "HF", "PATH", "LAUNCH"),
+)
+VALUES = st.text("abcdefghijklmnop", min_size=12)
+
+
+@given(st.lists(st.sampled_from(OTHER_WORDS), min_size=1, max_size=4), VALUES, st.booleans())
+def test_a_word_that_only_contains_the_name_of_a_secret_is_none(
+    words: list[str], value: str, small: bool
+) -> None:
+    name = "_".join(words)
+    assert not is_secret(name.lower() if small else name, value)
+
+
+@given(
+    st.lists(st.sampled_from(OTHER_WORDS), max_size=2),
+    st.sampled_from(SECRET_WORDS),
+    st.sampled_from(("", "_2", "_ID", "_BASE64")),
+    VALUES,
+    st.booleans(),
+)
+def test_a_name_with_the_word_of_a_secret_is_one(
+    words: list[str], word: str, end: str, value: str, small: bool
+) -> None:
+    name = "_".join([*words, word]) + end
+    assert is_secret(name.lower() if small else name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("TOKENIZERS_PARALLELISM", "False", False),
+        ("TOKENIZER_MODEL", "/models/llama3/tokenizer.json", False),
+        ("MAX_TOKENS", "4096", False),
+        ("MAX_TOKENS", "8k", False),
+        ("IMAGE_MAX_TOKEN_NUM", "16384", False),
+        ("XAUTHORITY", "/root/.Xauthority", False),
+        ("SSH_AUTH_SOCK", "/tmp/agent.12", False),
+        ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", False),
+        ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1", False),
+        ("USE_AUTH", "true", False),
+        ("HF_TOKEN", "", False),
+        ("HFTOKEN", "plainword", True),
+        ("WANDB_APIKEY", "plainword", True),
+        ("APIKEYS", "plainword", True),
+        ("DB_PASS", "123456", True),
+        ("SLACK_WEBHOOK", "T0/B0/plainword", True),
+        ("STORAGE_SAS", "plainword", True),
+        ("REDIS_PW", "plainword", True),
+        ("SECRET_FILE", "plainword", True),
+    ],
+)
+def test_variables_of_real_programs(name: str, value: str, secret: bool) -> None:
+    assert is_secret(name, value) is secret
 
 
 def test_the_longest_of_two_values_goes_first_and_parts_of_words_stay():

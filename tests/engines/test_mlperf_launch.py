@@ -209,6 +209,16 @@ def test_a_run_follows_its_config_and_lists_what_differs_from_the_recipe(tmp_pat
     assert planned(tmp_path / "same").differences == ()
 
 
+def test_every_variable_of_the_config_is_in_the_script_and_the_record(tmp_path: Path) -> None:
+    lines = ("TOKENIZERS_PARALLELISM=False", "MAX_TOKENS=4096", "WANDB_API_KEY=plainword")
+    plan = planned(tmp_path, config="".join(f"export {line}\n" for line in lines))
+    stored = engine("mlperf").settings(plan.spec)["variables"]
+    for line in lines[:2]:
+        name, _, value = line.partition("=")
+        assert f"export {line}\n" in plan.script and stored[name] == value
+    assert "plainword" not in plan.script and "WANDB_API_KEY" not in stored
+
+
 def test_a_config_of_fewer_devices_uses_part_of_the_cluster(tmp_path: Path) -> None:
     spec = planned(tmp_path, config="export DGXNNODES=1", cluster="hosts: [node-1, node-2]\n").spec
     assert (spec.cluster.nodes, spec.cluster.hosts) == (1, ("node-1",))

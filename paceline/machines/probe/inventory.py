@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from paceline.core.hardware import Cluster
-from paceline.core.secrets import REDACTED, SECRET_NAME, redact
+from paceline.core.secrets import REDACTED, has_secret_name, redact
 from paceline.machines.probe.container import container, core_quota, group_memory_limit_bytes
 from paceline.machines.probe.gpus import gpus
 
@@ -219,7 +219,7 @@ def _active_option(path: str) -> str | None:
 
 def _environment() -> dict[str, str]:
     return {
-        name: REDACTED if SECRET_NAME.search(name) else redact(value, os.environ)
+        name: REDACTED if has_secret_name(name, value) else redact(value, os.environ)
         for name, value in sorted(os.environ.items())
         if name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES)
     }

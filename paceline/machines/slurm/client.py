@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hosts import Host, expand
 from paceline.core.job import Job
-from paceline.core.secrets import SECRET_NAME
+from paceline.core.secrets import has_secret_name
 from paceline.machines.node.script import secret_variables
 from paceline.machines.slurm.states import (
     SACCT_FORMAT,
@@ -231,7 +231,7 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if name in KEPT_VARIABLES
-        or not (name.startswith(OPTION_PREFIXES) or SECRET_NAME.search(name))
+        or not (name.startswith(OPTION_PREFIXES) or has_secret_name(name, value))
     }
     return {**variables, **secret_variables(dict(extra))}
 
