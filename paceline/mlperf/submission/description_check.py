@@ -159,7 +159,7 @@ def faults(text: str, description: Mapping[str, object]) -> list[CheckFinding]:
     for name, value in description.items():
         if name not in FIELDS:
             continue
-        if isinstance(value, Mapping) and name == SOFTWARE:
+        if isinstance(value, Mapping | list) and name == SOFTWARE:
             continue
         if isinstance(value, int) and not isinstance(value, bool) and name not in TEXTS_ONLY:
             continue
