@@ -11,7 +11,7 @@ from paceline.files.recipe import load_recipe, resolve
 
 SYSTEM = Path(__file__).parent / "mlperf_system"
 CONFIG = "config_BED_2x2x8xtp1pp1cp1_8b.sh"
-MLPERF = {"config": str(SYSTEM / CONFIG), "container": "image.sqsh", "data": "/data"}
+MLPERF = {"config": str(SYSTEM / CONFIG), "container": "registry/image:1", "data": "/data"}
 NEMO = {"stage_path": "/lustre/nemo"}
 LLMB = {"form": "llmb", "llmb_install": "/lustre/llmb"}
 

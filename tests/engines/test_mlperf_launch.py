@@ -22,7 +22,7 @@ from tests.engines.batch_site import CONFIG, MLPERF, SYSTEM, site, spec_of
 
 MODEL = {"model": "/data/model"}
 LOGDIR = "{folder}/results"
-COMMON = {"CONT": "image.sqsh", "LOGDIR": LOGDIR, "NEXP": "1", "SEED": "1234"}
+COMMON = {"CONT": "registry/image:1", "LOGDIR": LOGDIR, "NEXP": "1", "SEED": "1234"}
 
 
 def llama_8b(**settings: Any) -> RunSpec:
@@ -217,6 +217,44 @@ def test_every_variable_of_the_config_is_in_the_script_and_the_record(tmp_path: 
         name, _, value = line.partition("=")
         assert f"export {line}\n" in plan.script and stored[name] == value
     assert "plainword" not in plan.script and "WANDB_API_KEY" not in stored
+
+
+@pytest.mark.parametrize(
+    ("container", "cont"),
+    [
+        ("images/a.sqsh", "{here}/images/a.sqsh"),
+        ("./a", "{here}/a"),
+        ("built", "{here}/built"),
+        ("~/a.sqsh", "{home}/a.sqsh"),
+        ("/images/a.sqsh", "/images/a.sqsh"),
+        ("nvcr.io#team/llama31_8b:20251008", "nvcr.io#team/llama31_8b:20251008"),
+        ("docker://registry/llama31_8b:1", "docker://registry/llama31_8b:1"),
+    ],
+)
+def test_paths_are_absolute_because_sbatch_is_called_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: str, cont: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "built").mkdir()
+    settings = {**MLPERF, "container": container, "data": "gov", "model": "ckpt"}
+    spec = spec_of("mlperf", "llama2-70b-lora", site(nodes=1, devices=8), settings)
+    variables = preset_variables(spec, spec.cluster)
+    assert variables["CONT"] == cont.format(here=tmp_path, home=Path.home())
+    assert variables["DATADIR"] == f"{tmp_path}/gov" and variables["MODEL"] == f"{tmp_path}/ckpt"
+
+
+def test_what_of_the_cluster_file_does_not_reach_the_script_is_listed(tmp_path: Path) -> None:
+    cluster = (
+        "env: {MICRO_BATCH_SIZE: '4', NEXP: '10', DATADIR: /elsewhere, KEPT: '1', LR: '1e-3'}\n"
+        "slurm: {container_image: a.sqsh, container_mounts: ['/a:/a'], requeue: true}\n"
+    )
+    plan = planned(tmp_path, 'engine_settings.environment="LR=2e-3"', cluster=cluster)
+    ignored = [notice.split(" ")[0] for notice in plan.notices if "has no effect" in notice]
+    assert ignored == [
+        *("MICRO_BATCH_SIZE", "NEXP", "DATADIR"),
+        *("slurm.container_image", "slurm.container_mounts", "slurm.requeue"),
+    ]
+    assert "export KEPT=1\n" in plan.script and "export LR=2e-3\n" in plan.script
 
 
 def test_a_config_of_fewer_devices_uses_part_of_the_cluster(tmp_path: Path) -> None:

@@ -236,6 +236,15 @@ MANDATORY = {
 MODEL = "folder of the base weights (MODEL)"
 OPTIONAL = ("implementation", "model", "nexp", "script")
 """Optional settings: folder of config and run.sub, MODEL, NEXP, another name of run.sub."""
+UNUSED_SLURM_SETTINGS = {
+    "container_image": "run.sub starts engine_settings.container",
+    "container_mounts": "run.sub has its own mounts",
+    "cpus_per_task": "the #SBATCH lines of run.sub decide",
+    "requeue": "a trial is started once",
+}
+"""Reason for each Slurm setting of a cluster that run.sub does not get."""
+IMAGE_SUFFIXES = (".sqsh", ".sqfs", ".squashfs")
+"""Suffixes of image files of Enroot."""
 SUPPORT = {"": NATIVE_ONLY}
 """Supported fields; the config decides the rest."""
 
@@ -331,17 +340,60 @@ def settings(spec: RunSpec) -> dict[str, Any]:
 
 def preset_variables(run: Recipe | RunSpec, cluster: Cluster) -> dict[str, str]:
     """Return the variables that the benchmark exports before sourcing the config, by workload."""
-    settings = run.engine_settings
+    return {**with_secrets(cluster.env, os.environ), **_own_variables(run)}
+
+
+def _own_variables(run: Recipe | RunSpec) -> dict[str, str]:
+    """Return the variables that follow from the run itself; all paths are absolute."""
     data = "DATAROOT" if run.model.kind == "mmdit" else "DATADIR"
     return {
-        **with_secrets(cluster.env, os.environ),
-        "CONT": str(settings.get("container", "")),
-        data: str(settings.get("data", "")),
-        **({"MODEL": str(settings.get("model", ""))} if run.lora else {}),
+        "CONT": _image(run),
+        data: _path(run, "data"),
+        **({"MODEL": _path(run, "model")} if run.lora else {}),
         "LOGDIR": f"{RUN_FOLDER}/{RESULTS_FOLDER}",
-        "NEXP": str(settings.get("nexp", 1)),
+        "NEXP": str(run.engine_settings.get("nexp", 1)),
         "SEED": str(run.training.seed),
     }
+
+
+def _path(run: Recipe | RunSpec, name: str) -> str:
+    """Return a path of the settings as an absolute one, because sbatch changes the folder."""
+    text = str(run.engine_settings.get(name) or "")
+    return str(home_path(f"engine_settings.{name}", text).absolute()) if text else ""
+
+
+def _image(run: Recipe | RunSpec) -> str:
+    """Return the image: an absolute path, or the name in a registry as Pyxis reads it."""
+    text = str(run.engine_settings.get("container") or "")
+    is_file = text.startswith(("/", ".", "~")) or text.endswith(IMAGE_SUFFIXES)
+    return _path(run, "container") if is_file or Path(text).exists() else text
+
+
+def notes(spec: RunSpec) -> list[str]:
+    """Return the settings of the cluster that do not reach run.sub, one sentence each."""
+    try:
+        final = _variables(spec, spec.cluster)
+    except UserError:  # `unsupported` reports it
+        return []
+    run_variables, extra = _own_variables(spec), extra_environment(spec)
+    sentences: list[str] = []
+    for name, value in spec.cluster.env.items():
+        if name in run_variables:
+            sentences.append(f"{name} in the cluster's env has no effect: each run sets it itself")
+        elif final.get(name) != value and name not in extra:
+            sentences.append(
+                f"{name} in the cluster's env has no effect: the config sets it again; set it "
+                f"behind the config with engine_settings.environment"
+            )
+    settings = spec.cluster.slurm.model_dump(exclude_defaults=True)
+    return [
+        *sentences,
+        *(
+            f"slurm.{name} of the cluster has no effect: {why}"
+            for name, why in UNUSED_SLURM_SETTINGS.items()
+            if settings.get(name)
+        ),
+    ]
 
 
 def config(run: Recipe | RunSpec) -> Path:
