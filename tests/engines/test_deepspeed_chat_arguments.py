@@ -226,6 +226,49 @@ def test_both_forks_accept_every_argument_they_get(tmp_path: Path, name: str, re
     check_options(arguments(spec), json.loads(OPTIONS.read_text())[name]["options"])
 
 
+SCRIPTS = {
+    "opt-350m-sft": "--per_device_train_batch_size 24 --num_warmup_steps 10 --max_steps 1000 "
+    "--disable_dropout",
+    "opt-13b-sft": "--per_device_train_batch_size 16 --num_warmup_steps 0 --max_steps 100 "
+    "--gradient_checkpointing --lora_dim 128 --lora_module_name decoder.layers.",
+}
+"""Arguments that the two scripts of 7770cec do not share."""
+SHARED = (
+    "--data_path Dahoas/rm-static Dahoas/full-hh-rlhf --data_split 2,4,4 --max_seq_len 512 "
+    "--per_device_eval_batch_size 4 --learning_rate 1e-10 --weight_decay 0.1 --zero_stage 0 "
+    "--gradient_accumulation_steps 1 --lr_scheduler_type cosine --seed 1234 --deepspeed "
+    "--num_train_epochs 10"
+)
+
+
+def options(text: str) -> dict[str, str]:
+    """Return a command line's options with their values."""
+    parts = [part.partition(" ") for part in f" {text}".split(" --")[1:]]
+    return {name: values.strip() for name, _, values in parts}
+
+
+@pytest.mark.parametrize("recipe", SCRIPTS)
+def test_the_arguments_of_lambdas_present_scripts_are_a_variant(tmp_path: Path, recipe: str):
+    program = f"engine_settings.program={checkout(tmp_path, LAMBDA)}"
+    place = Cluster(name="lab", device="H100-SXM", devices_per_node=8)
+    variant = load_recipe(recipe, "scripts-7770cec", (program,))
+    spec = resolve(variant, place, True, None)
+    assert ENGINE.unsupported(spec) == []
+    words = options(" ".join(arguments(spec)))
+    model = "facebook/" + recipe.removesuffix("-sft")
+    assert words.pop("model_name_or_path") == model and words.pop("data_output_path")
+    assert words == options(f"{SHARED} {SCRIPTS[recipe]}")
+
+
+def test_an_own_project_folder_is_left_alone(tmp_path: Path):
+    program = f"engine_settings.program={checkout(tmp_path, LAMBDA)}"
+    own = spec_of("opt-350m-sft", program, "engine_settings.environment=PROJECT_PATH=/srv/chat")
+    for spec in (own, spec_of("opt-350m-sft", program, env={"PROJECT_PATH": "/srv/chat"})):
+        job = ENGINE.job(spec, "x")
+        assert job.env["PROJECT_PATH"] == "/srv/chat"
+        assert "project_program.py" not in job.program
+
+
 def test_lambdas_fork_gets_its_project_folder_from_its_set_up_or_on_the_node(tmp_path: Path):
     main = checkout(tmp_path, LAMBDA, "DeepSpeedExamples")
     job = ENGINE.job(spec_of("opt-350m-sft", f"engine_settings.program={main}"), "x")

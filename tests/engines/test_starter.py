@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from paceline.engines.launch import starter_program
 
 SHOW = "import os, sys; print(os.environ['PATH'], os.environ.get('USER'), sys.argv[1])"
@@ -38,5 +40,16 @@ def test_the_user_has_a_name_where_the_scheduler_gives_none(tmp_path: Path):
 
 
 def test_the_temporary_folder_is_the_nodes_and_the_users(tmp_path: Path):
-    words = start(tmp_path, "{python}", "-c", SHOW, "{tmp}/x", PATH="/bin", TMPDIR="/var/tmp")
-    assert words.split()[2] == f"/var/tmp/paceline-{os.getuid()}/x"
+    words = start(tmp_path, "{python}", "-c", SHOW, "{tmp}/x", PATH="/bin", TMPDIR=str(tmp_path))
+    folder = tmp_path / f"paceline-{os.getuid()}"
+    assert words.split()[2] == str(folder / "x")
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_temporary_folder_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    starter_program.make_private(str(tmp_path / "mine"))
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(PermissionError, match="another user; set TMPDIR"):
+        starter_program.make_private(str(tmp_path))

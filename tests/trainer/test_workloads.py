@@ -25,6 +25,8 @@ from tests.trainer.example import log, train, world_size
 RECIPES = [name for name in recipe_names() if load_recipe(name).engine == "native"]
 TINY = [name for name in RECIPES if name.endswith("-tiny")]
 ALL = [(name, variant) for name in RECIPES for variant in [None, *load_recipe(name).variants]]
+NATIVE = [case for case in ALL if load_recipe(*case).engine == "native"]
+"""All but variants that are the settings of another program."""
 PER_NODE = 8
 
 
@@ -112,7 +114,7 @@ def test_a_sibling_keeps_the_structure_of_its_parent(name: str) -> None:
     assert parent.flops_convention == tiny.flops_convention
 
 
-@pytest.mark.parametrize(("name", "variant"), ALL)
+@pytest.mark.parametrize(("name", "variant"), NATIVE)
 def test_the_trainer_takes_every_recipe_in_every_variant(name: str, variant: str | None) -> None:
     assert native.unsupported(resolved(name, variant)) == []
 

@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from paceline.core.run import RunSpec
+from paceline.engines.launch.extra_settings import extra_environment
 from paceline.files.documents import read_text
 
 LAMBDA, DEEPSPEEDAI = FORKS = ("lambda", "deepspeedai")
@@ -78,7 +79,7 @@ def environment(spec: RunSpec) -> dict[str, str]:
 def project_folder(spec: RunSpec) -> str | None:
     """Return PROJECT_PATH of Lambda's fork: as set, else above its checkout, where its set-up
     script has it; None for a checkout with another name, whose nodes each prepare one."""
-    if project := spec.cluster.env.get(PROJECT):
+    if project := {**spec.cluster.env, **extra_environment(spec)}.get(PROJECT):
         return project
     above = (path.parent for path in program_path(spec).parents if path.name == REPOSITORY)
     return next((str(path) for path in above), None)

@@ -15,6 +15,7 @@ activated environment. Variables that name the user are set where a scheduler or
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import re
@@ -53,6 +54,8 @@ def main(arguments: list[str]) -> int:
         environment["PATH"] = path_with_interpreter(environment.get("PATH"))
     working_folder = os_environment.get(WORKING_FOLDER)
     try:
+        if any("{tmp}" in word for word in program):
+            make_private(values["tmp"])
         if working_folder:
             os.chdir(working_folder)
         os.execvpe(argv[0], argv, environment)
@@ -114,6 +117,16 @@ def variables(
     if steps:
         environment["PACELINE_STEPS"] = os.path.join(folder, "steps")  # noqa: PTH118
     return environment
+
+
+def make_private(folder: str) -> None:
+    """Create the user's temporary folder; raise PermissionError if another user made it.
+
+    Programs unpickle files in it.
+    """
+    os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103
+    if os.stat(folder).st_uid != os.getuid():  # noqa: PTH116
+        raise PermissionError(errno.EPERM, "belongs to another user; set TMPDIR", folder)
 
 
 def user_name() -> str:
