@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import host_options as place
-from paceline.cli.options import ClusterName, Json, Panel
+from paceline.cli.options import ClusterName, Json, Panel, Variant
 from paceline.cli.output import (
     TableForm,
     TableFormat,
@@ -26,7 +26,13 @@ from paceline.core.units import pluralize, seconds, si
 from paceline.engines import engine_names
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
-from paceline.files.staged import CONTENT_FOLDER, STAGE_VARIABLE, stage_root, staging_error
+from paceline.files.staged import (
+    CONTENT_FOLDER,
+    STAGE_VARIABLE,
+    stage_root,
+    staged_names,
+    staging_error,
+)
 from paceline.machines.placement import HostPlacement, with_placement
 from paceline.report.document import Column
 from paceline.staging.node_copies import (
@@ -66,6 +72,7 @@ def stage(
             rich_help_panel=Panel.recipe,
         ),
     ] = None,
+    variant: Variant = None,
     asset: Annotated[
         list[str] | None,
         typer.Option(
@@ -131,14 +138,11 @@ def stage(
 
       paceline recipes stage opt-350m-sft --dry-run --bandwidth 500
 
-      paceline recipes stage opt-350m-sft --to /shared/stage
-
-      paceline recipes stage opt-350m-sft-tiny --verify
+      paceline recipes stage opt-350m-sft-tiny --variant staged
 
       paceline recipes stage opt-350m-sft --local /scratch/stage --hosts hosts.txt
 
-    An interrupted call resumes where it stopped, and complete files are not fetched again. Access
-    tokens are taken from the environment (HF_TOKEN), from `hf auth login` and from ~/.netrc.
+    An interrupted call resumes. Access tokens are taken from the environment (HF_TOKEN), from `hf auth login` and from ~/.netrc.
     """
     form = TableFormat.json if as_json else form
     for option, is_set in (
@@ -156,7 +160,10 @@ def stage(
         )
     where = place.where(hosts, launcher, allocation, ssh_config, nodes=nodes)
     target = node_target(local, cluster, where)
-    plan = staging_plan(load_recipe(recipe), engine, _folder(to), asset or ())
+    selected_recipe = load_recipe(recipe, variant)
+    if variant and not asset:
+        asset = staged_names(selected_recipe) or None
+    plan = staging_plan(selected_recipe, engine, _folder(to), asset or ())
     if not plan.assets:
         of_engine = f" for engine {engine}" if engine and plan.recipe.assets else ""
         echo(f"note: {plan.recipe.name} declares no assets{of_engine}", err=True)
@@ -248,12 +255,15 @@ def _print_plan(plan: StagingPlan, form: TableFormat, rate: float | None) -> Non
 def _sentence(plan: StagingPlan, space: DiskSpace, rate: float | None) -> str:
     if all(part.state == "staged" for part in plan.assets):
         return "all assets are staged"
-    need, unknown = plan.bytes_needed, len(plan.unknown)
-    parts = [f"{si(need, 'B')} to fetch"] if need else []
+    need, download_bytes, unknown = plan.bytes_needed, plan.bytes_fetched, len(plan.unknown)
+    missing = sum(part.state != "staged" for part in plan.assets)
+    parts = [f"{missing:,} of {pluralize(len(plan.assets), 'asset')} to stage"]
+    if need:
+        download = f"{si(download_bytes, 'B')} to fetch"
+        parts.append(download if download_bytes == need else f"{si(need, 'B')} needed, {download}")
     if unknown:
         hint = "" if need else " (see --query-sizes)"
-        assets = pluralize(len(plan.assets), "asset")
-        parts.append(f"{unknown:,} of {assets} without a stated size{hint}")
+        parts.append(f"{unknown:,} without a stated size{hint}")
     if rate and (fetched_bytes := plan.bytes_fetched):
         least = "at least " if unknown else ""
         parts.append(f"{least}{seconds(fetched_bytes / (rate * MEGA))} at {rate:g} MB/s")

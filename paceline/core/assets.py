@@ -32,6 +32,9 @@ UNSTAGED_FOLDERS = frozenset({".git", "__pycache__"})
 """Folders that programs change as they run. They are never part of an asset."""
 HUB_KINDS = ("hub-model", "hub-dataset", "hub-tokenizer")
 
+LAYOUT = "folder"
+"""Source of a `made` asset that links the files of other assets. It needs no space unless the
+recipe states some."""
 HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
 """Pattern of repository names on the hub. Old ones have no organization."""
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")

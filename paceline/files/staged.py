@@ -150,10 +150,13 @@ def staging_error(
     not_staged = [f"{name} is {state}" for name, state in states.items() if state != "staged"]
     if not not_staged:
         return None
+    missing = [name for name, state in states.items() if state != "staged"]
+    everything = len(missing) == len(recipe.assets)
+    only = "" if everything else "".join(f" --asset {name}" for name in missing)
     return UserError(
         f"{recipe.name}: staged in {root}",
         ", ".join(not_staged),
-        remedy=f"`paceline recipes stage {recipe.name}` fetches missing files"
+        remedy=f"`paceline recipes stage {recipe.name}{only}` fetches missing files"
         f" (${STAGE_VARIABLE} sets the folder)",
     )
 
@@ -163,16 +166,25 @@ def with_staged_files(recipe: Recipe, root: Path | None = None) -> Recipe:
 
     Raises UserError if an asset is not staged.
     """
-    content = recipe.model_dump(mode="json", exclude={"assets", "variants"})
-    names = sorted(set(_staged_names(content)))
+    content = _content(recipe)
+    names = staged_names(recipe)
     if not names:
         return recipe
-    for name in names:
-        staged_path(recipe, name, root)
+    if problem := staging_error(recipe, names, root):
+        raise problem  # with all of them, not only the first
     with_paths = cast(dict[str, Any], _with_paths(content, recipe, root))
     updates = {name: value for name, value in with_paths.items() if value != content[name]}
     whole = {**recipe.model_dump(mode="json", exclude_unset=True), **updates}
     return validate(Recipe, whole, recipe.name)
+
+
+def staged_names(recipe: Recipe) -> list[str]:
+    """Return the names of the assets that fields of the recipe refer to by `staged:`."""
+    return sorted(set(_staged_names(_content(recipe))))
+
+
+def _content(recipe: Recipe) -> dict[str, Any]:
+    return recipe.model_dump(mode="json", exclude={"assets", "variants"})
 
 
 def _staged_names(value: object) -> Iterable[str]:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from paceline.core.assets import Asset
+from paceline.core.assets import LAYOUT, Asset
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.value import Value
 from paceline.files.yaml_file import validate
@@ -21,7 +21,9 @@ from paceline.staging.conversions.flux import (
     make_synthetic_encodings,
 )
 from paceline.staging.conversions.hub_models import HubFamily, HubModelSize, make_hub_model
+from paceline.staging.conversions.layouts import make_folder
 from paceline.staging.conversions.packed import MaskOf, packed_npy, packed_rows
+from paceline.staging.conversions.tokenization import plain_text, tokenization, tokenize
 
 SettingValue = str | int | float | bool
 PARTS, ROW_FILES = ("train", "validation"), (".parquet", ".jsonl", ".npy")
@@ -85,6 +87,46 @@ def _flux_shards(conversion: ConversionJob) -> None:
     make_flux_shards(conversion.folder, sources, conversion.inputs, show, usable_cores())
 
 
+def _folder(conversion: ConversionJob) -> None:
+    """Lay out the files of other assets as the asset's settings state."""
+    make_folder(conversion.folder, conversion.inputs, conversion.settings, conversion.check)
+
+
+class TokenizedSettings(Value):
+    """Settings of token files that are made from text."""
+
+    text: str
+    """Asset with .jsonl, .jsonl.gz or .jsonl.zst files."""
+    tokenizer: str
+    """Asset with a tokenizer.json."""
+    name: str = "{part}_text_document"
+    """Name of the .bin and .idx files; `{part}` is the name of the text file without its end."""
+
+
+def _make_tokens(conversion: ConversionJob) -> None:
+    """Tokenize each text file of one asset into Megatron's indexed format."""
+    where = "made asset tokenized: settings"
+    settings = validate(TokenizedSettings, dict(conversion.settings), where)
+    for name in (settings.text, settings.tokenizer):
+        if name not in conversion.inputs:
+            raise UserError(f"{where}: {name}", "is not in needs")
+    texts = sorted(conversion.inputs[settings.text].rglob("*.jsonl*"))
+    if not texts:
+        raise UserError(f"{where}: {settings.text}", "has no .jsonl file")
+    options = tokenization(conversion.inputs[settings.tokenizer])
+    for text in texts:
+        prefix = conversion.folder / settings.name.format(part=text.name.partition(".")[0])
+        if prefix.with_name(f"{prefix.name}.idx").is_file():
+            continue  # An interrupted call has finished this file; the index is written last.
+        with plain_text(text, conversion.folder, conversion.check) as plain:
+
+            def show(done_bytes: int, total_bytes: int) -> None:
+                conversion.check()
+                conversion.progress(done_bytes, total_bytes)
+
+            tokenize([plain], prefix, options, workers=usable_cores(), progress=show)
+
+
 class PackedSettings(Value):
     """Settings of an asset that is made from packed rows."""
 
@@ -135,9 +177,11 @@ CONVERTERS: dict[str, Converter] = {
     "flux-shards": _flux_shards,
     "packed-rows": partial(_packed, "rows"),
     "packed-npy": partial(_packed, "npy"),
+    "tokenized": _make_tokens,
+    LAYOUT: _folder,
 }
 """Converters by the `source` of a made asset."""
-RESUMABLE = frozenset({"flux-shards"})
+RESUMABLE = frozenset({"flux-shards", "tokenized", LAYOUT})
 """Converters that keep the complete files of an interrupted call."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.core.assets import Asset, AssetState
+from paceline.core.assets import LAYOUT, Asset, AssetState
 from paceline.core.errors import SystemFaultError, UserError, did_you_mean
 from paceline.core.units import pluralize, si, verb_form
 from paceline.files.recipe import Recipe
@@ -51,7 +51,9 @@ class PlannedAsset:
         """Bytes that are missing; None if the number is unknown."""
         if self.state == "staged":
             return 0
-        return None if self.total_bytes is None else max(0, self.total_bytes - self.present_bytes)
+        if self.total_bytes is None:
+            return 0 if self.asset.source == LAYOUT and self.asset.kind == "made" else None
+        return max(0, self.total_bytes - self.present_bytes)
 
     @property
     def missing_files(self) -> int | None:

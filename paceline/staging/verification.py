@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.core.assets import StagedFile
+from paceline.core.assets import LAYOUT, StagedFile
 from paceline.files.staged import (
     CONTENT_FOLDER,
     DAMAGED_FILE,
@@ -55,7 +55,10 @@ def verify(folder: Path, name: str, jobs: int = 1) -> list[StageFault]:
         if fault
     ]
     expected = {file.path for file in manifest.files}
-    faults += [StageFault(name, path, "extra") for path in sorted(present) if path not in expected]
+    # Programs write their results into a folder that is laid out for them.
+    if (manifest.asset.kind, manifest.asset.source) != ("made", LAYOUT):
+        extra = sorted(set(present) - expected)
+        faults += [StageFault(name, path, "extra") for path in extra]
     # Another stager may have repaired it in the meantime; a read-only folder cannot be marked.
     if faults and read_manifest(folder) == manifest:
         with suppress(OSError):

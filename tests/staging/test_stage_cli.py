@@ -78,7 +78,8 @@ def test_a_dry_run_says_what_is_to_come_and_writes_nothing(tmp_path: Path):
     told = json.loads(done.stdout)
     assert (told["recipe"], told["engine"]) == ("llama31-8b", "mlperf")
     by_name = {asset["name"]: asset for asset in told["assets"]}
-    assert set(by_name) == {"c4-8b", "mlperf-tokenizer", "mlperf-results", "mlperf-container"}
+    fetched = {"c4-8b", "mlperf-tokenizer", "mlperf-results", "mlperf-container"}
+    assert set(by_name) == fetched | {"mlperf-8b", "mlperf-scripts"}
     assert by_name["c4-8b"]["bytes"] == 85_057_339_048
     assert by_name["mlperf-container"]["bytes"] is None
     assert {asset["state"] for asset in told["assets"]} == {"missing"}
@@ -90,9 +91,10 @@ def test_a_dry_run_says_what_is_to_come_and_writes_nothing(tmp_path: Path):
 
 def test_a_dry_run_tells_what_is_known_of_sizes_and_that_the_room_is_too_small(tmp_path: Path):
     done = paceline("recipes", "stage", "flux1-schnell", "--dry-run", "--to", tmp_path)
-    assert "cc12m: no size is stated; as webdataset it has 2,385,802,388,158 bytes" in done.stdout
+    # The encodings and the shards that are made from them are on the disk at the same time.
+    assert "6 of 6 assets to stage; 4.90 TB needed, 2.45 TB to fetch; 2 without" in done.stdout
     free = shutil.disk_usage(tmp_path).free
-    assert ("note:" in done.stderr and "needs 2.45 TB" in done.stderr) or free > 2.4e12
+    assert ("note:" in done.stderr and "needs 4.90 TB" in done.stderr) or free > 4.9e12
     assert done.returncode == 0
 
 
@@ -123,6 +125,17 @@ def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
     assert "corpus is damaged" in paceline(*plan, env=root).stderr
     assert paceline("recipes", "stage", "tiny-llama", env=root).returncode == 0
     assert paceline("recipes", "stage", "tiny-llama", "--verify", env=root).returncode == 0
+
+
+def test_a_variant_stages_what_its_fields_refer_to(tmp_path: Path):
+    words = ("recipes", "stage", "opt-350m-sft-tiny", "--dry-run", "--json", "--to", tmp_path)
+    plain, variant = (
+        {asset["name"] for asset in json.loads(paceline(*words, *extra).stdout)["assets"]}
+        for extra in ([], ["--variant", "staged"])
+    )
+    assert variant == {"corpus", "tokenizer", "model"} and plain == variant | {"preferences"}
+    refused = paceline(*words, "--variant", "stage")
+    assert refused.returncode == 1 and "staged" in refused.stderr
 
 
 @pytest.mark.parametrize(

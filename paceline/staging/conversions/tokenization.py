@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -165,6 +167,45 @@ def tokenize(
             done_bytes += chunk.end - chunk.start
             progress(done_bytes, total_bytes)
         return writer.num_tokens
+
+
+@contextmanager
+def plain_text(path: Path, folder: Path, check: Callable[[], None]) -> Iterator[Path]:
+    """Yield the plain text of a file that may be compressed by gzip or zstd.
+
+    The text is unpacked into `folder` and deleted afterwards. Raises SystemFaultError if the zstd
+    program is missing or fails.
+    """
+    if path.suffix not in (".gz", ".zst"):
+        yield path
+        return
+    text = folder / f".{path.stem}"
+    program = {".gz": "gzip", ".zst": "zstd"}[path.suffix]
+    try:
+        with text.open("wb") as file:
+            process = subprocess.Popen([program, "-dc", str(path)], stdout=file)
+            try:
+                while (code := _end_of(process)) is None:
+                    check()
+            finally:
+                process.kill()
+        if code:
+            raise SystemFaultError(str(path), f"cannot be unpacked: {program} exited with {code}")
+        yield text
+    except FileNotFoundError as error:
+        raise SystemFaultError(
+            program, "is not installed", remedy=f"install {program}, which unpacks {path.name}"
+        ) from error
+    finally:
+        text.unlink(missing_ok=True)
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit code of a program; None if it is still running after a second."""
+    try:
+        return process.wait(1)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def chunks_of(path: Path, size_bytes: int) -> Iterator[Chunk]:
