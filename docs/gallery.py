@@ -228,7 +228,7 @@ def gallery() -> str:
     for picture in PICTURES:
         parts.append(
             f"## {picture.title}\n{picture.words}\n```sh\npaceline {picture.commands[-1]}\n```\n"
-            f"![{picture.title}](images/{picture.name}.png)\n{chart(picture)}"
+            f"![{picture.name}](images/{picture.name}.png)\n{chart(picture)}"
         )
     return "\n".join(parts)
 
@@ -236,7 +236,7 @@ def gallery() -> str:
 def chart(picture: Picture) -> str:
     """Return the line of a chart that is stored as SVG; empty without one."""
     name = Path(picture.chart).name
-    return f"![A chart of it, saved by --charts](images/{name})\n" if name else ""
+    return f"![chart](images/{name})\n" if name else ""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`paceline convert`: convert a published figure to another FLOPs convention or peak."""
+"""`paceline table convert`: convert a published figure to another FLOPs convention or peak."""
 
 from __future__ import annotations
 
@@ -111,20 +111,13 @@ def convert(
 
     Examples:
 
-      paceline convert 400TFLOP/s --from megatron --model llama31-70b --device H100
+      paceline table convert 400TFLOP/s --from megatron --model llama31-70b --device H100
 
-      paceline convert "10,500 tokens/s/GPU" --model meta-llama/Llama-3.1-8B --device H100
+      paceline table convert "10,500 tokens/s/GPU" --model meta-llama/Llama-3.1-8B --device H100
 
-      paceline convert 54.1% --from full-attention --model llama31-70b
+      paceline table convert 54.1% --from full-attention --model llama31-70b
 
-      paceline convert 1249TFLOP/s --from palm --model llama31-8b
-
-      paceline convert 27% --from causal --model llama31-8b --from-peak 1979e12
-      --peak 989e12
-
-      paceline convert 12.5s --model llama31-70b --global-batch 128 --gpus 64
-
-      paceline convert 29s --to six-n+recompute --model gpt-1b3
+      paceline table convert 29s --to six-n+recompute --model gpt-1b3
       --global-batch 512 --gpus 8
     """
     quantity = parse_quantity(figure, figure)

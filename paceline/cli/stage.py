@@ -86,7 +86,7 @@ def stage(
             "--to",
             metavar="FOLDER",
             help=f"Destination folder; default ${STAGE_VARIABLE}, else "
-            f"~/.local/share/paceline/stage. Runs look for assets in ${STAGE_VARIABLE}.",
+            "~/.local/share/paceline/stage.",
             show_default=False,
         ),
     ] = None,
@@ -142,7 +142,8 @@ def stage(
 
       paceline recipes stage opt-350m-sft --local /scratch/stage --hosts hosts.txt
 
-    An interrupted call resumes. Access tokens are taken from the environment (HF_TOKEN), from `hf auth login` and from ~/.netrc.
+    An interrupted call resumes. Access tokens are taken from HF_TOKEN, `hf auth login` and
+    ~/.netrc.
     """
     form = TableFormat.json if as_json else form
     for option, is_set in (

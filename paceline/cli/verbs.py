@@ -249,13 +249,13 @@ Measure
     Find the fastest layout of a recipe, with a few runs or by estimate only.
   probe = group
     Measure the parts of a machine, calibrate estimates with them, or profile a step.
+  reproduce = reproduce:reproduce
+    Repeat a published benchmark: stage, launch, and compare with the published figures.
   mlperf = group
     Run, score, check and package MLPerf Training benchmarks. Never an official result.
 Plan
   estimate = estimate:estimate
     Estimate step time, throughput, duration, cost and energy of a training, with 80% intervals.
-  convert = convert:convert
-    Convert a published MFU, TFLOP/s or step time to another FLOPs convention.
 Analyse
   parse = parse:parse
     Read training logs and report how fast the runs were.
@@ -326,6 +326,8 @@ table
     Recompute published tables, report inconsistent cells and explain them.
   validate = validate:validate
     Predict the step time of every row of a table and compare it with the measured one.
+  convert = convert:convert
+    Convert a published MFU, TFLOP/s or step time to another FLOPs convention.
 probe
   gemm = probe:gemm
     Measure the GEMM throughput that torch reaches on this machine, by data type.

@@ -1,4 +1,4 @@
-"""`paceline convert` on the command line."""
+"""`paceline table convert` on the command line."""
 
 from __future__ import annotations
 
@@ -89,6 +89,6 @@ def test_the_rows_of_a_study_come_out_under_a_name_each(figure: str, to: str, re
     ],
 )
 def test_what_cannot_be_converted_is_refused_with_the_reason(arguments: list[str], complaint: str):
-    done = paceline("convert", *arguments)
+    done = paceline("table", "convert", *arguments)
     assert done.returncode == 1 and done.stdout == ""
     assert complaint in done.stderr and len(done.stderr.splitlines()) == 1

@@ -15,7 +15,7 @@ from paceline.cli import app
 from paceline.cli.verbs import GROUPS, VERBS
 from tests.command import paceline
 
-QUICK = ("convert", "check hosts", "recipes", "scale --from")
+QUICK = ("table convert", "check hosts", "recipes", "scale --from")
 """Beginnings of examples that need neither runs nor logs nor minutes."""
 ELSEWHERE = ("--idle", "--check", "meta-llama/", "stage", "install", "remove")
 """What needs a cluster or a network."""

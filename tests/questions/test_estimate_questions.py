@@ -106,14 +106,14 @@ def test_what_cannot_be_answered_says_why(words: tuple[object, ...], error: str)
 
 def test_what_mfu_is_400_tflops_of_megatron():
     options = ("--model", "llama31-70b", "--device", "H100")
-    done = paceline("convert", "400TFLOP/s", "--from", "megatron", *options)
+    done = paceline("table", "convert", "400TFLOP/s", "--from", "megatron", *options)
     assert "40.42% MFU (causal)" in done.stdout and done.stdout.count("causal:") == 1
     assert "megatron is read as causal (Megatron-LM from core 0.12" in done.stderr
 
 
 def test_what_mfu_is_10500_tokens_per_gpu():
     options = ("--model", "llama31-8b", "--device", "H100")
-    assert "54.62% MFU (causal)" in answer("convert", "10,500 tokens/s/GPU", *options)
+    assert "54.62% MFU (causal)" in answer("table", "convert", "10,500 tokens/s/GPU", *options)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,9 @@ def test_what_mfu_is_10500_tokens_per_gpu():
     ],
 )
 def test_an_impossible_figure_says_why(figure: str, words: tuple[str, ...], error: str):
-    done = paceline("convert", figure, "--model", "llama31-70b", "--device", "H100", *words)
+    done = paceline(
+        "table", "convert", figure, "--model", "llama31-70b", "--device", "H100", *words
+    )
     assert done.returncode == 1 and error in done.stderr
 
 

@@ -31,7 +31,9 @@ def test_how_fast_would_my_model_train(here: Path, model: str):
 
 def test_what_mfu_is_it_for_my_model(here: Path):
     options = ("--from", "causal", "--device", "H100", "--dtype", "bf16")
-    answer = paceline("convert", "400TFLOP/s", "--model", "Llama-3.1-8B", *options, cwd=here)
+    answer = paceline(
+        "table", "convert", "400TFLOP/s", "--model", "Llama-3.1-8B", *options, cwd=here
+    )
     assert answer.returncode == 0 and "40.42% MFU" in answer.stdout
 
 
