@@ -139,7 +139,7 @@ def estimate(
     per_node: int = 8,
     intra: str | None = None,
     inter: str | None = None,
-    software: str = "any",
+    software: str | None = None,
     tokens: float | None = None,
     price: float | None = None,
     calibration: PathLike | None = None,

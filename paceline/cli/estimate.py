@@ -122,7 +122,7 @@ def estimate(
     per_node: model.PerNode = None,
     intra: model.Intra = None,
     inter: model.Inter = None,
-    software: model.AnyStack = None,
+    software: model.StackName = None,
     dispatcher: model.MoeDispatcher = "any",
     torch_compile: Annotated[
         bool,
@@ -282,7 +282,7 @@ def estimate(
             recipe,
             name,
             first_size,
-            "any" if software is None else software,
+            software,
             variant=variant,
             overrides=changes,
             per_node=per_node,
@@ -422,7 +422,7 @@ def _tune_command(question: EstimateRequest, file: Path | None, cluster: str | N
         "--per-node": None if default_per_node else question.devices_per_node,
         "--intra": question.intra_link,
         "--inter": question.inter_link,
-        "--software": None if question.software == "any" else question.software,
+        "--software": question.software,
         "--variant": question.variant,
         "--calibration": file,
     }

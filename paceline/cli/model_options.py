@@ -89,7 +89,8 @@ _SOFTWARE_OPTION = typer.Option(
     "--software",
     callback=_checked_software,
     help=f"Software: {', '.join(SOFTWARE)}, also of a release (nemo@26.02); or fused (Transformer "
-    "Engine, Megatron core), torch (PyTorch modules, FSDP) or softmax (Megatron of 2020-22).",
+    "Engine, Megatron core), torch (PyTorch modules, FSDP) or softmax (Megatron of 2020-22). "
+    "Default: by the engine.",
     rich_help_panel=Panel.time_model,
 )
 RunStack = Annotated[
@@ -102,8 +103,7 @@ RunStack = Annotated[
         rich_help_panel=Panel.time_model,
     ),
 ]
-StackName = Annotated[str, _SOFTWARE_OPTION]
-AnyStack = Annotated[str | None, _SOFTWARE_OPTION]
+StackName = Annotated[str | None, _SOFTWARE_OPTION]
 CapturedParts = Annotated[
     CudaGraphs,
     typer.Option(
@@ -147,7 +147,7 @@ def question(
     recipe: str,
     device: str,
     gpus: int,
-    stack: str,
+    stack: str | None,
     *,
     variant: str | None = None,
     overrides: Sequence[str] | None = None,

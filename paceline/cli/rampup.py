@@ -108,7 +108,7 @@ def rampup(
     per_node: model.PerNode = None,
     intra: model.Intra = None,
     inter: model.Inter = None,
-    software: model.StackName = "any",
+    software: model.StackName = None,
     max_tp: Annotated[
         int | None,
         typer.Option(

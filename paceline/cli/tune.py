@@ -109,7 +109,7 @@ def tune(
     per_node: model.PerNode = None,
     intra: model.Intra = None,
     inter: model.Inter = None,
-    software: model.StackName = "any",
+    software: model.StackName = None,
     steps: Annotated[
         int | None,
         typer.Option(

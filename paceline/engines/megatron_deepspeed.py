@@ -16,13 +16,16 @@ from typing import Any
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
+from paceline.engines.launch.accepted_options import rejected_options
 from paceline.engines.launch.environments import interpreter
+from paceline.engines.launch.extra_settings import extra_arguments
 from paceline.engines.launch.programs import launch, unknown_settings
 from paceline.engines.log_reading.iteration_log import IterationLog
 from paceline.engines.log_reading.log_content import LogContent, LogFormat, numbers
 from paceline.engines.megatron import ENTRY, missing_entry, readable
 from paceline.engines.megatron.arguments import (
     REPLACEABLE,
+    TRAINING_ONLY,
     Arguments,
     batch_arguments,
     data_prefix,
@@ -32,6 +35,7 @@ from paceline.engines.megatron.arguments import (
     log2_of,
     optimizer_arguments,
     shape_arguments,
+    without_unreached_batches,
     words,
 )
 from paceline.engines.megatron.support import (
@@ -49,6 +53,11 @@ NO_CHECKOUT = (
     "on the nodes"
 )
 CONFIG_FILE = "ds_config.json"
+PARSER = "megatron/arguments.py"
+REMEDIES = {
+    "--embed-layernorm": "use model.embedding_norm=false, or BigScience's fork",
+}
+"""Remedies for an option that only some forks have."""
 STEPS_PER_PRINT = 2000
 """Steps between DeepSpeed's own lines; large, because they only show a running average."""
 
@@ -95,11 +104,22 @@ def unsupported(spec: RunSpec) -> list[str]:
         problems.append(
             f"training.loss_scale.initial {scale:g} must be a power of two for DeepSpeed"
         )
+    if not problems:
+        problems += _checkout_problems(spec)
     if not model.gated_ffn and model.activation != "gelu":
         problems.append(
             f"model.activation {model.activation} is not supported without a gate: use gelu"
         )
     return problems
+
+
+def _checkout_problems(spec: RunSpec) -> Iterator[str]:
+    """Yield the options that the checkout, if readable here, does not have."""
+    checkout = str(spec.engine_settings.get("checkout"))
+    argv = [*words(arguments(spec, CONFIG_FILE)), *extra_arguments(spec)]
+    for option in rejected_options(argv, [Path(checkout, PARSER)]):
+        remedy = REMEDIES.get(option, "use bigscience-workshop/Megatron-DeepSpeed")
+        yield f"engine_settings.checkout {checkout} does not accept {option}; {remedy}"
 
 
 def missing(spec: RunSpec) -> str | None:
@@ -132,6 +152,7 @@ def job(spec: RunSpec, name: str) -> Job:
 
 def arguments(spec: RunSpec, config_file: str) -> Arguments:
     """Return all arguments after `pretrain_gpt.py`; `config_file` has DeepSpeed's settings."""
+    spec = without_unreached_batches(spec)
     model = spec.model
     assert isinstance(model, DecoderShape)
     training, settings = spec.training, spec.engine_settings
@@ -148,7 +169,7 @@ def arguments(spec: RunSpec, config_file: str) -> Arguments:
         **_tokenizer(spec),
         "data-path": [data_prefix(spec) or ""],
         "data-impl": ["mmap"],
-        "split": [settings.get("split") or "949,50,1"],
+        "split": [settings.get("split") or TRAINING_ONLY],
         "log-interval": [1],
         "eval-iters": [0],
         "eval-interval": [1000],
@@ -161,7 +182,7 @@ def arguments(spec: RunSpec, config_file: str) -> Arguments:
 
 def deepspeed_config(spec: RunSpec) -> str:
     """Return DeepSpeed's JSON settings; accumulation steps follow from the batch size ramp-up."""
-    training = spec.training
+    training = without_unreached_batches(spec).training
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": spec.layout.micro_batch,
         "train_batch_size": training.global_batch,

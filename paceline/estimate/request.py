@@ -15,10 +15,9 @@ from paceline.core.units import pluralize
 from paceline.estimate.calibrate.calibration import Calibration
 from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, machine_for
 from paceline.estimate.costs import Failures, Prices
-from paceline.estimate.fit.origin import ANY
 from paceline.estimate.model.case import CudaGraphs, Dispatcher
 from paceline.estimate.model.machine import Machine, with_fabric
-from paceline.estimate.run_case import Software, parse_software
+from paceline.estimate.run_case import Software, parse_software, software_name
 from paceline.files import catalog
 from paceline.files.recipe import Recipe, load_recipe, resolve
 
@@ -35,9 +34,9 @@ class EstimateRequest:
     devices_per_node: int = 8
     intra_link: str | None = None
     inter_link: str | None = None
-    software: str = ANY
+    software: str | None = None
     """Name from SOFTWARE (`fit/origin.py`) or an implementation: fused, torch or softmax. An
-    optional release has year and month: nemo@26.02."""
+    optional release has year and month: nemo@26.02. None is that of the recipe's engine."""
     dispatcher: Dispatcher = "any"
     """MoE token dispatcher."""
     compiled: bool = False
@@ -57,9 +56,15 @@ class EstimateRequest:
     """True to use the native trainer's memory constants, as is always done on CPUs."""
 
     @property
+    def software_name(self) -> str:
+        """Name of the software: as requested, else that of the recipe's engine."""
+        return self.software or software_name(self.resolved_recipe.engine)
+
+    @property
     def resolved_software(self) -> Software:
         """The software that runs the recipe."""
-        software = parse_software(self.software, self.compiled, self.native, self.cuda_graphs)
+        name = self.software_name
+        software = parse_software(name, self.compiled, self.native, self.cuda_graphs)
         software_date = self.software_date or software.software_date
         return replace(software, software_date=software_date, dispatcher=self.dispatcher)
 

@@ -111,11 +111,19 @@ def parse_software(
 
 
 def software_of(spec: RunSpec) -> Software:
-    """Return the software of a run's engine; fused blocks if it is unknown."""
+    """Return the software of a run's engine."""
     native, compiled = spec.engine == "native", spec.training.compile != "none"
-    if spec.engine in SOFTWARE_OF_ENGINE:
-        return parse_software(SOFTWARE_OF_ENGINE[spec.engine], compiled)
-    return Software("torch" if native else "fused", compiled, native)
+    if native:
+        return Software("torch", compiled, native)
+    return parse_software(software_name(spec.engine), compiled)
+
+
+def software_name(engine: str) -> str:
+    """Return the software of an engine for `parse_software`, `any` (fused blocks) if unknown.
+
+    An estimate without a run is of no particular software if the recipe's engine is `native`.
+    """
+    return SOFTWARE_OF_ENGINE.get(engine, ANY)
 
 
 def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:

@@ -200,7 +200,7 @@ def estimate_on(
         dtype=training.dtype,
         global_batch=training.global_batch,
         seq_len=training.seq_len,
-        software="native" if request.native else request.software,
+        software="native" if request.native else request.software_name,
         implementation=request.resolved_software.implementation_on(machine),
         step_time_s=seconds,
         low_s=float(low[0]),

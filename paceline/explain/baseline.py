@@ -12,9 +12,10 @@ from paceline.core.errors import UserError
 from paceline.core.metrics import metric_class
 from paceline.core.units import step_seconds
 from paceline.estimate.fit.evidence import shipped_evidence
-from paceline.estimate.fit.origin import ANY, SOFTWARE
+from paceline.estimate.fit.origin import SOFTWARE
 from paceline.estimate.measured_step import estimate_measured_run, measured_run, request_for_run
 from paceline.estimate.request import EstimateRequest
+from paceline.estimate.run_case import software_name
 from paceline.estimate.single_estimate import Estimate, estimate
 from paceline.explain.explanation import BaselineKind
 from paceline.explain.observed_run import (
@@ -174,7 +175,8 @@ def _request_for_log(run: ObservedRun, settings: UserSettings) -> EstimateReques
         "seq_len": from_log.seq_len,
         "dtype": from_log.dtype,
     }
-    software = next((name for name in SOFTWARE if name == (from_log.engine or "").lower()), ANY)
+    engine = (from_log.engine or "").lower()
+    software = engine if engine in SOFTWARE else software_name(engine)
     return EstimateRequest(
         _recipe_name(run, settings) or "",
         from_log.device or settings.device or "",

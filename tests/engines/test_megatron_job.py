@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from paceline.core.run import RunSpec
 from paceline.core.training import RampUp, Training
 from paceline.engines import engine
 from paceline.engines.megatron.arguments import samples_of
-from tests.engines.megatron_specs import settings, started, study
+from tests.engines.megatron_specs import Settings, settings, started, study
 from tests.example import make_spec
 
 PLAIN = "model.embedding_norm=false"
@@ -107,11 +109,10 @@ def test_exchanges_wait_behind_one_queue_of_kernels(tmp_path: Path):
     assert job.env["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
 
 
-def test_without_fusions_the_three_that_need_other_packages_are_off(tmp_path: Path):
+def test_without_fusions_those_that_need_other_packages_are_off(tmp_path: Path):
     told = started(lm(tmp_path, "engine_settings.fusions=false", "model.positions=rope"))
-    assert {"--no-rope-fusion", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion"} < (
-        set(told)
-    )
+    parts = ("rope", "gradient-accumulation", "masked-softmax")
+    assert {f"--no-{part}-fusion" for part in parts} | {"--no-persist-layer-norm"} < set(told)
     assert not any(name.startswith("--no-") for name in started(lm(tmp_path)))
 
 
@@ -157,8 +158,8 @@ def test_fp8_is_computed_by_transformer_engine(tmp_path: Path):
 
 def test_a_growing_batch_in_the_old_spelling_and_in_the_new(tmp_path: Path):
     ramp = "training.ramp_up={start: 128, increment: 128, samples: 3000}"
-    old = started(lm(tmp_path, ramp))
-    new = started(lm(tmp_path, ramp, "engine_settings.spelling=new"))
+    old = started(lm(tmp_path, ramp, "steps=50"))
+    new = started(lm(tmp_path, ramp, "steps=50", "engine_settings.spelling=new"))
     assert old["--rampup-batch-size"] == ("128", "128", "3000")
     assert old["--global-batch-size"] == ("512",)
     schedule = f"0:128 {1000 * 2048}:256 {2000 * 2048}:384 {3000 * 2048}:512"
@@ -178,11 +179,44 @@ def test_a_checkout_that_does_nothing_by_the_old_spelling_is_told_from_others(tm
     file.write_text("class RampupBatchsizeNumMicroBatchesCalculator: ...")
     assert problems(ramp) == []
     file.write_text("'rampup_batch_size is deprecated'")
-    assert "use engine_settings.spelling=new" in problems(ramp)[0]
-    assert problems(ramp, "engine_settings.spelling=new") == problems() == []
+    assert "use engine_settings.spelling=new" in problems(ramp, "engine_settings.spelling=old")[0]
+    assert problems(ramp) == problems(ramp, "engine_settings.spelling=new") == problems() == []
 
 
-def test_a_training_that_ends_within_its_ramp_up_names_where_it_exits():
+def batches_of_megatron(told: Settings) -> list[int]:
+    """Global batch of each step, as the calculator for --rampup-batch-size computes it."""
+    full, to_train = int(told["--global-batch-size"][0]), int(told["--train-samples"][0])
+    start, increment, samples = map(int, told.get("--rampup-batch-size", (full, 1, 0)))
+    per_increment = samples / max(1, (full - start) // increment)
+    consumed, steps = 0, list[int]()
+    while consumed <= samples and start < full:
+        growth = int(consumed / per_increment) * increment
+        steps.append(full if consumed > samples else start + growth)
+        consumed += steps[-1]
+    return [*steps, *[full] * ((to_train - consumed) // full)]
+
+
+@pytest.mark.parametrize("steps", [1, 20, 4167, 4168, 6250, 6251, 6252, 14000, 14833, 15000])
+def test_a_training_that_ends_within_its_ramp_up_takes_the_same_steps(
+    tmp_path: Path, steps: int
+) -> None:
+    spec = lm(tmp_path, f"steps={steps}", variant="ramp-up")
+    told = started(spec)
+    training = spec.training
+    counts = [samples_of(training.model_copy(update={"steps": n})) for n in range(steps + 1)]
+    assert batches_of_megatron(told) == [b - a for a, b in pairwise(counts)]
+    assert "--exit-interval" not in told, "BigScience's fork would save a checkpoint"
+
+
+def test_deepspeeds_batch_is_the_last_one_that_is_reached(tmp_path: Path) -> None:
+    spec = study(tmp_path, "steps=20", variant="ramp-up")
+    told, job = started(spec), engine("megatron_deepspeed").job(spec, "x")
+    assert told["--global-batch-size"] == ("32",) and "--rampup-batch-size" not in told
+    assert json.loads(job.files["ds_config.json"])["train_batch_size"] == 32
+    assert told["--train-samples"] == (str(20 * 32),)
+
+
+def test_samples_of_a_ramp_up() -> None:
     training = Training(
         seq_len=32,
         global_batch=16,

@@ -7,11 +7,18 @@ import pytest
 from paceline.core.layout import Layout
 from paceline.core.shape import LoraSpec, num_parameters, trainable_parameters
 from paceline.core.training import Training
+from paceline.engines import engine_names
 from paceline.estimate.memory.device_memory import memory
 from paceline.estimate.memory.framework import Framework
 from paceline.estimate.model.case import Case, cases_of
 from paceline.estimate.request import EstimateRequest
-from paceline.estimate.run_case import Software, case_of, cases_of_layouts, with_memory
+from paceline.estimate.run_case import (
+    Software,
+    case_of,
+    cases_of_layouts,
+    software_of,
+    with_memory,
+)
 from paceline.files.recipe import load_recipe
 from tests.estimate.memory.test_device_memory import LLAMA_8B
 from tests.example import SHAPE, make_spec
@@ -83,3 +90,18 @@ def test_many_layouts_are_the_cases_of_their_runs():
         assert together.numbers[name].tolist() == column.tolist(), name
     for name, column in each.categories.items():
         assert together.categories[name].tolist() == column.tolist(), name
+
+
+@pytest.mark.parametrize("engine", [name for name in engine_names() if name != "native"])
+def test_a_request_and_a_run_have_the_software_of_the_engine(engine: str) -> None:
+    request = EstimateRequest("gpt-1b3", "V100-32GB", 4, overrides=(f"engine={engine}",))
+    assert request.resolved_software == software_of(make_spec(engine=engine))
+
+
+def test_the_software_that_was_requested_takes_precedence() -> None:
+    changes = ("engine=megatron_deepspeed",)
+    of_engine = EstimateRequest("gpt-1b3", "V100-32GB", 4, overrides=changes)
+    explicit = EstimateRequest("gpt-1b3", "V100-32GB", 4, overrides=changes, software="any")
+    assert of_engine.resolved_software.implementation == "softmax"
+    assert explicit.resolved_software.implementation == "fused"
+    assert EstimateRequest("gpt-1b3", "V100-32GB", 4).software_name == "any"

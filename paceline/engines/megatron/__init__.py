@@ -9,19 +9,22 @@ from typing import Any
 
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
+from paceline.engines.launch.accepted_options import rejected_options
 from paceline.engines.launch.environments import interpreter, not_installed
+from paceline.engines.launch.extra_settings import extra_arguments
 from paceline.engines.launch.programs import launch, program_file, windows_program
 from paceline.engines.log_reading.iteration_log import IterationLog
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
 from paceline.engines.megatron import lm_arguments
 from paceline.engines.megatron.arguments import REPLACEABLE, Arguments, words
 from paceline.engines.megatron.support import SUPPORT as SUPPORT
-from paceline.engines.megatron.support import unsupported as unsupported
+from paceline.engines.megatron.support import unsupported as unsupported_fields
 
 REQUIREMENTS = ("megatron-core==0.16.1",)
 IMPORTS = ("torch", "megatron.core", "numpy")
 
 ENTRY = "pretrain_gpt.py"
+PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
 PACKAGE = "paceline.engines.megatron"
 PROGRAM = "core_program.py"
 PROGRAM_FILES = (
@@ -29,6 +32,19 @@ PROGRAM_FILES = (
     "core_arguments_program.py",
     "core_model_program.py",
 )
+
+
+def unsupported(spec: RunSpec) -> list[str]:
+    """Return what Megatron-LM or Paceline's program cannot do of `spec`, one sentence each."""
+    problems, checkout = unsupported_fields(spec), spec.engine_settings.get("checkout")
+    if problems or checkout is None:
+        return problems
+    argv = [*words(_arguments(spec)), *extra_arguments(spec)]
+    files = [Path(str(checkout), name) for name in PARSERS]
+    return [
+        f"engine_settings.checkout {checkout} does not accept {option}; use a newer Megatron-LM"
+        for option in rejected_options(argv, files)
+    ]
 
 
 def missing(spec: RunSpec) -> str | None:

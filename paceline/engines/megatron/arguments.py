@@ -23,6 +23,9 @@ REPLACEABLE = (
     *("distributed-backend", "distributed-timeout-minutes", "transformer-impl"),
 )
 """Arguments that an extra argument replaces, because no figure of a run depends on them."""
+TRAINING_ONLY = "100,0,0"
+"""Default split: nothing is evaluated, and Megatron-LM 0.20 never ends the search for the samples
+of a part that is smaller than one sequence."""
 DATA_SUFFIXES = (".bin", ".idx")
 
 
@@ -65,20 +68,38 @@ def layout_arguments(spec: RunSpec) -> Arguments:
 
 
 def length_arguments(training: Training) -> Arguments:
-    """Return iterations, or samples if the batch or learning rate schedule counts samples.
+    """Return iterations, or samples if the batch or learning rate schedule counts samples."""
+    if by_samples(training):
+        return {"train-samples": [samples_of(training)]}
+    return {"train-iters": [training.steps]}
 
-    Megatron subtracts the samples of a full ramp-up from the samples to train on before it divides
-    by the batch. A training that ends within the ramp-up must therefore request more samples and
-    set an exit step.
+
+def without_unreached_batches(spec: RunSpec) -> RunSpec:
+    """Return the run with the part of its ramp-up that its steps reach; the steps are the same.
+
+    Megatron subtracts the samples of a whole ramp-up from those to train on before it divides by
+    the batch, so it cannot end within a ramp-up but by `--exit-interval`. BigScience's fork then
+    saves a checkpoint, with or without `--save`.
     """
-    if not by_samples(training):
-        return {"train-iters": [training.steps]}
-    samples, ramp_up = samples_of(training), training.ramp_up
-    if ramp_up is None or samples > ramp_up.samples + training.global_batch:
-        return {"train-samples": [samples]}
-    whole = int((training.total_tokens or 0) // training.seq_len)
-    beyond = ramp_up.samples + 2 * training.global_batch
-    return {"train-samples": [max(whole, beyond)], "exit-interval": [training.steps]}
+    training = spec.training
+    if training.ramp_up is None:
+        return spec
+    sizes = training.ramp_up.sizes(training.global_batch)
+    before_last_step = samples_of(training.model_copy(update={"steps": training.steps - 1}))
+    batches = [batch for until, batch in sizes if before_last_step < until]
+    if not batches:
+        return spec
+    number = [batch for _, batch in sizes].index(batches[0])
+    # The samples of `number` increments, rounded up as the batch size calculator does.
+    samples = -(-training.ramp_up.samples * number // len(sizes))
+    ramp_up = training.ramp_up.model_copy(update={"samples": samples}) if number else None
+    unit = "samples" if by_samples(training) else "steps"
+    changes = {
+        "global_batch": batches[0],
+        "ramp_up": ramp_up,
+        "lr_schedule": training.lr_schedule.model_copy(update={"unit": unit}),
+    }
+    return spec.model_copy(update={"training": training.model_copy(update=changes)})
 
 
 def by_samples(training: Training) -> bool:

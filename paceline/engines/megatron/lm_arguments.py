@@ -9,6 +9,7 @@ from paceline.core.pipeline import layers_per_stage
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.megatron.arguments import (
+    TRAINING_ONLY,
     Arguments,
     batch_arguments,
     data_prefix,
@@ -17,7 +18,9 @@ from paceline.engines.megatron.arguments import (
     length_arguments,
     optimizer_arguments,
     shape_arguments,
+    without_unreached_batches,
 )
+from paceline.engines.megatron.support import spelling
 
 EXCHANGES = {"all-gather": "allgather", "all-to-all": "a2a", "ring": "p2p"}
 """Megatron's name for each exchange of keys and values between context-parallel ranks."""
@@ -32,6 +35,7 @@ LOW_PRECISION = {
 
 def arguments(spec: RunSpec) -> Arguments:
     """Return all arguments after `pretrain_gpt.py`."""
+    spec = without_unreached_batches(spec)
     model = spec.model
     assert isinstance(model, DecoderShape)
     training, settings = spec.training, spec.engine_settings
@@ -42,7 +46,7 @@ def arguments(spec: RunSpec) -> Arguments:
         "distributed-timeout-minutes": [max(1, round(spec.hang_limit_s / 60))],
         **_shape(model, training.seq_len),
         **dropout_arguments(model),
-        **batch_arguments(training, stepwise=settings.get("spelling") == "new"),
+        **batch_arguments(training, stepwise=spelling(spec) == "new"),
         **length_arguments(training),
         **_precision(spec),
         **optimizer_arguments(training),
@@ -214,7 +218,8 @@ def _transformer(settings: Mapping[str, object], model: DecoderShape) -> Argumen
     if settings.get("fusions") is not False:
         return arguments
     rope: Arguments = {"no-rope-fusion": []} if model.positions == "rope" else {}
-    return {**arguments, **rope, "no-persist-layer-norm": [], "no-gradient-accumulation-fusion": []}
+    switches = ("persist-layer-norm", "gradient-accumulation-fusion", "masked-softmax-fusion")
+    return {**arguments, **rope, **{f"no-{name}": [] for name in switches}}
 
 
 def _tokens(spec: RunSpec, model: DecoderShape) -> Arguments:
@@ -244,4 +249,4 @@ def _tokens(spec: RunSpec, model: DecoderShape) -> Arguments:
     prefix = data_prefix(spec)
     if prefix is None:
         return {**arguments, "mock-data": []}
-    return {**arguments, "data-path": [prefix], "split": [settings.get("split") or "949,50,1"]}
+    return {**arguments, "data-path": [prefix], "split": [settings.get("split") or TRAINING_ONLY]}

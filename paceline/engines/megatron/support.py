@@ -112,9 +112,9 @@ def path_problems(spec: RunSpec) -> Iterator[str]:
 
 def setting_problems(spec: RunSpec) -> Iterator[str]:
     """Yield contradictions in any version of pretrain_gpt.py: spelling, units, data file."""
-    spelling = spec.engine_settings.get("spelling") or SPELLINGS[0]
-    if spelling not in SPELLINGS:
-        yield f"engine_settings.spelling {spelling} must be old or new"
+    form = settings_spelling(spec) or SPELLINGS[0]
+    if form not in SPELLINGS:
+        yield f"engine_settings.spelling {form} must be old or new"
     schedule = spec.training.lr_schedule
     varies = schedule.kind != "constant" or schedule.warmup > 0
     if by_samples(spec.training) and schedule.unit == "steps" and varies:
@@ -147,21 +147,31 @@ def _checkout_problems(spec: RunSpec) -> Iterator[str]:
     fusions = spec.engine_settings.get("fusions")
     if fusions not in (None, True, False):
         yield f"engine_settings.fusions {fusions} must be true or false"
-    if spec.training.ramp_up is not None and _ignores_ramp_up(spec):
+    if spec.training.ramp_up and settings_spelling(spec) == "old" and not _reads_ramp_up(spec):
         yield (
             "training.ramp_up: this checkout ignores --rampup-batch-size (Megatron-Core 0.19): use "
             "engine_settings.spelling=new"
         )
 
 
-def _ignores_ramp_up(spec: RunSpec) -> bool:
-    """Return whether the checkout, if readable here, ignores the old spelling."""
-    settings = spec.engine_settings
+def spelling(spec: RunSpec) -> str:
+    """Return the form of the batch ramp-up: as set, else the one that the checkout reads."""
+    return settings_spelling(spec) or ("old" if _reads_ramp_up(spec) else "new")
+
+
+def settings_spelling(spec: RunSpec) -> str | None:
+    """Return engine_settings.spelling, None if it is not set."""
+    value = spec.engine_settings.get("spelling")
+    return None if value is None else str(value)
+
+
+def _reads_ramp_up(spec: RunSpec) -> bool:
+    """Return whether the checkout reads `--rampup-batch-size`, also if it is not readable here."""
     try:
-        text = read_text(Path(str(settings["checkout"]), CALCULATOR))
+        text = read_text(Path(str(spec.engine_settings.get("checkout")), CALCULATOR))
     except (OSError, ValueError):
-        return False
-    return settings.get("spelling") != "new" and RAMP_UP not in text
+        return True
+    return RAMP_UP in text
 
 
 def _program_problems(spec: RunSpec) -> Iterator[str]:

@@ -22,6 +22,20 @@ def test_layouts_that_the_engine_cannot_run_are_left_out(tmp_path: Path):
     assert all(layout["recompute"] != "selective" for layout in layouts)
 
 
+def test_the_memory_of_a_stage_is_that_of_the_engines_software(tmp_path: Path):
+    """The study measured 27 GB without activation checkpointing, which 16 GB cannot hold."""
+    data = tmp_path / "pile_text_document.bin"
+    data.touch()
+    values = ("engine_settings.checkout=/code/megatron", "data.source=tokens", f"data.path={data}")
+    changes = [word for value in values for word in ("--set", value)]
+    on_16_gb = (*STUDY[:-1], "jean-zay-v100-16g", *SHORT, "--stages", "512", *changes, "--json")
+    done = paceline(*on_16_gb, runs=tmp_path / "runs")
+    assert done.returncode == 0, done.stderr
+    plans = json.loads(done.stdout)["alternatives"]
+    one_device = [p for p in plans if p["layout"]["tp"] == p["layout"]["pp"] == 1]
+    assert all(plan["layout"]["recompute"] == "full" for plan in one_device)
+
+
 def test_what_the_engine_refuses_is_said_before_anything_is_planned(tmp_path: Path):
     done = paceline(*STUDY, *SHORT, runs=tmp_path)
     assert done.returncode == 1

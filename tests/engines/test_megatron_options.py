@@ -1,0 +1,141 @@
+"""Every argument list is accepted by the real programs, whose options a file lists by commit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.core.run import RunSpec
+from paceline.engines import engine
+from paceline.files import references
+from paceline.files.references import Row
+from tests.engines.megatron_specs import Settings, started, study
+
+OPTIONS = json.loads((Path(__file__).parent / "megatron_options.json").read_text())
+"""Accepted options of each program, with the type of their values."""
+BIGSCIENCE = "bigscience-workshop/Megatron-DeepSpeed@8387ae1"
+MICROSOFT = "microsoft/Megatron-DeepSpeed@f4157be"
+MEGATRON_LM = "NVIDIA/Megatron-LM@d98e8a6"
+ROWS = {row.id: row for row in references.find_rows("bigscience-1b3")}
+WHOLE_RAMP_UP = "steps=20000"
+WITHOUT_NORM = "model.embedding_norm=false"
+
+
+def check_options(told: Settings, program: str) -> None:
+    """Check that the program has the options, and that their values have its types."""
+    options = OPTIONS[program]["options"]
+    for name, values in told.items():
+        assert name in options, f"{program} has no {name}"
+        kind = options[name].removeprefix("list of ").removeprefix("optional ")
+        if options[name] == "flag":
+            assert not values, f"{name} takes no value"
+        elif not options[name].startswith(("list of ", "optional ")):
+            assert len(values) == 1, f"{name} takes one value"
+        for value in values:
+            {"int": int, "float": float}.get(kind, str)(value)
+
+
+def spec_of(row: Row, folder: Path, *changes: str) -> RunSpec:
+    """The run of a published row on as many nodes as it had."""
+    assert row.layout is not None and row.num_devices and row.global_batch
+    layout = row.layout.model_dump(include={"tp", "pp", "micro_batch", "recompute", "zero_stage"})
+    spec = study(folder, f"layout={json.dumps(layout)}", *changes)
+    cluster = spec.cluster.model_copy(update={"nodes": row.num_devices // 4})
+    training = spec.training.model_copy(update={"global_batch": row.global_batch})
+    return spec.model_copy(update={"cluster": cluster, "training": training})
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_published_layout_and_stage_is_accepted(row: str, tmp_path: Path) -> None:
+    check_options(started(spec_of(ROWS[row], tmp_path)), BIGSCIENCE)
+    check_options(started(spec_of(ROWS[row], tmp_path, WITHOUT_NORM)), MICROSOFT)
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("steps", ["steps=20", WHOLE_RAMP_UP])
+def test_ramp_ups_are_accepted(pp: int, steps: str, tmp_path: Path) -> None:
+    changes = (f"layout.pp={pp}", steps)
+    check_options(started(study(tmp_path, *changes, variant="ramp-up")), BIGSCIENCE)
+    new = ("engine_settings.spelling=new", WITHOUT_NORM)
+    spec = study(tmp_path, *changes, *new, variant="ramp-up", name="megatron")
+    check_options(started(spec), MEGATRON_LM)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [
+        ("gpt-1b3", (WITHOUT_NORM,)),
+        ("gpt-1b3", (WITHOUT_NORM, "layout={tp: 2, pp: 2, vp: 3, cp: 2, zero_stage: 1}")),
+        ("gpt-1b3", (WITHOUT_NORM, "layout.zero_stage=3", "engine_settings.overlap=true")),
+        ("gpt-1b3", (WITHOUT_NORM, "engine_settings.fusions=false", "model.positions=rope")),
+        ("gpt-1b3", (WITHOUT_NORM, "engine_settings.tokenizer=/t", "training.dtype=bf16")),
+        ("gpt-1b3", (WITHOUT_NORM, "layout.recompute=selective", "training.dtype=mxfp8")),
+        ("llama31-8b", ("layout.tp=2", "layout.sequence_parallel=true")),
+        ("llama31-405b", ("layout={pp: 8, vp: 8, zero_stage: 1}",)),
+        ("deepseek-v3", ("layout={pp: 8, vp: 4, zero_stage: 1}", "global_batch=512")),
+    ],
+)
+def test_megatron_lm_accepts_every_kind_of_argument(
+    recipe: str, changes: tuple[str, ...], tmp_path: Path
+) -> None:
+    told = started(study(tmp_path, *changes, name="megatron", recipe=recipe))
+    check_options(told, MEGATRON_LM)
+
+
+def checkout(folder: Path, program: str, *, without: tuple[str, ...] = ()) -> str:
+    """Write the parser of a program into a folder; return the setting of that checkout."""
+    parser = folder / OPTIONS[program]["parser"]
+    parser.parent.mkdir(parents=True, exist_ok=True)
+    names = [name for name in OPTIONS[program]["options"] if name not in without]
+    parser.write_text("\n".join(f"group.add_argument('{name}')" for name in names))
+    return f'engine_settings.checkout="{folder}"'
+
+
+def problems(spec: RunSpec) -> list[str]:
+    return engine(spec.engine).unsupported(spec)
+
+
+def test_an_option_that_a_fork_does_not_have_is_refused(tmp_path: Path) -> None:
+    microsoft = checkout(tmp_path, MICROSOFT)
+    (problem,) = problems(study(tmp_path, microsoft))
+    assert "does not accept --embed-layernorm; use model.embedding_norm=false" in problem
+    assert problems(study(tmp_path, microsoft, WITHOUT_NORM)) == []
+    (problem,) = problems(
+        study(tmp_path, microsoft, WITHOUT_NORM, "engine_settings.arguments=--no-such 1")
+    )
+    assert "does not accept --no-such; use bigscience-workshop/Megatron-DeepSpeed" in problem
+    bigscience = checkout(tmp_path / "bigscience", BIGSCIENCE)
+    assert problems(study(tmp_path, bigscience)) == []
+
+
+def test_an_option_that_an_older_megatron_lm_does_not_have_is_refused(tmp_path: Path) -> None:
+    older = checkout(tmp_path, MEGATRON_LM, without=("--log-throughput",))
+    (problem,) = problems(study(tmp_path, older, WITHOUT_NORM, name="megatron"))
+    assert "does not accept --log-throughput; use a newer Megatron-LM" in problem
+
+
+def test_generated_options_and_those_of_another_machine_are_not_judged(tmp_path: Path) -> None:
+    generated = checkout(tmp_path, MEGATRON_LM, without=("--log-throughput",))
+    parser = tmp_path / OPTIONS[MEGATRON_LM]["parser"]
+    parser.write_text(f"factory = ArgumentGroupFactory(Config)\n{parser.read_text()}")
+    assert problems(study(tmp_path, generated, WITHOUT_NORM, name="megatron")) == []
+    elsewhere = 'engine_settings.checkout="/not/on/this/machine"'
+    assert problems(study(tmp_path, elsewhere)) == []
+
+
+def test_the_form_of_a_ramp_up_follows_from_the_checkout(tmp_path: Path) -> None:
+    setting = checkout(tmp_path, MEGATRON_LM)
+    calculator = tmp_path / "megatron/core/num_microbatches_calculator.py"
+    calculator.parent.mkdir(parents=True)
+    changes = (setting, WITHOUT_NORM, WHOLE_RAMP_UP)
+
+    def options() -> Settings:
+        spec = study(tmp_path, *changes, variant="ramp-up", name="megatron")
+        return started(spec)
+
+    calculator.write_text("class RampupBatchsizeNumMicroBatchesCalculator: ...")
+    assert "--rampup-batch-size" in options()
+    calculator.write_text("class StepBatchsizeNumMicroBatchesCalculator: ...")
+    assert "--step-batch-size-schedule" in options()
