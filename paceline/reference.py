@@ -21,7 +21,7 @@ from paceline.core.hardware import Dtype, FabricLevel, Site
 from paceline.core.layout_checks import NATIVE_SIZE_RULES, RULES, SIZE_RULES
 from paceline.core.metrics import METRICS
 from paceline.core.units import GIB
-from paceline.engines import log_formats
+from paceline.engines import engine_names, engine_requirements, log_formats
 from paceline.files import catalog
 from paceline.files.field_docs import FieldDoc, field_docs
 from paceline.files.recipe import Recipe
@@ -348,6 +348,25 @@ def log_format_table() -> str:
     return table(head, rows)
 
 
+ENGINE_PAGES = {"native": "`native`", "megatron_deepspeed": "[`megatron_deepspeed`](megatron.md)"}
+"""Cells of engines that have no page of their own."""
+
+
+def engine_table() -> str:
+    """Return the versions of programs that the engines have started for real."""
+    rows = [
+        (
+            "" if index else ENGINE_PAGES.get(name, f"[`{name}`]({name}.md)"),
+            each.program,
+            each.cpu,
+            each.gpu,
+        )
+        for name in engine_names()
+        for index, each in enumerate(engine_requirements(name).tested_programs)
+    ]
+    return table(("engine", "version", "started on CPUs", "on GPUs"), rows)
+
+
 def comparison_key_table() -> str:
     """Return the settings that must be equal in a comparison."""
     return table(
@@ -365,5 +384,6 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/metrics.md": metric_table,
     "dev/layout-rules.md": layout_tables,
     "reference/log-formats.md": log_format_table,
+    "reference/engines/index.md": engine_table,
 }
 """Pages of the docs by path, and the function that generates their marked part."""

@@ -19,7 +19,7 @@ from paceline.core.hardware import Cluster
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.engines.log_reading.log_content import LogFormat
-from paceline.engines.support import Support
+from paceline.engines.support import Support, TestedProgram
 from paceline.files.plugins import ENGINES, LOG_FORMATS, plugins
 from paceline.files.recipe import Recipe
 
@@ -31,6 +31,7 @@ class Engine(Protocol):
     is only one).
 
     Event lines from the ranks take precedence over their logs, which the module's LOG_FORMAT reads.
+    TESTED_PROGRAMS lists the versions of programs that it has started for real.
     A framework with its own environment lists it in REQUIREMENTS (pip pins) and IMPORTS (modules
     that must be importable in it); PIP_ARGUMENTS are additional arguments to pip.
     """
@@ -72,6 +73,8 @@ class EngineRequirements:
     """Programs that must be on this machine's PATH."""
     outside: str = ""
     """Requirement that no Python environment can meet."""
+    tested_programs: tuple[TestedProgram, ...] = ()
+    """Versions of programs that were started for real."""
 
 
 def engine_requirements(name: str) -> EngineRequirements:
@@ -86,6 +89,7 @@ def engine_requirements(name: str) -> EngineRequirements:
         pip_arguments=getattr(module, "PIP_ARGUMENTS", ()),
         commands=getattr(module, "COMMANDS", ()),
         outside=getattr(module, "OUTSIDE", ""),
+        tested_programs=getattr(module, "TESTED_PROGRAMS", ()),
     )
 
 

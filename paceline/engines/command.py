@@ -17,7 +17,7 @@ from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.core.secrets import REDACTED, redacted_words, secret_words
 from paceline.engines.launch.programs import launch, unknown_settings
-from paceline.engines.support import Support
+from paceline.engines.support import Support, TestedProgram
 
 SETTINGS = ("per", "devices")
 PER = ("node", "device")
@@ -25,6 +25,7 @@ SUPPORT: Mapping[str, Support] = {"": {}}
 """No field is refused: a user program may interpret the recipe as it likes."""
 SECRET_ARGUMENT = "PACELINE_SECRET_"
 """Prefix of the variables for words of the command that must not appear in a script."""
+TESTED_PROGRAMS = (TestedProgram("PyTorch loops, torchrun", "two SSH hosts"),)
 
 
 def unsupported(spec: RunSpec) -> list[str]:

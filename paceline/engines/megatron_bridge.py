@@ -32,6 +32,7 @@ from paceline.engines.support import (
     NO_CHECKPOINTS,
     WITHOUT_RAMP_UP,
     Support,
+    TestedProgram,
     no,
     only,
     refusals,
@@ -89,6 +90,7 @@ RECIPE: Support = {
 }
 """Limits of a performance recipe with any launcher."""
 SUPPORT = {"": {**RECIPE, "layout.recompute": only("none", "full")}}
+TESTED_PROGRAMS = (TestedProgram("067f987d, b50da4c7", "only the argument parsers"),)
 
 
 def unsupported(spec: RunSpec) -> list[str]:

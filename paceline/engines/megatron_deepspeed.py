@@ -44,7 +44,7 @@ from paceline.engines.megatron.support import (
     path_problems,
     setting_problems,
 )
-from paceline.engines.support import DEEPSEEK, no, only, refusals
+from paceline.engines.support import DEEPSEEK, TestedProgram, no, only, refusals
 
 OUTSIDE = "a checkout of Megatron-DeepSpeed, and an interpreter with its dependencies"
 SETTINGS = ("checkout", "spelling", "split", "tokenizer", "vocab_file", "merge_file")
@@ -88,6 +88,9 @@ SUPPORT = {
         ),
     }
 }
+TESTED_PROGRAMS = (
+    TestedProgram("bigscience-workshop 8387ae1", "DP, TP 2, PP 2, ramp-up, SSH, Slurm"),
+)
 
 
 def unsupported(spec: RunSpec) -> list[str]:

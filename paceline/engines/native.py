@@ -19,7 +19,15 @@ from paceline.engines.launch.extra_settings import extra_environment
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
 from paceline.engines.log_reading.log_content import LogFormat
-from paceline.engines.support import DEEPSEEK, TEXT_SOURCES, no, only, refusals, small_vocabulary
+from paceline.engines.support import (
+    DEEPSEEK,
+    TEXT_SOURCES,
+    TestedProgram,
+    no,
+    only,
+    refusals,
+    small_vocabulary,
+)
 from paceline.files.home import cache_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 
@@ -54,6 +62,7 @@ SUPPORT = {
         "training.dtype": only(*DTYPES),
     }
 }
+TESTED_PROGRAMS = (TestedProgram("built-in trainer", "all layouts, SSH, Slurm", "one H100"),)
 
 
 def unsupported(spec: RunSpec) -> list[str]:

@@ -63,6 +63,17 @@ class Limit:
         return "no" if self.allowed is None else ", ".join(map(_text, self.allowed))
 
 
+@dataclass(frozen=True)
+class TestedProgram:
+    """Version of a real program that an engine has started."""
+
+    program: str
+    cpu: str
+    """Kinds of runs on CPUs, or `no`."""
+    gpu: str = "no"
+    """Kinds of runs on GPUs, or `no`."""
+
+
 Support = Mapping[str, Limit]
 """Limits by the feature's field; a feature without a limit is supported."""
 

@@ -44,6 +44,12 @@ def test_what_is_missing_is_told_with_its_remedy(name: str):
 
 
 @ENGINES
+def test_the_programs_that_it_has_started_are_listed(name: str):
+    programs = engines.engine_requirements(name).tested_programs
+    assert programs and all(each.program and each.cpu and each.gpu for each in programs)
+
+
+@ENGINES
 def test_a_setting_that_it_does_not_know_is_refused(name: str):
     spec = make_spec(engine=name, engine_settings={"no_such_setting": 1})
     problems = [p for p in engine(name).unsupported(spec) if "no_such_setting" in p]

@@ -31,6 +31,7 @@ from paceline.engines.support import (
     SHAPE_OPTIONS,
     WITHOUT_RAMP_UP,
     Support,
+    TestedProgram,
     no,
     only,
     refusals,
@@ -100,6 +101,11 @@ CHECKOUT: Support = {
     "training.grad_clip": only(1.0, reason="DeepSpeed-Chat clips gradients at 1"),
 }
 SUPPORT = {"own program": PACELINE_PROGRAM, "a checkout's": CHECKOUT}
+TESTED_PROGRAMS = (
+    TestedProgram("DeepSpeed 0.19.8, without a checkout", "ZeRO 0 to 3, SSH, Slurm"),
+    TestedProgram("LambdaLabsML 7770cec", "2x2 ranks, two SSH hosts"),
+    TestedProgram("deepspeedai 45b4b71", "one and two ranks"),
+)
 
 
 def unsupported(spec: RunSpec) -> list[str]:

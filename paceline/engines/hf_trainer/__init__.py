@@ -30,6 +30,7 @@ from paceline.engines.support import (
     TOKEN_WINDOWS,
     WITHOUT_RAMP_UP,
     Support,
+    TestedProgram,
     no,
     only,
     refusals,
@@ -225,6 +226,7 @@ ANY_SHAPE: Support = {
     "layout.recompute": only("none", "full", reason="the Trainer recomputes full blocks or none"),
 }
 SUPPORT = {TITLES[name]: {**ANY_SHAPE, **limits} for name, limits in FAMILIES.items()}
+TESTED_PROGRAMS = (TestedProgram("transformers 5.23", "two ranks, LoRA"),)
 
 
 def unsupported(spec: RunSpec) -> list[str]:

@@ -19,6 +19,7 @@ from paceline.engines.megatron import lm_arguments
 from paceline.engines.megatron.arguments import REPLACEABLE, Arguments, words
 from paceline.engines.megatron.support import SUPPORT as SUPPORT
 from paceline.engines.megatron.support import unsupported as unsupported_fields
+from paceline.engines.support import TestedProgram
 
 REQUIREMENTS = ("megatron-core==0.16.1",)
 IMPORTS = ("torch", "megatron.core", "numpy")
@@ -31,6 +32,10 @@ PROGRAM_FILES = (
     PROGRAM,
     "core_arguments_program.py",
     "core_model_program.py",
+)
+TESTED_PROGRAMS = (
+    TestedProgram("Megatron-Core 0.16.1", "TP 2, PP 2, DP 2, ramp-up"),
+    TestedProgram("Megatron-LM d98e8a6 (0.20)", "TP 2, PP 2, ramp-up"),
 )
 
 

@@ -30,7 +30,7 @@ from paceline.engines.launch.programs import (
     unknown_settings,
 )
 from paceline.engines.mlperf.log_format import LOG_FORMAT as LOG_FORMAT
-from paceline.engines.support import NATIVE_ONLY, refusals
+from paceline.engines.support import NATIVE_ONLY, TestedProgram, refusals
 from paceline.files.home import home_path
 from paceline.files.recipe import Recipe
 
@@ -247,6 +247,12 @@ IMAGE_SUFFIXES = (".sqsh", ".sqfs", ".squashfs")
 """Suffixes of image files of Enroot."""
 SUPPORT = {"": NATIVE_ONLY}
 """Supported fields; the config decides the rest."""
+TESTED_PROGRAMS = (
+    TestedProgram(
+        "training_results_v5.1",
+        "`run.sub` to a score, without their images",
+    ),
+)
 
 
 def unsupported(spec: RunSpec) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.engines.nemo import launch, llmb
+from paceline.engines.support import TestedProgram
 
 TITLE = "NeMo (NVIDIA's published benchmarks)"
 COMMANDS = ("sbatch",)
@@ -20,6 +21,10 @@ SUPPORT = {
     "llmb": llmb.SUPPORT,
 }
 FORMS = {"launch": launch, "llmb": llmb}
+TESTED_PROGRAMS = (
+    TestedProgram("dgxc-benchmarking v25.01", "`launch.sh` and `configure.sh`, without NeMo"),
+    TestedProgram("llmb-run 1.16.2", "`submit` up to its Slurm job"),
+)
 
 
 def unsupported(spec: RunSpec) -> list[str]:

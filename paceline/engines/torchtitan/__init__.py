@@ -25,6 +25,7 @@ from paceline.engines.support import (
     SHAPE_OPTIONS,
     TOKEN_WINDOWS,
     WITHOUT_RAMP_UP,
+    TestedProgram,
     no,
     only,
     refusals,
@@ -77,6 +78,7 @@ SUPPORT = {
         "layout.cp_exchange": only("all-gather", "all-to-all"),
     }
 }
+TESTED_PROGRAMS = (TestedProgram("torchtitan 0.2.2", "FSDP2 on two ranks"),)
 
 
 def unsupported(spec: RunSpec) -> list[str]:
