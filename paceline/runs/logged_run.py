@@ -398,7 +398,7 @@ def _result(
         "status": status,
         "reason": reason,
         "log_tail": record.log_tail if status not in ("ok", "queued", "running") else (),
-        "steps_requested": 0 if last_step(spec) is None else spec.steps_requested or 0,
+        "steps_requested": last_step(spec) or 0,
         "recipe": spec.recipe,
     }
     if parsing is None:
@@ -415,6 +415,8 @@ def _result(
             **run_fields,
         )
     result = log_result(folder.name, record, parsing)
+    if last_step(spec) != spec.steps_requested:  # the program counts its warm-up as well
+        result = result.model_copy(update={"steps_done": _steps_done(parsing.steps)})
     window = result.window if result.window and result.window.supports_verdict else None
     comparisons = compare_with_references(record.settings, spec.references, result.metrics)
     return result.model_copy(

@@ -260,6 +260,16 @@ def test_the_arguments_of_lambdas_present_scripts_are_a_variant(tmp_path: Path, 
     assert words == options(f"{SHARED} {SCRIPTS[recipe]}")
 
 
+@pytest.mark.parametrize("recipe", ["opt-350m-sft-tiny", "opt-13b-sft-tiny"])
+@pytest.mark.parametrize("name", [LAMBDA, DEEPSPEEDAI])
+def test_both_forks_train_the_tiny_recipes(tmp_path: Path, name: str, recipe: str):
+    program = f"engine_settings.program={checkout(tmp_path, name)}"
+    place = Cluster(name="lab", device="H100-SXM", devices_per_node=2)
+    spec = resolve(load_recipe(recipe, "deepspeed-chat", (program,)), place, True, None)
+    assert ENGINE.unsupported(spec) == []
+    check_options(arguments(spec), json.loads(OPTIONS.read_text())[name]["options"])
+
+
 def test_an_own_project_folder_is_left_alone(tmp_path: Path):
     program = f"engine_settings.program={checkout(tmp_path, LAMBDA)}"
     own = spec_of("opt-350m-sft", program, "engine_settings.environment=PROJECT_PATH=/srv/chat")

@@ -37,7 +37,8 @@ LOG_FORMAT = replace(LOG_FORMAT, read=read, end_marker="that is all")
 PROGRAM = """{program}"""
 
 def last_step(spec):
-    return None if spec.engine_settings.get("mode") == "epochs" else spec.steps_requested
+    counts = {{"epochs": None, "warm-up": 20 + 4}}
+    return counts.get(spec.engine_settings.get("mode"), spec.steps_requested)
 
 def unsupported(spec):
     return unknown_settings(spec, ("mode", "per"))
@@ -59,7 +60,8 @@ import os, sys, time
 mode, words = sys.argv[1:]
 print("argv", words, "env", os.environ.get("RANK"), os.environ.get("NODE_RANK"))
 if os.environ.get("RANK", "0") == "0":
-    for step in range(20 - 8 * ("early" in mode or mode == "short") - (mode == "last")):
+    last = 24 if mode == "warm-up" else 12 if "early" in mode or mode == "short" else 20
+    for step in range(last - (mode == "last")):
         print(f"iter {step}: loss {5 - step / 10:.4f}, time {100 + step % 3}.00ms, mfu -100.00%")
         time.sleep(0.01)
     if mode.startswith("ends-early"):
@@ -180,6 +182,11 @@ def test_a_program_that_exits_without_error_has_ended_without_a_marker_in_its_lo
 def test_a_program_that_trains_epochs_was_not_asked_for_steps(run: Callable[..., RunReport]):
     result = run("epochs").result
     assert (result.status, result.steps_done, result.steps_requested) == ("ok", 20, 0)
+
+
+def test_steps_of_a_warm_up_count_for_a_program_that_counts_them(run: Callable[..., RunReport]):
+    result = run("warm-up").result
+    assert (result.status, result.steps_done, result.steps_requested) == ("ok", 24, 24)
 
 
 @pytest.mark.parametrize(
