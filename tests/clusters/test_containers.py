@@ -74,6 +74,7 @@ def test_a_submission_trains_in_its_container(bed: Bed, image: Path, tmp_path: P
     nodes = [entry["SLURMD_NODENAME"] for entry in variables]
     assert nodes == ["node-001", "node-001", "node-002", "node-002"]
     mounted = {"/data", "/dev", "/proc", "/results", "/sys", "/tmp", f"/{SUBMISSION.parts[1]}"}
+    first_line = (SUBMISSION / "config_common.sh").read_text().splitlines()[0]
     roots = mounted | {f"/{path.name}" for path in image.iterdir()}
     for rank, entry in enumerate(variables):
         assert (entry["RANK"], entry["WORLD_SIZE"], entry["SEED"]) == (str(rank), "4", "7")
@@ -81,6 +82,9 @@ def test_a_submission_trains_in_its_container(bed: Bed, image: Path, tmp_path: P
         assert set(entry["root"].split()) <= roots, "nothing of the host but the job's folder"
         assert "data_is_writable" not in entry
         assert entry["BED_CONTAINER_NAME"].startswith("llama31_8b_")
+        assert entry["BED_CONTAINER_ENV"] == "MASTER_PORT,MASTER_ADDR"
+        assert entry["common"] == first_line, "one file is mounted"
+        assert entry["beside"].startswith(f"{folder}/results/"), "mounted where it is"
         assert "BED_CONTAINER_IMAGE" not in entry, "the container is found by its name"
     assert not list(image.glob("workspace/llm/scratch-*")), "the image stays as it was"
     assert not list((tmp_path / "c4").glob("mine"))

@@ -21,7 +21,7 @@ SPANK_PLUGIN(bed_containers, 1)
 #define KEPT "/run/bed-containers" /* of the node: containers by name */
 #define ROOT "/run/bed-root"       /* where a task's root is laid, in its own mount namespace */
 
-enum { IMAGE, MOUNTS, NAME, WORKDIR, WRITABLE, NO_HOME, REMAP, OPTIONS };
+enum { IMAGE, MOUNTS, NAME, WORKDIR, ENV, WRITABLE, HOME, NO_HOME, REMAP, NO_REMAP, OPTIONS };
 
 static int take(int which, const char *value, int remote);
 
@@ -30,15 +30,19 @@ struct spank_option spank_options[] = {
     {"container-mounts", "FROM:TO,...", "folders seen inside", 1, MOUNTS, take},
     {"container-name", "NAME", "a container to keep", 1, NAME, take},
     {"container-workdir", "FOLDER", "where to start inside", 1, WORKDIR, take},
+    {"container-env", "NAME,...", "variables of the job that the image's do not replace", 1, ENV, take},
     {"container-writable", NULL, "let the image be written into", 0, WRITABLE, take},
+    {"container-mount-home", NULL, "mount the home folder", 0, HOME, take},
     {"no-container-mount-home", NULL, "leave the home folder out", 0, NO_HOME, take},
     {"container-remap-root", NULL, "be root inside", 0, REMAP, take},
+    {"no-container-remap-root", NULL, "be the same user inside", 0, NO_REMAP, take},
     SPANK_OPTIONS_TABLE_END};
 
 static const char *names[] = {"BED_CONTAINER_IMAGE",    "BED_CONTAINER_MOUNTS",
                               "BED_CONTAINER_NAME",     "BED_CONTAINER_WORKDIR",
-                              "BED_CONTAINER_WRITABLE", "BED_CONTAINER_NO_HOME",
-                              "BED_CONTAINER_REMAP"};
+                              "BED_CONTAINER_ENV",      "BED_CONTAINER_WRITABLE",
+                              "BED_CONTAINER_HOME",     "BED_CONTAINER_NO_HOME",
+                              "BED_CONTAINER_REMAP",    "BED_CONTAINER_NO_REMAP"};
 static char *given[OPTIONS];
 static int inside;
 
