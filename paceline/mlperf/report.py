@@ -257,8 +257,8 @@ def _failed_start(series: TrialSeries) -> str | None:
     if failure is None:
         return None
     return (
-        f"trial {failure.trial} {failure.reason} (run {failure.run}); this counts as no trial. Fix "
-        "the cause, then run the same command again"
+        f"trial {failure.trial} {failure.reason} (run {failure.run}); it does not count as a "
+        "trial. Fix the cause, then run the same command again"
     )
 
 

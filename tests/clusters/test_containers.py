@@ -84,7 +84,7 @@ def test_a_submission_trains_in_its_container(bed: Bed, image: Path, tmp_path: P
         assert entry["BED_CONTAINER_NAME"].startswith("llama31_8b_")
         assert entry["BED_CONTAINER_ENV"] == "MASTER_PORT,MASTER_ADDR"
         assert entry["common"] == first_line, "one file is mounted"
-        assert entry["beside"].startswith(f"{folder}/results/"), "mounted where it is"
+        assert entry["same_path"].startswith(f"{folder}/results/"), "mounted where it is"
         assert "BED_CONTAINER_IMAGE" not in entry, "the container is found by its name"
     assert not list(image.glob("workspace/llm/scratch-*")), "the image stays as it was"
     assert not list((tmp_path / "c4").glob("mine"))

@@ -162,17 +162,21 @@ class SeriesRequest:
 
 
 def benchmark_of(request: SeriesRequest) -> Benchmark:
-    """Return the benchmark, or its tiny variant; raises UserError for an unknown name."""
+    """Return the benchmark, or its tiny variant, by its name or that of its recipe.
+
+    Raises UserError for an unknown name.
+    """
     names = {benchmark.option: benchmark for benchmark in BENCHMARKS.values()}
+    names_and_recipes = {benchmark.recipe: benchmark for benchmark in BENCHMARKS.values()} | names
     name = request.benchmark.replace("_", "-").lower()
-    if name not in names:
+    if name not in names_and_recipes:
         raise UserError(
             f"benchmark {request.benchmark!r}",
             "is not known",
             allowed=", ".join(names),
             remedy=did_you_mean(name, names) or None,
         )
-    benchmark = names[name]
+    benchmark = names_and_recipes[name]
     return TINY_VARIANTS[f"{benchmark.name}_tiny"] if request.tiny else benchmark
 
 

@@ -86,7 +86,7 @@ def spec_of(request: SeriesRequest, number: int = 0) -> RunSpec:
     return trials.plan_trial(trials.series.trials[number]).spec
 
 
-@pytest.mark.parametrize("name", [*NAMES, "LLAMA31_8B", "llama2_70b_lora"])
+@pytest.mark.parametrize("name", [*NAMES, "LLAMA31_8B", "llama2_70b_lora", "flux1-schnell"])
 def test_a_benchmark_is_found_by_both_spellings(tmp_path: Path, name: str):
     whole, small = (
         benchmark_of(series_request(tmp_path, name, tiny=tiny)) for tiny in (False, True)

@@ -8,7 +8,7 @@ source ./mllog.sh
     echo "root=$(echo /*)"
     echo "data=$(cat /data/c4.txt)"
     echo "common=$(cat /workspace/common.sh)"
-    echo "beside=$(echo "$LOGDIR"/*.hosts)"
+    echo "same_path=$(echo "$LOGDIR"/*.hosts)"
 } >"/results/seen-$RANK.txt"
 touch /data/mine 2>/dev/null && echo "data_is_writable=1" >>"/results/seen-$RANK.txt"
 echo "scratch" >"/workspace/llm/scratch-$RANK"
