@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.run_report import RunReport
+from paceline.engines.nemo.launch import staged_pieces
 from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan
 from tests.clusters.bed import Bed
@@ -32,12 +33,16 @@ def plan_of(folder: Path, script: str | None, *overrides: str) -> Plan:
     fake = f'#!/bin/sh\nshift 2\nexec {sys.executable} {RECIPE}/program.py "$@"\n'
     (programs / "python3").write_text(fake)
     (programs / "python3").chmod(0o755)
-    (folder / "nvidia+nemo+24.09.sqsh").touch()
     named = {"script": script} if script else {}
     with (folder / "site.yaml").open("a") as site:
         site.write(f"env: {{SLURM_MPI_TYPE: none, PATH: '{programs}:{os.environ['PATH']}'}}\n")
     settings = words({"stage_path": str(folder), **named}, "engine=nemo", *overrides)
-    return make_plan(request(folder, "llama31-8b", None, settings))
+    plan = make_plan(request(folder, "llama31-8b", None, settings))
+    for piece in staged_pieces(plan.spec):
+        piece.path.parent.mkdir(parents=True, exist_ok=True)
+        if not piece.path.exists():
+            piece.path.touch()
+    return plan
 
 
 def run(plan: Plan, folder: Path) -> RunReport:

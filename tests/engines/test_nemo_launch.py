@@ -225,6 +225,7 @@ def test_the_recipes_script_in_stage_path_is_the_default(tmp_path: Path) -> None
     assert launch_script(spec) == tmp_path / "launch.sh" and notes(spec) == []
     job = engine("nemo").job(spec, "x")
     assert set(job.files) == {"nemo.json"} and job.batch and job.batch.folder == stage
+    assert job.env["RUN_CONF_INDEX_DIR"] == "{folder}", "STAGE_PATH may be read-only"
     own = llama_70b(8, stage_path=stage, script="own")
     assert launch_script(own) is None and "launch.sh" in engine("nemo").job(own, "x").files
     (note,) = notes(own)
@@ -267,6 +268,7 @@ def test_each_missing_file_is_listed_with_the_command_that_makes_it(tmp_path: Pa
     spec = llama_70b(8, stage_path=str(tmp_path))
     assert engine("nemo").unsupported(spec) == []
     missing = str(engine("nemo").missing(spec))
+    assert "`paceline recipes stage llama31-70b --engine nemo` makes them all" in missing
     assert "nvidia+nemo+24.09.sqsh (to make: `enroot import --output" in missing
     assert "llama/tokenizer.json (to make: `huggingface-cli download meta-llama/" in missing
     for piece in staged_pieces(spec):

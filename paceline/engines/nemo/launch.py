@@ -217,7 +217,7 @@ def _script_problems(spec: RunSpec, script: Path) -> Iterator[str]:
             f"devices_per_node {spec.cluster.devices_per_node} must be {tasks[1]}: {script} starts "
             f"{tasks[1]} tasks per node"
         )
-    configuration = _text(script.with_name(CONFIGURATION))
+    configuration = _text(stage_path(spec) / CONFIGURATION)
     for setting, variable in PROFILE.items():
         is_set = spec.engine_settings.get(setting) is not None
         if is_set and configuration and variable not in configuration:
@@ -317,7 +317,13 @@ def missing(spec: RunSpec) -> str | None:
             absent.setdefault(piece.remedy, []).append(str(piece.path))
     if not absent:
         return None
-    return "missing files; " + "; ".join(
+    staging = (
+        f"; `paceline recipes stage {spec.recipe} --engine nemo` makes them all, for "
+        "engine_settings.stage_path=staged:nemo-stage"
+        if model_size(spec)
+        else ""
+    )
+    return f"missing files{staging}; " + "; ".join(
         f"{', '.join(paths)} (to make: {remedy})" for remedy, paths in absent.items()
     )
 
@@ -506,7 +512,12 @@ def variables(spec: RunSpec) -> dict[str, str]:
         "GSW_VERSION": VERSION,
         "JOB_TOTAL_GPUS": str(spec.world_size),
         "RUN_CONF_IMAGE": image(spec),
-        **({} if launch_script(spec) else {"TOKENIZER_PATH": str(tokenizer(spec))}),
+        # The index is not written to STAGE_PATH, which may be read-only or verified by checksums.
+        **(
+            {"RUN_CONF_INDEX_DIR": RUN_FOLDER}
+            if launch_script(spec)
+            else {"TOKENIZER_PATH": str(tokenizer(spec))}
+        ),
         "RUN_CONF_RESULT_DIR": f"{RUN_FOLDER}/{result_folder(spec)}",
         "TP": str(layout.tp),
         "PP": str(layout.pp),
