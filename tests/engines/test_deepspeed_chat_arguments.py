@@ -396,6 +396,21 @@ def test_a_node_links_its_hub_cache_where_lambdas_program_looks(tmp_path: Path):
     assert (folder / ".cache" / "huggingface" / "transformers").readlink() == hub
 
 
+def test_a_models_folder_without_the_name_of_its_tokenizer_is_refused_by_lambdas_fork(
+    tmp_path: Path,
+):
+    model = tmp_path / "model"
+    model.mkdir()
+    for name, problems in ((LAMBDA, 1), (DEEPSPEEDAI, 0)):
+        main = checkout(tmp_path, name, name)
+        settings = (f"engine_settings.program={main}", f"engine_settings.model={model}")
+        (model / "config.json").write_text("{}")
+        found = ENGINE.unsupported(spec_of("opt-350m-sft", *settings))
+        assert len(found) == problems and all("no _name_or_path" in each for each in found)
+        (model / "config.json").write_text('{"_name_or_path": "facebook/opt-350m"}')
+        assert ENGINE.unsupported(spec_of("opt-350m-sft", *settings)) == []
+
+
 def test_a_models_folder_that_is_not_the_recipes_shape_is_refused(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 768, "vocab_size": 50272}))
     spec = spec_of("opt-350m-sft", f"engine_settings.model={tmp_path}")

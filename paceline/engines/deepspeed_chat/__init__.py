@@ -15,6 +15,7 @@ from paceline.engines.deepspeed_chat.launch import (
     LOSS_SCALE_WINDOW,
     arguments,
     folder_differences,
+    lacks_tokenizer_name,
     published_name,
     uses_paceline_program,
 )
@@ -175,8 +176,15 @@ def _checkout_problems(spec: RunSpec) -> Iterator[str]:
             yield f"engine_settings.{name} works with Paceline's program only"
     if settings.get("model") is None and published_name(spec.model) is None:
         yield "no published OPT has this shape: set engine_settings.model to a folder with one"
-    if spec.cluster.device == "cpu" and checkout.fork(spec) == checkout.LAMBDA:
-        yield "device cpu: Lambda's program calls CUDA; remove engine_settings.program"
+    if checkout.fork(spec) == checkout.LAMBDA:
+        if spec.cluster.device == "cpu":
+            yield "device cpu: Lambda's program calls CUDA; remove engine_settings.program"
+        folder = home_path("engine_settings.model", str(settings.get("model") or ""))
+        if settings.get("model") and lacks_tokenizer_name(folder):
+            yield (
+                f"engine_settings.model: {folder}/config.json has no _name_or_path, by which "
+                "Lambda's program loads the tokenizer; set a hub name"
+            )
     scale = training.loss_scale
     default = (2.0**LOSS_SCALE_POWER, LOSS_SCALE_WINDOW)
     if training.dtype == "fp16" and (scale.initial, scale.window) != default:

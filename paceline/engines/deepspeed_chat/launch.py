@@ -71,6 +71,15 @@ def opt_configuration(shape: Shape) -> dict[str, Any]:
     }
 
 
+def lacks_tokenizer_name(folder: Path) -> bool:
+    """Return whether a model folder lacks the name of the tokenizer for Lambda's program."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return not config.get("_name_or_path")
+
+
 def folder_differences(shape: DecoderShape, folder: Path) -> list[str]:
     """Return how a model folder differs from the planned shape; empty if unreadable."""
     try:
