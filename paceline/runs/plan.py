@@ -222,7 +222,8 @@ def _with_sizes_in_files(
             ours = recipe.training.batch(cluster.world_size, cluster.nodes)
             training = {name: size, "batch_per_device": None}
         if size != ours:
-            differences.append(f"{field_name} {size} (else {ours})")
+            source = "cluster" if part == "cluster" else "recipe"
+            differences.append(f"{field_name} {size} ({source}: {ours})")
     if hosts := cluster.hosts[: hardware.get("nodes", cluster.nodes)]:
         hardware["hosts"] = hosts
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from paceline.engines import engine
 from paceline.engines.mlperf import config_sizes, preset_variables, source_config
 from paceline.machines import slurm
 from paceline.machines.placement import HostPlacement, Request
+from paceline.mlperf.rules import BENCHMARKS
 from paceline.mlperf.run.request import trial_variant
 from paceline.runs.plan import Plan
 from tests.command import paceline
@@ -160,6 +162,41 @@ def test_the_config_sets_layout_and_batch(changes: dict[str, str], sizes: dict[s
     assert stated == SIZES | sizes
 
 
+PUBLISHED_CONFIGS: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "mlperf_configs.json").read_text()
+)["configs"]
+"""Sizes in 234 published configs of v5.1, each set once, and the layout that they make."""
+
+
+@pytest.mark.parametrize(
+    "row",
+    PUBLISHED_CONFIGS,
+    ids=lambda row: " ".join([row["benchmark"], row["layout"], str(row["global_batch"])]),
+)
+def test_the_published_configs_run_as_they_are(tmp_path: Path, row: dict[str, Any]) -> None:
+    variables = {**row["variables"], "WALLTIME": "30"}
+    config = tmp_path / "config_x.sh"
+    config.write_text("".join(f"export {name}={value}\n" for name, value in variables.items()))
+    (tmp_path / "run.sub").touch()
+    nodes, devices = variables["DGXNNODES"], variables.get("DGXNGPU", 8)
+    (tmp_path / "site.yaml").write_text(
+        f"name: site\ndevice: GB300\nnodes: {nodes}\ndevices_per_node: {devices}\nlauncher: slurm\n"
+    )
+    settings = {**MLPERF, "config": str(config)}
+    if row["benchmark"] == "llama2_70b_lora":
+        settings |= MODEL
+    overrides = [f"engine_settings.{name}={value}" for name, value in settings.items()]
+    spec = trial_variant(
+        Request(
+            BENCHMARKS[row["benchmark"]].recipe,
+            overrides=("engine=mlperf", *overrides),
+            cluster=str(tmp_path / "site.yaml"),
+        )
+    ).plan.spec
+    assert spec.layout.label(spec.world_size) == row["layout"]
+    assert spec.training.global_batch == row["global_batch"]
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -201,11 +238,11 @@ def test_a_run_follows_its_config_and_lists_what_differs_from_the_recipe(tmp_pat
     spec = plan.spec
     assert (spec.layout.cp, spec.layout.micro_batch, spec.training.global_batch) == (2, 3, 12)
     assert plan.differences == (
-        "layout.cp 2 (else 1)",
-        "layout.micro_batch 3 (else 1)",
-        "training.global_batch 12 (else 32)",
+        "layout.cp 2 (recipe: 1)",
+        "layout.micro_batch 3 (recipe: 1)",
+        "training.global_batch 12 (recipe: 32)",
     )
-    assert any("layout.cp 2 (else 1)" in notice for notice in plan.notices)
+    assert any("layout.cp 2 (recipe: 1)" in notice for notice in plan.notices)
     assert planned(tmp_path / "same").differences == ()
 
 

@@ -10,6 +10,7 @@ import pytest
 from paceline.core.errors import SystemFaultError
 from paceline.files.documents import write_value
 from paceline.files.run_folder import RUN_FILE, read_record, this_controller
+from paceline.machines import Handle, slurm
 from paceline.machines.slurm.record import SlurmAttempt, SlurmRecord
 from paceline.runs import flow
 from tests.example import make_spec
@@ -60,6 +61,31 @@ def test_a_job_whose_end_slurm_had_reported_is_evaluated(tmp_path: Path) -> None
 
     assert report is not None and report.result.status not in ("ok", "running")
     assert read_record(folder).status != "running"
+
+
+class Stopped(Handle):
+    """A job during whose run the user presses Ctrl-C."""
+
+    phase, timed_out, is_stopped = "", False, False
+
+    def poll(self) -> int | None:
+        raise KeyboardInterrupt
+
+    def stop(self) -> int:
+        self.is_stopped = True
+        return 143
+
+
+def test_ctrl_c_ends_the_job_of_the_dead_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, job = leave(tmp_path, "running", "slurm", ended=False), Stopped()
+    monkeypatch.setattr(slurm, "attach", lambda *_: job)
+
+    with pytest.raises(flow.CancelledRunError):
+        flow.resume(folder, tmp_path, make_job(), lambda _: None)
+
+    assert job.is_stopped and read_record(folder).status == "cancelled"
 
 
 def test_nothing_is_decided_while_slurm_does_not_answer(
