@@ -148,6 +148,7 @@ def run(
         hosts = where.nodes or len(where.hosts) or 1
         devices = devices_per_host(gpus, shared.dp, layout, devices, hosts)
     request = Request(
+        dry_run=dry_run,
         recipe=recipe or "",
         variant=variant,
         overrides=changes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -15,6 +16,7 @@ from paceline.cli.layout_options import devices_per_host
 from paceline.cli.layout_progress import sweep_display
 from paceline.cli.options import Panel
 from paceline.cli.output import ReportFormat, TableFormat, TableOptions, emit, render
+from paceline.cli.printing import print_plan
 from paceline.cli.progress import run_headline
 from paceline.cli.terminal import echo
 from paceline.core.axes import AXES
@@ -29,14 +31,17 @@ from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.units import pluralize
 from paceline.estimate.estimates import MAX_P_OOM_TO_RUN
 from paceline.files.documents import write_text, write_value
+from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import runs_root
 from paceline.layouts.sweep.plan import Sweep, SweepOptions, dimensions, new_sweep
 from paceline.layouts.sweep.report import memory_note, sweep_document
-from paceline.layouts.sweep.result import SweepResult
+from paceline.layouts.sweep.result import SweepResult, label
+from paceline.layouts.sweep.study import study_combinations
 from paceline.layouts.sweep.trials import SweepTrial, run_sweep, sweep_result, sweep_trials
 from paceline.machines.placement import Request
 from paceline.report.theme import EXPORT
 from paceline.runs.flow import command_line
+from paceline.runs.logged_run import NATIVE
 
 SWEEP_FILE, TABLE_FILE, PAGE_FILE = "sweep.json", "results.csv", "report.html"
 CHART_FILE = "speed-memory.svg"
@@ -69,6 +74,14 @@ def sweep(
         str | None, _list("Activation checkpointing: none, selective, full, budget.")
     ] = None,
     gbs: Annotated[str | None, _list("Global batch sizes, in sequences.")] = None,
+    study: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TABLE[,TABLE]",
+            help="Run exactly the layouts of published tables of the recipe, without pruning.",
+            rich_help_panel=Panel.search,
+        ),
+    ] = None,
     seq_len: Annotated[str | None, _list("Sequence lengths, in tokens.")] = None,
     dtype: Annotated[str | None, _list("Data types of the GEMMs, e.g. bf16,fp8.")] = None,
     steps: Annotated[str | None, _list("Numbers of training steps.")] = None,
@@ -154,8 +167,7 @@ def sweep(
 
       paceline sweep gpt-1b3-tiny --tp 1,2 --pp 1,2 --mbs 1,2,4 --devices 4
 
-      paceline sweep gpt-1b3 --nodes 2 --hosts hostfile --pp 1,2,4
-      --mbs 1,2,4,8 --recompute none,full
+      paceline sweep gpt-1b3 --nodes 2 --hosts hostfile --study 32gb,32gb-no-recompute
 
       paceline sweep gpt-1b3 --hosts hostfile --nodes-per-trial 2 --tp 1,2,4 --mbs 1,2,4
 
@@ -175,11 +187,19 @@ def sweep(
     changes = [f"training.{name}={text}" for name, text in more.items() if text is not None]
     if no_prune and prune_above != MAX_P_OOM_TO_RUN:
         raise UserError("--prune-above", "has no effect with --no-prune", remedy="leave one out")
-    swept, fixed = dimensions(lists, options.with_engine((*changes, *(overrides or ())), engine))
+    all_overrides = options.with_engine((*changes, *(overrides or ())), engine)
+    rows: tuple[dict[str, str], ...] = ()
+    if study is None:
+        swept, fixed = dimensions(lists, all_overrides)
+    else:
+        _refuse_lists(lists)
+        fixed = all_overrides
+        swept, rows = study_combinations(load_recipe(recipe, variant, fixed), study)
     placement = location.where()
     hosts = placement.nodes or len(placement.hosts) or 1
     devices = devices_per_host(gpus, None, Layout(), devices, hosts)
     request = Request(
+        dry_run=dry_run,
         recipe=recipe,
         variant=variant,
         overrides=fixed,
@@ -197,13 +217,24 @@ def sweep(
         dimensions=swept,
         repeats=repeat,
         name=name,
-        prune=not no_prune,
+        prune=not no_prune and study is None,
         nodes_per_trial=nodes_per_trial,
         max_parallel=max_parallel,
         prune_above=prune_above,
         stack=software,
+        study=rows,
     )
     raise typer.Exit(_sweep(sweep_request, how))
+
+
+def _refuse_lists(lists: dict[str, Any]) -> None:
+    names = [f"--{name}" for name, text in lists.items() if text is not None]
+    if names:
+        raise UserError(
+            f"--study, {', '.join(names)}",
+            "exclude each other: the table has the layouts",
+            remedy="leave one out",
+        )
 
 
 @dataclass(frozen=True)
@@ -226,6 +257,8 @@ def _sweep(request: SweepOptions, how: RunSweepOptions) -> int:
     if how.dry_run:
         waiting = sweep_result(sweep_plan, trials, interrupted=False, command=command_line())
         emit(sweep_document(waiting), how.form)
+        if how.form is TableFormat.text:
+            _print_programs(sweep_plan)
         return EXIT_OK if any(choice.runs for choice in sweep_plan.choices) else EXIT_BAD_INPUT
     with sweep_display(trials) as display:
         result = run_sweep(sweep_plan, trials, root, command_line(), display, tag=how.tag)
@@ -239,6 +272,17 @@ def _sweep(request: SweepOptions, how: RunSweepOptions) -> int:
     if result.resume_command:
         echo(f"incomplete; to resume: {result.resume_command}", err=True)
     return exit_code(result)
+
+
+def _print_programs(sweep_plan: Sweep) -> None:
+    """Print the script of the first run, and the command of every run with its settings."""
+    choices = [choice for choice in sweep_plan.choices if choice.runs]
+    for number, choice in enumerate(choices):
+        assert choice.plan is not None
+        if number == 0:
+            print_plan(choice.plan, ReportFormat.text)
+        if choice.plan.job.program and choice.plan.spec.engine != NATIVE:
+            echo(f"{label(choice.settings)}: {shlex.join(choice.plan.job.program)}", err=True)
 
 
 def exit_code(result: SweepResult) -> int:

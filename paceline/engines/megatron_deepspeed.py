@@ -17,7 +17,7 @@ from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.launch.accepted_options import rejected_options
-from paceline.engines.launch.environments import interpreter
+from paceline.engines.launch.environments import interpreter, package_version
 from paceline.engines.launch.extra_settings import extra_arguments
 from paceline.engines.launch.programs import launch, unknown_settings
 from paceline.engines.log_reading.iteration_log import IterationLog
@@ -45,15 +45,22 @@ from paceline.engines.megatron.support import (
     setting_problems,
 )
 from paceline.engines.support import DEEPSEEK, TestedProgram, no, only, refusals
+from paceline.files.documents import read_text
 
-OUTSIDE = "a checkout of Megatron-DeepSpeed, and an interpreter with its dependencies"
+OUTSIDE = (
+    "a checkout of Megatron-DeepSpeed, and an interpreter with pybind11 and DeepSpeed (before 0.9 "
+    "for BigScience's)"
+)
 SETTINGS = ("checkout", "spelling", "split", "tokenizer", "vocab_file", "merge_file")
 NO_CHECKOUT = (
     "engine_settings.checkout is not set: set it to the folder of a checkout of Megatron-DeepSpeed "
     "on the nodes"
 )
 CONFIG_FILE = "ds_config.json"
-PARSER = "megatron/arguments.py"
+PARSER, TRAINING = "megatron/arguments.py", "megatron/training.py"
+GIVEN_TWICE = re.compile(r"^ +config=config,\n +args=args,$", re.MULTILINE)
+"""Call of `deepspeed.initialize` in BigScience's fork."""
+WORKING_DEEPSPEED, FIRST_STRICT_DEEPSPEED = "deepspeed==0.8.3", (0, 9)
 REMEDIES = {
     "--embed-layernorm": "use model.embedding_norm=false, or BigScience's fork",
 }
@@ -127,7 +134,26 @@ def _checkout_problems(spec: RunSpec) -> Iterator[str]:
 
 def missing(spec: RunSpec) -> str | None:
     """Return a problem if the checkout's program would start on this machine and is missing."""
-    return missing_entry(spec, str(spec.engine_settings.get("checkout")))
+    checkout = str(spec.engine_settings.get("checkout"))
+    return missing_entry(spec, checkout) or _wrong_deepspeed(spec, Path(checkout, TRAINING))
+
+
+def _wrong_deepspeed(spec: RunSpec, training: Path) -> str | None:
+    """Return a problem if DeepSpeed rejects the settings that the checkout gives it twice."""
+    try:
+        text = read_text(training)
+    except (OSError, ValueError):
+        return None
+    if not spec.cluster.runs_here or not GIVEN_TWICE.search(text):
+        return None
+    python = interpreter(spec)
+    version = package_version(Path(python), "deepspeed")
+    if version is None or version < FIRST_STRICT_DEEPSPEED:
+        return None
+    return (
+        f"DeepSpeed {'.'.join(map(str, version))} rejects the settings that this checkout passes "
+        f"as `config` and `--deepspeed_config`; install {WORKING_DEEPSPEED} for {python}"
+    )
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:

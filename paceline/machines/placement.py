@@ -76,6 +76,8 @@ class Request:
     """Devices used on every node of `cluster`; None uses them all."""
     command: tuple[str, ...] = ()
     """Program of the user that runs instead of the recipe's engine."""
+    dry_run: bool = field(default=False, compare=False)
+    """True if nothing will run, so that indexed data may be on the nodes only."""
     per: str | None = None
     """Unit that the user's program is started once for: `node` or `device`; None means `node`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from paceline.core.errors import SystemFaultError, UserError
@@ -167,8 +167,9 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     recipe = with_staged_files(recipe)
     runs = runs_root(request.runs_dir)
     token_files: tuple[TokenFile, ...] = ()
+    data_notices: list[str] = []
     if not request.command:
-        recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
+        recipe, data_notices = _with_data(recipe, request)
         recipe, token_files = with_tokens(recipe, runs, recipe.name)
         recipe = with_checkpoint(recipe, runs)
     machine = machine or inventory()
@@ -183,7 +184,7 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     spec, compile_notices = choose_compilation(spec, recipe.training.compile)
     if differences:
         notices.append(f"sizes from the engine's own files: {', '.join(differences)}")
-    notices += [*compile_notices, *recipe.notes]
+    notices += [*data_notices, *compile_notices, *recipe.notes]
     if request.timeout_s is not None:
         spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
     _check(spec, force)
@@ -236,6 +237,18 @@ def _with_sizes_in_files(
         cluster.model_copy(update=hardware),
         tuple(differences),
     )
+
+
+def _with_data(recipe: Recipe, request: Request) -> tuple[Recipe, list[str]]:
+    """Return the recipe with absolute data paths, and a notice if a dry run's data is not here."""
+    try:
+        return with_data_file(recipe, recipe_path(request.recipe).parent), []
+    except UserError as error:
+        path = recipe.data.path
+        is_indexed = recipe.data.source in ("indexed", "tokens")
+        if not (request.dry_run and is_indexed and path and Path(path).is_absolute()):
+            raise
+        return recipe, [f"{error.where} {error.what}; the run needs it on every node"]
 
 
 def replan(spec: RunSpec) -> Plan:

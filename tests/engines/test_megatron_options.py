@@ -139,3 +139,24 @@ def test_the_form_of_a_ramp_up_follows_from_the_checkout(tmp_path: Path) -> None
     assert "--rampup-batch-size" in options()
     calculator.write_text("class StepBatchsizeNumMicroBatchesCalculator: ...")
     assert "--step-batch-size-schedule" in options()
+
+
+@pytest.mark.parametrize(("version", "is_refused"), [("0.8.3", False), ("0.18.1", True)])
+def test_a_deepspeed_that_bigsciences_fork_cannot_use_is_refused(
+    version: str, is_refused: bool, tmp_path: Path
+) -> None:
+    """DeepSpeed rejects settings that are given as `config` and as `--deepspeed_config`."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {version}\n")
+    python.chmod(0o755)
+    (tmp_path / "pretrain_gpt.py").touch()
+    training = tmp_path / "megatron/training.py"
+    training.parent.mkdir()
+    training.write_text("deepspeed.initialize(\n    config=config,\n    args=args,\n)\n")
+    spec = study(tmp_path, f'engine_settings.checkout="{tmp_path}"')
+    local = spec.cluster.model_copy(update={"launcher": "local", "python": str(python)})
+    problem = engine(spec.engine).missing(spec.model_copy(update={"cluster": local}))
+    assert (problem is not None) == is_refused
+    assert problem is None or "DeepSpeed 0.18 rejects" in problem
+    training.write_text("deepspeed.initialize(model=model, args=args)\n")
+    assert engine(spec.engine).missing(spec.model_copy(update={"cluster": local})) is None

@@ -10,6 +10,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -129,6 +130,23 @@ def absent_modules(python: Path, imports: Sequence[str]) -> list[str]:
         stdin=subprocess.DEVNULL,
     )
     return result.stdout.split() if result.returncode == 0 else list(imports)
+
+
+def package_version(python: Path, name: str) -> tuple[int, ...] | None:
+    """Return major and minor version of a package of an interpreter; None if it has none."""
+    program = "import importlib.metadata as m, sys\nprint(m.version(sys.argv[1]))"
+    try:
+        result = subprocess.run(
+            [str(python), "-c", program, name],
+            capture_output=True,
+            text=True,
+            timeout=CHECK_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.match(r"(\d+)\.(\d+)", result.stdout)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def install(

@@ -158,6 +158,13 @@ class SweepOptions:
     """OOM probability above which a combination is not run."""
     stack: str | None = None
     """Software assumed for predictions; None is that of the recipe's engine."""
+    study: tuple[dict[str, str], ...] = ()
+    """Combinations of a published table; empty for all combinations of the dimensions."""
+
+    @property
+    def combinations(self) -> list[dict[str, str]]:
+        """Every combination as field -> value."""
+        return list(self.study or combinations(self.dimensions))
 
 
 @dataclass(frozen=True)
@@ -216,8 +223,8 @@ def new_sweep(options: SweepOptions, evidence: FileEvidence | None) -> Sweep:
         request, recipe, inventory(), options.nodes_per_trial, options.max_parallel
     )
     machine = place.inventory
-    request = _with_equal_devices(place.request, options.dimensions, machine)
-    choices = _without_duplicates(_all_combinations(request, options.dimensions, machine))
+    request = _with_equal_devices(place.request, options, machine)
+    choices = _without_duplicates(_all_combinations(request, options, machine))
     plans = [choice.plan for choice in choices if choice.plan]
     notices += [*place.notices, *(notice for plan in plans for notice in plan.notices)]
     choices, prediction_notices = _with_predictions(choices, evidence, options)
@@ -272,27 +279,27 @@ def without_ramp_up(request: Request) -> tuple[Request, list[str]]:
 
 
 def _with_equal_devices(
-    request: Request, dimensions: Sequence[Dimension], machine: dict[str, Any]
+    request: Request, options: SweepOptions, machine: dict[str, Any]
 ) -> Request:
     """Use one number of devices for all combinations: that of the largest one that can run."""
     devices_are_set = request.devices is not None or request.cluster is not None
-    if devices_are_set or any(dimension.field == "devices" for dimension in dimensions):
+    if devices_are_set or any(d.field == "devices" for d in options.dimensions):
         return request
-    plans = [_combination(request, settings, machine).plan for settings in combinations(dimensions)]
+    plans = [_combination(request, settings, machine).plan for settings in options.combinations]
     counts = {plan.spec.cluster.devices_per_node for plan in plans if plan}
     return replace(request, devices=max(counts)) if len(counts) > 1 else request
 
 
 def _all_combinations(
-    request: Request, dimensions: Sequence[Dimension], machine: dict[str, Any]
+    request: Request, options: SweepOptions, machine: dict[str, Any]
 ) -> list[Combination]:
     """Return every combination, with blocks compiled in all or none unless the user set it."""
-    choices = [_combination(request, settings, machine) for settings in combinations(dimensions)]
-    if any(dimension.field == COMPILE for dimension in dimensions):
+    choices = [_combination(request, settings, machine) for settings in options.combinations]
+    if any(dimension.field == COMPILE for dimension in options.dimensions):
         return choices
     specs = [choice.plan.spec for choice in choices if choice.plan]
     equal = with_equal_compilation(request, specs)
-    return _all_combinations(equal, dimensions, machine) if equal else choices
+    return _all_combinations(equal, options, machine) if equal else choices
 
 
 def _combination(
