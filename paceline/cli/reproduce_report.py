@@ -26,7 +26,12 @@ from paceline.files.references import Row
 from paceline.files.run_folder import read_record, run_folders
 from paceline.files.staged import stage_root
 from paceline.files.studies import Study, StudyPart
-from paceline.mlperf.compare.published_scores import RESULTS, published_scores
+from paceline.mlperf.compare.published_scores import (
+    RESULTS,
+    PublishedScore,
+    accelerator_kind,
+    published_scores,
+)
 from paceline.mlperf.score.run_set import score
 from paceline.report.document import Column, Document, Notes, Table, Verdict
 from paceline.runs.outcome import evaluate
@@ -110,6 +115,7 @@ def reproduction_document(reproduction: Reproduction) -> Document:
             Table(title="Steps", name="steps", columns=STEP_COLUMNS, rows=step_rows),
             Notes(title="By hand, before", name="by-hand", lines=by_hand),
         ),
+        notes=tuple(dict.fromkeys(row["label"] for row in figures if "label" in row)),
         data={
             "study": study.title,
             "tiny": reproduction.tiny,
@@ -252,28 +258,39 @@ def _compare(reports: Sequence[RunReport], row: Row, tiny: bool) -> Iterator[dic
 
 
 def _scores(place: Path, tiny: bool) -> Iterator[dict[str, Any]]:
-    """Yield the minutes of a series of trials, and the published ones on as many accelerators."""
+    """Yield the minutes of a series of trials, and those of the nearest published system."""
     try:
-        measured_score = score(place)
+        series = score(place)
     except PacelineError:
         return
-    benchmark = measured_score.benchmark.removesuffix("_tiny")
+    benchmark, kind = series.benchmark.removesuffix("_tiny"), accelerator_kind(series.device)
     scores = [each for each in published_scores() if each.benchmark == benchmark]
+
+    def differences(each: PublishedScore) -> list[str]:
+        same_kind = accelerator_kind(each.accelerator) == kind
+        return [
+            *([] if same_kind else [f"accelerator ({each.accelerator})"]),
+            *([] if each.gpus == series.num_devices else [f"GPUs ({each.gpus})"]),
+        ]
+
     near = min(
-        scores,
-        key=lambda each: abs(each.gpus - (measured_score.num_devices or 0)),
+        reversed(scores),  # the newest round first
+        key=lambda each: (len(differences(each)), abs(each.gpus - (series.num_devices or 0))),
         default=None,
     )
-    minutes = measured_score.score_minutes or measured_score.olympic_mean_minutes
-    same = near is not None and near.gpus == measured_score.num_devices and not tiny
+    trials = [run.minutes for run in series.runs if run.minutes is not None]
+    minutes = series.score_minutes or (median(trials) if trials else None)
+    different = differences(near) if near else []
+    comparable = near is not None and series.score_minutes is not None and not (different or tiny)
     yield {
-        "setup": measured_score.benchmark,
-        "devices": measured_score.num_devices,
-        "metric": "minutes to target",
+        "setup": series.benchmark,
+        "devices": series.num_devices,
+        "metric": "minutes to target" if series.score_minutes else "median minutes of trials",
         "measured": minutes,
-        "n": len(measured_score.runs),
+        "n": len(trials),
         "published": near and near.score_minutes,
-        "ratio": minutes / near.score_minutes if minutes and near and same else None,
+        "ratio": minutes / near.score_minutes if comparable and near and minutes else None,
         "reference": near and f"{near.round} {near.submitter} {near.system}",
-        "difference": None if same or tiny or near is None else f"GPUs ({near.gpus})",
+        "difference": None if tiny else ", ".join(different) or None,
+        "label": series.label,
     }

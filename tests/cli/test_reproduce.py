@@ -12,14 +12,17 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from paceline.cli import app, reproduce
+from paceline.cli import app, reproduce, reproduce_report
 from paceline.core.errors import UserError
+from paceline.engines import engine_requirements
 from paceline.files.recipe import load_recipe, recipe_names
 from paceline.files.references import find_rows
 from paceline.files.staged import staged_names
 from paceline.files.studies import Study, StudyPart, StudyStep, load_study, study_names
 from paceline.mlperf.compare.published_scores import RESULTS
 from tests.command import paceline
+from tests.mlperf.samples import submission
+from tests.mlperf.submissions import ten_runs
 
 STUDIES = ("bigscience", "lambda", "mlperf", "nvidia")
 PARTS = [(name, size) for name in STUDIES for size in ("full", "tiny")]
@@ -55,7 +58,10 @@ def test_every_step_is_a_command_that_could_be_typed(name: str, size: str):
             )
             parsed([*words, *extra])
             recipes = [word for word in words if word in recipe_names()]
-            assert recipes or words[:2] == ["recipes", "engines"]
+            if words[:3] == ["recipes", "engines", "install"]:
+                assert engine_requirements(words[3]).requirements
+                continue
+            assert recipes or "--tiny" in words
             if staged := [word for word in words if "staged:" in word]:
                 overrides = [change for change in staged if "=" in change]
                 recipe = load_recipe(recipes[0], None, overrides)
@@ -175,7 +181,7 @@ def test_an_unknown_benchmark_is_refused():
 def test_measured_runs_are_next_to_published_rows(tmp_path: Path):
     """A run of two seconds with the tag of the reproduction is enough for the table."""
     done = paceline(
-        *("run", "opt-350m-sft-tiny", "--steps", 8, "--devices", 1, "--no-probe"),
+        *("run", "opt-350m-sft-tiny", "--steps", 24, "--devices", 1, "--no-probe"),
         *("--set", "model.hidden_size=64", "--set", "model.ffn_size=64"),
         *("--set", "training.seq_len=32", "--tag", "reproduce-lambda-tiny"),
         runs=tmp_path,
@@ -194,3 +200,17 @@ def test_measured_runs_are_next_to_published_rows(tmp_path: Path):
     assert figure["metric"] == "samples_per_s" and figure["measured"] > 0
     assert (figure["published"], figure["reference"]) == (119.0, "opt-350m-1")
     assert figure["ratio"] is None  # a tiny model is shown, not compared
+
+
+def test_a_score_is_compared_only_with_as_many_of_the_same_accelerators(tmp_path: Path):
+    trials = ten_runs(tmp_path / "runs")
+    (row,) = reproduce_report._scores(trials, tiny=False)
+    assert row["measured"] == pytest.approx(10.1875) and row["n"] == 10
+    # The logs do not state the accelerators, so that no published system is the same.
+    assert row["ratio"] is None and "accelerator" in row["difference"]
+    assert "unofficial" in row["label"].lower()
+
+    one = submission(tmp_path / "one", [12.5])
+    (row,) = reproduce_report._scores(one, tiny=True)
+    assert (row["measured"], row["metric"]) == (12.5, "median minutes of trials")
+    assert row["published"] > 0 and row["ratio"] is None and row["difference"] is None
