@@ -19,6 +19,7 @@ from typing import Any
 from paceline.core.errors import UserError
 from paceline.core.hardware import ENVIRONMENT_NAME, Cluster, with_secrets
 from paceline.core.job import RUN_FOLDER, BatchScript, Job
+from paceline.core.layout import MODEL_AXES
 from paceline.core.run import RunSpec
 from paceline.core.secrets import is_secret
 from paceline.core.shape import num_parameters
@@ -149,7 +150,7 @@ def config_sizes(variables: Mapping[str, str], devices_per_node: int) -> dict[st
         return sizes
     value = {field: size.value for field, size in sizes.items()}
     devices = value["cluster.nodes"] * value.get("cluster.devices_per_node", devices_per_node)
-    split = prod(value.get(f"layout.{axis}", 1) for axis in ("tp", "pp", "cp"))
+    split = prod(value.get(f"layout.{axis}", 1) for axis in MODEL_AXES)
     per_replica = _size("MINIBS", variables)
     if devices % split:
         raise UserError(
