@@ -10,6 +10,7 @@ import pytest
 from paceline.core.run import RunSpec
 from paceline.engines import engine
 from paceline.files import references
+from paceline.files.recipe import load_recipe
 from paceline.files.references import Row
 from tests.engines.megatron_specs import Settings, started, study
 
@@ -75,6 +76,8 @@ def test_ramp_ups_are_accepted(pp: int, steps: str, tmp_path: Path) -> None:
         ("llama31-8b", ("layout.tp=2", "layout.sequence_parallel=true")),
         ("llama31-405b", ("layout={pp: 8, vp: 8, zero_stage: 1}",)),
         ("deepseek-v3", ("layout={pp: 8, vp: 4, zero_stage: 1}", "global_batch=512")),
+        ("llama31-8b", ("model.qk_norm=true", "model.sliding_window=512", "model.qkv_bias=true")),
+        ("llama31-8b", ("model.partial_rotary_factor=0.5",)),
     ],
 )
 def test_megatron_lm_accepts_every_kind_of_argument(
@@ -82,6 +85,31 @@ def test_megatron_lm_accepts_every_kind_of_argument(
 ) -> None:
     told = started(study(tmp_path, *changes, name="megatron", recipe=recipe))
     check_options(told, MEGATRON_LM)
+
+
+def test_options_of_newer_shapes(tmp_path: Path) -> None:
+    shape = ("qk_norm=true", "qkv_bias=true", "partial_rotary_factor=0.75", "sliding_window=512")
+    changes = [f"model.{field}" for field in (*shape, "sliding_window_pattern=6")]
+    told = started(study(tmp_path, *changes, name="megatron", recipe="llama31-8b"))
+    check_options(told, MEGATRON_LM)
+    assert {"--qk-layernorm", "--add-qkv-bias"} < set(told)
+    assert told["--rotary-percent"] == ("0.75",)
+    # Megatron counts the 511 tokens before the token itself; every 6th layer sees all.
+    assert told["--window-size"] == ("(511,0)",)
+    assert told["--window-attn-skip-freq"] == ("6",)
+
+
+@pytest.mark.parametrize(
+    ("name", "program"), [("megatron_deepspeed", BIGSCIENCE), ("megatron", MEGATRON_LM)]
+)
+def test_a_blend_has_a_weight_before_each_data_set(name: str, program: str, tmp_path: Path) -> None:
+    blend = "data={source: indexed, blend: [[/data/a, 0.7], [/data/b, 0.3]]}"
+    changes = (WITHOUT_NORM, blend)
+    recipe = load_recipe("gpt-1b3", None, (f"engine={name}", *changes))
+    spec = study(tmp_path, WITHOUT_NORM, name=name).model_copy(update={"data": recipe.data})
+    told = started(spec)
+    check_options(told, program)
+    assert told["--data-path"] == ("0.7", "/data/a", "0.3", "/data/b")
 
 
 def checkout(folder: Path, program: str, *, without: tuple[str, ...] = ()) -> str:

@@ -175,6 +175,14 @@ def data_prefix(spec: RunSpec) -> str | None:
     return str(Path(path).with_suffix(""))
 
 
+def data_prefixes(spec: RunSpec) -> list[object]:
+    """Return the values of `--data-path`: one prefix, or weight and prefix of each part."""
+    if spec.data.blend:
+        return [value for path, weight in spec.data.blend for value in (weight, path)]
+    prefix = data_prefix(spec)
+    return [] if prefix is None else [prefix]
+
+
 def log2_of(number: float) -> int | None:
     """Return n if `number` is 2 to the power of n, else None."""
     power = log2(number)

@@ -12,7 +12,7 @@ from paceline.engines.megatron.arguments import (
     TRAINING_ONLY,
     Arguments,
     batch_arguments,
-    data_prefix,
+    data_prefixes,
     dropout_arguments,
     layout_arguments,
     length_arguments,
@@ -127,6 +127,8 @@ def _shape(model: DecoderShape, seq_len: int) -> Arguments:
     shape["position-embedding-type"] = ["rope" if rope else "learned_absolute"]
     if rope:
         shape["rotary-base"] = [int(model.rope_theta)]
+        if model.partial_rotary_factor != 1:
+            shape["rotary-percent"] = [model.partial_rotary_factor]
     if model.kv_heads != model.num_heads:
         shape |= {"group-query-attention": [], "num-query-groups": [model.kv_heads]}
     shape |= {
@@ -138,9 +140,22 @@ def _shape(model: DecoderShape, seq_len: int) -> Arguments:
         "disable-bias-linear": not model.bias,
         "untie-embeddings-and-output-weights": not model.tied_embeddings,
         "embed-layernorm": model.embedding_norm,
+        "qk-layernorm": model.qk_norm,
+        "add-qkv-bias": model.qkv_bias,
     }
     shape |= {name: [] for name, is_on in switches.items() if is_on}
-    return {**shape, **_experts(model), **_latents(model), **_mtp(model)}
+    return {**shape, **_window(model), **_experts(model), **_latents(model), **_mtp(model)}
+
+
+def _window(model: DecoderShape) -> Arguments:
+    """Return the arguments of sliding windows, and of the layers with full attention."""
+    if model.sliding_window is None:
+        return {}
+    # Megatron counts the tokens before and after, Paceline also the token itself.
+    arguments: Arguments = {"window-size": [f"({model.sliding_window - 1},0)"]}
+    if model.sliding_window_pattern:
+        arguments["window-attn-skip-freq"] = [model.sliding_window_pattern]
+    return arguments
 
 
 def _experts(model: DecoderShape) -> Arguments:
@@ -246,7 +261,7 @@ def _tokens(spec: RunSpec, model: DecoderShape) -> Arguments:
         if model.vocab_size % multiple == 1 % multiple:
             padded = -(-model.vocab_size // multiple) * multiple
             arguments["make-vocab-size-divisible-by"] = [padded // spec.layout.tp]
-    prefix = data_prefix(spec)
-    if prefix is None:
+    prefixes = data_prefixes(spec)
+    if not prefixes:
         return {**arguments, "mock-data": []}
-    return {**arguments, "data-path": [prefix], "split": [settings.get("split") or TRAINING_ONLY]}
+    return {**arguments, "data-path": prefixes, "split": [settings.get("split") or TRAINING_ONLY]}

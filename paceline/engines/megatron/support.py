@@ -51,14 +51,17 @@ FAMILY: Support = {
     "data.split": no(
         "an indexed data set is split by engine_settings.split", "use engine_settings.split"
     ),
-    "data.blend": no("only one data set is read", "use data.path"),
 }
 """Limits of every version of pretrain_gpt.py."""
 
 _CHECKOUT = "set engine_settings.checkout to a checkout of Megatron-LM"
 _CHECKOUT_ONLY = no("Paceline's program on Megatron-Core does not have it", _CHECKOUT)
+_CHECKOUT_SHAPE = ("qk_norm", "qkv_bias", "partial_rotary_factor", "sliding_window")
 CHECKOUT: Support = {
-    **FAMILY,
+    field: limit
+    for field, limit in FAMILY.items()
+    if field.removeprefix("model.") not in (*_CHECKOUT_SHAPE, "sliding_window_pattern")
+} | {
     "model.embedding_norm": no(
         "Megatron-LM has no argument for it", "use engine=megatron_deepspeed"
     ),
@@ -77,6 +80,8 @@ PROGRAM: Support = {
     "layout.sequence_parallel": _CHECKOUT_ONLY,
     "layout.zero_stage": only(0, 1, reason="our program has no Megatron-FSDP", remedy=_CHECKOUT),
     "data.source": only("indexed", "tokens", "synthetic", "stdlib"),
+    "data.blend": _CHECKOUT_ONLY,
+    **{f"model.{name}": _CHECKOUT_ONLY for name in (*_CHECKOUT_SHAPE, "sliding_window_pattern")},
 }
 SUPPORT = {"checkout": CHECKOUT, "without": PROGRAM}
 
