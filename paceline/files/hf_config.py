@@ -7,6 +7,7 @@ cannot express becomes a note, and the parameters that it does not count a numbe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -161,8 +162,48 @@ SHARED_NORM = ("phi", "gptj")
 HEAD_BIAS = ("phi", "gptj")
 FOUR_TIMES = ("gpt2", "gpt_bigcode", "gptj", "falcon", "bloom")
 """Families with an MLP of 4 x hidden_size if config.json states no width."""
-DECIDES = ("layer", "expert", "moe", "ssm", "mamba", "conv", "window", "lora_rank", "sparse")
-"""Words in names of fields that change a model's size or its work."""
+HARMLESS = re.compile(
+    r"""
+    architectures|model_type|transformers_version|auto_map|_?name_or_path|_\w+ |
+    (torch_)?dtype|fp32|bf16|fp16|quantization_config|use_cache|\w+_cache\w* |
+    use_flash_attn\w*|return_dict\w*|id2label|label2id|task_specific_params |
+    \w+_token_ids?|\w+_token_index|\w+_id|initializer_\w+|init_\w+|\w*dropout\w* |
+    \w+_pdrop|layerdrop|summary_\w+|pretraining_tp|gradient_checkpointing\w* |
+    \w*aux_loss\w*|z_loss\w*|router_\w+|output_router_logits|seq_aux|norm_topk_prob |
+    scoring_func|topk_\w+|n_group|routed_scaling_factor|ep_size |
+    original_max_position_embeddings|initial_context_length|rope_\w+|rotary_\w+ |
+    no_rope_\w+|scale_\w+|\w+_multiplier|logits_scaling|logit_scale|dim_model_base |
+    clip_qkv|swiglu_\w+|\w+_softcapping|max_window_layers|layer_norm_elementwise_affine
+    | qk_head_dim|reorder_and_upcast_attn|attention_softmax_in_fp32 |
+    (max|min|exponential_decay)_length|(length|repetition)_penalty|num_beam\w* |
+    num_return_sequences|temperature|top_[kp]|typical_p
+    """,
+    re.VERBOSE,
+)
+"""Names of fields that change neither the size of a model nor its work: tokens, initialization,
+dropout, losses, scalar factors and settings of generation."""
+MAX_UNREAD = 8
+"""Maximum number of unread fields to list."""
+
+
+class _RecordingConfig(dict[str, Any]):
+    """A configuration that records which of its fields are read."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.names_read = {name for names in NAMES.values() for name in names}
+
+    def __getitem__(self, name: str) -> Any:
+        self.names_read.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.names_read.add(str(name))
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names_read.add(name)
+        return super().get(name, default)
 
 
 @dataclass(frozen=True)
@@ -187,13 +228,13 @@ def shape_of_config(config: Config, where: str) -> ConfigShape:
 
     Raises UserError if it is not of a decoder, or if it lacks a size.
     """
-    config, notes = _language_model(config)
+    inner, notes = _language_model(config)
+    config = _RecordingConfig(inner)
     family = str(config.get("model_type") or "(none)")
     _refuse_other_kinds(config, family, where)
     structure = STRUCTURES.get(family)
     if structure is None:
         notes.append(f"model_type {family} is unknown and read like a Llama: check its parameters")
-        notes += _unread_fields(config)
     fields = {**(structure or _LLAMA), **_named_fields(config)}
     if fields.get("ffn_size") is None and family in FOUR_TIMES and "hidden_size" in fields:
         fields["ffn_size"] = 4 * fields["hidden_size"]
@@ -211,6 +252,7 @@ def shape_of_config(config: Config, where: str) -> ConfigShape:
     for part in (_activation, _attention, _windows, _rotation, _experts, _family_parts):
         part(fields, config, family, notes)
     num_uncounted, reasons = _parameter_difference(fields, config, family)
+    notes += _unread_fields(config)
     shape = validate(DecoderShape, fields, where)
     if num_uncounted:
         difference = "does not count" if num_uncounted > 0 else "counts too many"
@@ -415,12 +457,14 @@ def _parameter_difference(fields: Fields, config: Config, family: str) -> tuple[
     return sum(parts.values()), list(parts)
 
 
-def _unread_fields(config: Config) -> list[str]:
-    """Return a note on fields that change size or work and that nothing here reads."""
-    read_names = {name for names in NAMES.values() for name in names} | {*LATENT, "layer_types"}
+def _unread_fields(config: _RecordingConfig) -> list[str]:
+    """Return a note on the fields that nothing here reads and that may change size or work."""
     unread = sorted(
         name
         for name, value in config.items()
-        if value and name not in read_names and any(word in name for word in DECIDES)
+        if value and name not in config.names_read and not HARMLESS.fullmatch(name)
     )
-    return [f"not read: {', '.join(unread)}"] if unread else []
+    if not unread:
+        return []
+    more = f" and {len(unread) - MAX_UNREAD} more" if len(unread) > MAX_UNREAD else ""
+    return [f"not read: {', '.join(unread[:MAX_UNREAD])}{more}"]

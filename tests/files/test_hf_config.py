@@ -13,7 +13,7 @@ import pytest
 
 from paceline.core.errors import IncompleteError, UserError
 from paceline.core.shape import DecoderShape, num_parameters
-from paceline.files.hf_config import NAMES, shape_of_config
+from paceline.files.hf_config import NAMES, STRUCTURES, shape_of_config
 from paceline.files.hf_hub import cached_config, hub_config
 from paceline.files.recipe import load_recipe, recipe_names, recipe_path, recipe_yaml
 from tests.files.published_models import MODELS
@@ -48,6 +48,45 @@ def test_a_published_model_has_exactly_its_parameters(name: str):
         num_parameters(DecoderShape.model_validate(shape.model)) + shape.num_uncounted == published
     )
     assert bool(shape.num_uncounted) == any("parameters" in note for note in shape.notes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_field_of_a_published_model_is_read(name: str):
+    assert not any("not read" in note for note in shape_of_config(MODELS[name][0], name).notes)
+
+
+def test_fields_that_nothing_reads_are_named_of_a_known_family_too():
+    assert "not read: num_memory_slots" in notes_of({"num_memory_slots": 16})
+    many = notes_of({f"num_parts_{number}": 1 for number in range(10)})
+    assert "num_parts_7 and 2 more" in many
+
+
+def test_fields_without_an_effect_on_size_or_work_are_not_named():
+    usual = {
+        "_name_or_path": "x",
+        "attention_dropout": 0.1,
+        "bos_token_id": 1,
+        "eos_token_id": [1, 2],
+        "initializer_range": 0.02,
+        "max_window_layers": 28,
+        "pretraining_tp": 1,
+        "quantization_config": {"quant_method": "fp8"},
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.57.0",
+        "use_cache": True,
+    }
+    assert "not read" not in notes_of(usual)
+
+
+def test_the_default_configuration_of_every_known_family_is_read():
+    transformers = pytest.importorskip("transformers")
+    for family in STRUCTURES:
+        try:
+            config = transformers.AutoConfig.for_model(family).to_dict()
+        except ValueError:  # a family outside transformers
+            continue
+        notes = shape_of_config(config, family).notes
+        assert not [note for note in notes if "not read" in note], family
 
 
 def test_a_shipped_recipe_has_the_shape_of_its_model():
