@@ -14,7 +14,7 @@ from paceline.layouts.search.space import SearchSpace
 from paceline.layouts.tune.ranking import rank_layouts
 
 NUM_RANKED = 50
-"""Number of fast layouts among which one that surely fits is preferred."""
+"""Number of layouts whose pipelines are simulated to find the fastest."""
 MAX_GROWTH = 64
 """Largest factor by which the devices are increased until a model fits."""
 MAX_DEVICES = 1 << 20
@@ -33,17 +33,15 @@ class PlannedTraining:
 def fastest_fitting(request: EstimateRequest, evidence: Evidence) -> PlannedTraining | None:
     """Return the fastest layout that fits on the requested devices; None if there is none.
 
-    One that is borderline is returned only if no fast layout fits for sure.
+    One that is borderline is returned only if no layout fits for sure.
     """
     try:
         ranking = rank_layouts(request, evidence, SearchSpace(), NUM_RANKED).layouts
     except UserError:
         return None
-    safe = [each for each in ranking if each.memory == "fits"]
-    likely = safe or [each for each in ranking if each.fits]
-    if not likely:
+    if not ranking[0].fits:
         return None
-    layout = likely[0].layout
+    layout = ranking[0].layout
     content = layout.model_dump_json(exclude_none=True)
     best = replace(request, overrides=(*request.overrides, f"layout={content}"))
     changes = layout_changes(request.resolved_recipe.layout, layout)

@@ -109,7 +109,10 @@ def test_scenarios_take_the_names_of_options(scenario: str, shown: str):
 def test_which_layout_is_best_on_64_h100():
     options = ("--gpu", "H100", "--gpus", 64, "--estimate-only", "--top", 3)
     rows = answer("tune", "llama31-70b", *options).splitlines()
-    assert rows[2].split()[:2] == ["layout", "micro-batch"] and "yes" in rows[3]
+    assert rows[2].split()[:2] == ["layout", "micro-batch"]
+    assert [row.split()[-1] for row in rows[3:6]] == ["fits"] * 3
+    apart = rows.index("Faster, but may run out of memory")
+    assert rows[apart + 2].split()[-1] == "borderline"
 
 
 def test_what_do_failures_and_checkpoints_cost():

@@ -18,6 +18,7 @@ from paceline.core.units import gib, pluralize
 from paceline.core.value import Value
 from paceline.estimate.estimates import MAX_P_OOM_TO_FIT, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.memory.device_memory import UNLIKELY
 from paceline.estimate.model.case import Implementation
 from paceline.estimate.request import EstimateRequest
 from paceline.layouts.search.memory import (
@@ -29,6 +30,9 @@ from paceline.layouts.search.space import SearchSpace, feasible_layouts
 from paceline.layouts.sweep.prediction import predictions_of
 from paceline.layouts.sweep.result import Prediction
 
+MAX_BORDERLINE = 5
+"""Maximum number of layouts to list that are faster than the best one but may not fit."""
+
 
 class RankedLayout(Prediction):
     """One layout with its estimate and 80% interval."""
@@ -39,7 +43,7 @@ class RankedLayout(Prediction):
 
 
 class Ranking(Value):
-    """All layouts, the best first."""
+    """All layouts: those that fit first, then borderline ones, each by step time."""
 
     recipe: str
     device: str
@@ -54,6 +58,9 @@ class Ranking(Value):
     least_memory_bytes: float
     """Memory that a device needs for the smallest layout, listed or not."""
     layouts: tuple[RankedLayout, ...]
+    borderline: tuple[RankedLayout, ...] = ()
+    """The fastest layouts that may run out of memory, if they are faster than the best that
+    fits."""
     recipe_layout: RankedLayout | None
     """The recipe's own layout, for comparison; None if it cannot run."""
     recipe_problem: str | None = None
@@ -64,11 +71,12 @@ class Ranking(Value):
 def rank_layouts(
     question: EstimateRequest, evidence: Evidence, space: SearchSpace, top: int
 ) -> Ranking:
-    """Return the `top` fastest layouts that fit.
+    """Return the `top` fastest layouts that fit, and the borderline ones that are faster.
 
     Ranks all layouts by the closed-form step time, and the top ones again with simulated pipelines.
     A model split that fits only with activation checkpointing gets the largest recompute budget
-    that fits. Raises UserError if no layout divides the devices.
+    that fits, and the largest that is borderline. Raises UserError if no layout divides the
+    devices.
     """
     spec, machine = question.spec_of_any_layout, question.machine
     if machine.device.memory_bytes is None:
@@ -86,25 +94,41 @@ def rank_layouts(
         estimates_of_layouts, spec, machine, evidence, software=question.resolved_software
     )
     estimates = estimated(layouts)
-    budgets = _budgets(spec, layouts, estimates, estimated, top)
-    likely = [*(layouts[row] for row in _best_first(estimates)[:top]), *budgets]
-    likely = [likely[row] for row in _best_first(estimated(likely))[:top]]
+    budgets = [
+        *_budgets(spec, layouts, estimates, estimated, top, UNLIKELY),
+        *_budgets(spec, layouts, estimates, estimated, MAX_BORDERLINE, MAX_P_OOM_TO_FIT),
+    ]
+    rows = [*_best_first(estimates)[:top], *_borderline_first(estimates)[:MAX_BORDERLINE]]
+    likely = list(dict.fromkeys([*(layouts[row] for row in rows), *budgets]))
+    coarse = estimated(likely)
+    chosen_rows = [*_best_first(coarse)[:top], *_borderline_first(coarse)[:MAX_BORDERLINE]]
+    likely = [likely[row] for row in dict.fromkeys(chosen_rows)]
     problems = layout_problems(spec.parallel)
     recipe_layouts = [] if problems else [spec.layout]
-    best = estimated([*likely, *recipe_layouts]).simulated()
-    rows = _rows(best, [*likely, *recipe_layouts])
-    order = _best_first(best.pick(np.arange(len(likely))))
+    fine = estimated([*likely, *recipe_layouts]).simulated()
+    layout_rows = _rows(fine, [*likely, *recipe_layouts])
+    order = _best_first(fine.pick(np.arange(len(likely))))
+    best = layout_rows[order[0]]
+    listed_rows = set(order[:top])
+    faster = [
+        layout_rows[row]
+        for row in order
+        if row not in listed_rows
+        and layout_rows[row].fits
+        and layout_rows[row].step_time_s < best.step_time_s
+    ]
     return Ranking(
         recipe=spec.recipe,
         device=machine.device.name,
         devices=spec.world_size,
-        n_layouts=len(layouts) + len(budgets),
+        n_layouts=len(set(layouts) | set(budgets)),
         n_infeasible=num_refused,
         n_pruned=int((~estimates.fits).sum()),
         bound=f"more than {MAX_P_OOM_TO_FIT:.0%} likely to exceed {gib(estimates.device_bytes[0])}",
         least_memory_bytes=float(estimates.memory.needed_bytes.min()),
-        layouts=tuple(rows[row] for row in order),
-        recipe_layout=rows[-1] if recipe_layouts else None,
+        layouts=tuple(layout_rows[row] for row in order[:top]),
+        borderline=tuple(faster[:MAX_BORDERLINE]),
+        recipe_layout=layout_rows[-1] if recipe_layouts else None,
         recipe_problem=problems[0] if problems else None,
         evidence=evidence.title,
     )
@@ -123,29 +147,38 @@ def _budgets(
     estimates: Estimates,
     estimated: Callable[[list[Layout]], Estimates],
     top: int,
+    max_p_oom: float,
 ) -> list[Layout]:
     """Return layouts with a recompute budget that may be among the `top` fastest.
+
+    Each has the largest budget with which the probability of running out of memory is at most
+    `max_p_oom`.
 
     A split without recomputation is a lower bound on their step time.
     """
     seconds = estimates.step_time_s
-    fitting = np.sort(seconds[estimates.fits])
+    fitting = np.sort(seconds[estimates.p_oom <= max_p_oom])
     bar = fitting[top - 1] if len(fitting) >= top else inf
-    choices = splits_needing_recompute(layouts, estimates.p_oom, MAX_P_OOM_TO_FIT)
+    choices = splits_needing_recompute(layouts, estimates.p_oom, max_p_oom)
     promising = [
         layouts[supported_layouts.full]
         for supported_layouts in choices
         if seconds[supported_layouts.none] < bar
     ]
     supported_layouts = layouts_supporting_budgets(spec, promising)
-    return largest_fitting_budgets(
-        supported_layouts, lambda some: estimated(some).p_oom, MAX_P_OOM_TO_FIT
-    )
+    return largest_fitting_budgets(supported_layouts, lambda some: estimated(some).p_oom, max_p_oom)
 
 
 def _best_first(estimates: Estimates) -> NDArray[np.int64]:
-    """Return rows sorted by fit, then step time, then memory."""
-    return np.lexsort((estimates.memory.device_used, estimates.step_time_s, ~estimates.fits))
+    """Return rows sorted by risk (fits, borderline, too large), then step time, then memory."""
+    risk = (estimates.p_oom >= UNLIKELY).astype(int) + ~estimates.fits
+    return np.lexsort((estimates.memory.device_used, estimates.step_time_s, risk))
+
+
+def _borderline_first(estimates: Estimates) -> NDArray[np.int64]:
+    """Return the rows of borderline layouts, sorted by step time."""
+    rows = np.flatnonzero((estimates.p_oom >= UNLIKELY) & estimates.fits)
+    return rows[np.argsort(estimates.step_time_s[rows])]
 
 
 def _rows(estimates: Estimates, layouts: Sequence[Layout]) -> tuple[RankedLayout, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from paceline.core.units import GIB, gib, pluralize, step_seconds
+from paceline.estimate.memory.device_memory import UNLIKELY
 from paceline.layouts.tune.ranking import RankedLayout, Ranking
 from paceline.layouts.tune.result import TuneResult, TuneRow
 from paceline.report.document import Column, Document, Row, Table, Verdict
@@ -16,7 +19,6 @@ RANKING_COLUMNS = (
     Column("high_s", "high", step_seconds, "right"),
     Column("memory_bytes", "memory GiB", lambda value: f"{value / GIB:.1f}", "right"),
     Column("p_oom", "P(OOM)", "{:.0%}".format, "right"),
-    Column("fits", "fits", lambda value: "yes" if value else "no"),
     Column("memory", "memory"),
 )
 TUNING_COLUMNS = (
@@ -45,9 +47,11 @@ def ranking_document(ranking: Ranking) -> Document:
     else:
         words = f"cannot run: {ranking.recipe_problem}"
     notes += [f"The recipe's own layout: {words}.", f"Calibration: {ranking.evidence}."]
-    nothing_fits = ranking.n_pruned == ranking.n_layouts
-    verdict = None
-    if nothing_fits:
+    best, verdict = ranking.layouts[0], None
+    if best.memory == "borderline":
+        text = "no layout fits safely: the first ones may run out of memory"
+        verdict = Verdict(text, "alert")
+    elif not best.fits:
         least = gib(ranking.least_memory_bytes)
         text = f"no layout fits: the smallest needs {least} per device; use more or larger devices"
         verdict = Verdict(text, "alert")
@@ -57,10 +61,23 @@ def ranking_document(ranking: Ranking) -> Document:
         verdict=verdict,
         sections=(
             Table(columns=RANKING_COLUMNS, rows=[_ranking_row(row) for row in ranking.layouts]),
+            *_borderline_sections(ranking),
         ),
         notes=tuple(notes),
         data=ranking,
     )
+
+
+def _borderline_sections(ranking: Ranking) -> Iterator[Table]:
+    if ranking.borderline:
+        yield Table(
+            title="Faster, but may run out of memory",
+            name="borderline",
+            columns=RANKING_COLUMNS,
+            rows=[_ranking_row(row) for row in ranking.borderline],
+            note=f"Their risk of running out of memory is {UNLIKELY:.0%} or more. "
+            "Measure one before you rely on it.",
+        )
 
 
 def tuning_document(result: TuneResult) -> Document:
