@@ -1,4 +1,4 @@
-"""`paceline runs export`: export a run to a tracker, or a checkpoint to Hugging Face."""
+"""`paceline runs export`: write a run in the format of a tracker, or its weights as a model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from paceline.runs.export import ExportDtype, ExportedModel, ExportRequest, expo
 from paceline.runs.exporters import EXPORTERS, export_run
 
 GIGA = 1e9
+MODEL = "huggingface"
+FORMATS = (*EXPORTERS, MODEL)
 
 
 def export(
@@ -32,20 +34,18 @@ def export(
         str,
         typer.Option(
             "--to",
-            metavar="FOLDER|FORMAT",
-            help="New folder for the exported model; with --out: "
-            f"{', '.join([*EXPORTERS][:-1])} or {[*EXPORTERS][-1]}.",
+            metavar="FORMAT",
+            help=f"{', '.join(FORMATS[:-1])} or {MODEL} (the weights of a checkpoint).",
         ),
     ],
     out: Annotated[
-        Path | None,
+        Path,
         typer.Option(
             "--out",
             metavar="PATH",
-            help="Export the steps and figures of the run to this folder (openmetrics: file).",
-            show_default=False,
+            help="Folder to write; for openmetrics a file, for huggingface a new folder.",
         ),
-    ] = None,
+    ],
     merged: Annotated[
         bool, typer.Option("--merged", help="Merge the adapters into the base weights.")
     ] = False,
@@ -72,13 +72,13 @@ def export(
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Export a run to TensorBoard, W&B, MLflow or OpenMetrics, or a checkpoint to Hugging Face.
+    """Write a run for TensorBoard, W&B, MLflow or Prometheus, or its weights for Hugging Face.
 
-    With --out, the settings, the steps and the figures of a run are exported. Nothing is uploaded.
+    A tracker gets the settings, steps and figures of a run. Nothing is uploaded.
 
-    Without it, a checkpoint is exported as a model: safetensors, their index, config.json.
-    Supports OPT, GPT-2, Llama and FLUX.1, from a checkpoint of any layout. A training of adapters
-    is exported as adapters in the format of peft, or as a whole model with --merged.
+    A model is safetensors, their index and config.json. Supports OPT, GPT-2, Llama and FLUX.1, from
+    a checkpoint of any layout. Adapters are written in the format of peft, or as a whole model with
+    --merged.
 
     Examples:
 
@@ -86,23 +86,21 @@ def export(
 
       paceline runs export last --to openmetrics --out /var/lib/node_exporter/paceline.prom
 
-      paceline runs export last --to model
+      paceline runs export last --to huggingface --out model
 
-      paceline runs export runs/RUN/checkpoints/step-000040 --to model --dtype bf16
-
-      paceline runs export lora --to merged --merged
+      paceline runs export runs/RUN/checkpoints/step-000040 --to huggingface --out model
     """
-    if to in EXPORTERS or out is not None:
-        if out is None:
-            remedy = f"--to ./{to} exports a checkpoint to a folder"
-            raise UserError(f"--to {to}", "needs --out", remedy=remedy)
-        if to not in EXPORTERS:
-            raise UserError(
-                f"--to {to}",
-                "is not a format, which --out requires",
-                allowed=", ".join(EXPORTERS),
-                remedy=did_you_mean(to, EXPORTERS) or "leave out --out to export a checkpoint",
-            )
+    if to not in FORMATS:
+        raise UserError(
+            f"--to {to}",
+            "is not a format",
+            allowed=", ".join(FORMATS),
+            remedy=did_you_mean(to, FORMATS) or f"for a model: --to {MODEL} --out {to}",
+        )
+    if to != MODEL:
+        if merged or dtype or base_model:
+            options = "--merged, --dtype and --base-model"
+            raise UserError(f"--to {to}", f"takes no {options}, which are for --to {MODEL}")
         export_run(find_run(runs_root(runs_dir), run), to, out)
         echo(str(out))
         return
@@ -110,7 +108,7 @@ def export(
         run,
         runs_root(runs_dir),
         ExportRequest(
-            to=to,
+            to=str(out),
             merged=merged,
             dtype=_dtype(dtype),
             shard_bytes=max(1, int(shard_gb * GIGA)),

@@ -229,7 +229,10 @@ def estimated_demand(recipe: str, on: str | None, cluster: Cluster) -> StorageDe
     except UserError as error:
         if on:
             raise
-        notes = (f"samples/s are unknown here: {error}",)
+        notes = (
+            f"the demand is unknown, because {error.where} {error.what}; {error.remedy}, or assume "
+            "GPUs with --assume-devices, e.g. H100:8",
+        )
         return demand_of(question.spec_of_any_layout, source, None, notes=notes)
     rate = answer.samples_per_s * answer.step_time_s
     interval = (rate / answer.high_s, rate / answer.low_s)

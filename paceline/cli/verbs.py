@@ -305,7 +305,7 @@ runs
   verify = bundle:verify
     Verify a bundle: check the digest of every file and recompute its figures.
   export = export:export
-    Export a run to TensorBoard, W&B, MLflow or OpenMetrics, or a checkpoint to Hugging Face.
+    Write a run for TensorBoard, W&B, MLflow or Prometheus, or its weights for Hugging Face.
   index = runs:index
     Rebuild the index of runs from all run folders.
 recipes

@@ -282,7 +282,9 @@ def _files_with(name: str) -> Iterator[str]:
 
 def _unknown(where: str, word: str, choices: list[str]) -> UserError:
     allowed = ", ".join(source_names())
-    hint = did_you_mean(word, choices) or None
+    same_start = [name for name in source_names() if name.startswith(word)]
+    hint = f"did you mean {' or '.join(same_start)}?" if len(same_start) > 1 else None
+    hint = hint or did_you_mean(word, choices) or None
     return UserError(
         where, "is unknown", allowed=f"{allowed}, or one of their tables or rows", remedy=hint
     )

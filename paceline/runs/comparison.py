@@ -113,7 +113,7 @@ def _judge(
 
 def _rows(reference: str, side: ComparisonSide) -> Sequence[references.Row]:
     if reference != BEST_REFERENCE:
-        return references.find_rows(reference)
+        return references.rows_of_recipe(reference) or references.find_rows(reference)
     return _rows_of_recipe(side) or references.rows()
 
 

@@ -65,7 +65,7 @@ def export_checkpoint(name: str, runs: Path, request: ExportRequest) -> Exported
     """
     target = Path(request.to).absolute()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UserError("--to", f"{target} exists already", remedy="use a new folder")
+        raise UserError("--out", f"{target} exists already", remedy="use a new folder")
     if request.like is not None and not (Path(request.like) / HUB_CONFIG).is_file():
         raise UserError("--base-model", f"{request.like} has no {HUB_CONFIG}")
     if find_spec("torch") is None:

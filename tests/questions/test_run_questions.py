@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from paceline.core.metrics import ENERGY_PER_TOKEN, METRICS
 from tests.command import paceline
 from tests.logs.example import megatron_log
 from tests.mlperf.samples import submission
@@ -145,6 +147,130 @@ def test_a_log_of_other_work_is_not_comparable_with_a_published_figure(here: Pat
     assert "not comparable" in text and "num_devices" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("nvidia", "did you mean nvidia-dgxc or nvidia-llama31 or nvidia-nemo?"),
+        ("nvida-llama31", "did you mean 'nvidia-llama31'?"),
+    ],
+)
+def test_a_part_of_a_reference_lists_the_names_that_begin_with_it(
+    here: Path, name: str, advice: str
+):
+    done = paceline("compare", "train.log", "--against", name, *LOG_OPTIONS, cwd=here)
+    assert done.returncode == 1 and advice in done.stderr
+
+
+def test_a_recipe_stands_for_its_published_rows(here: Path):
+    options = ("--model", "llama31-70b", "--gpu", "H100", "--against", "llama31-70b")
+    text = answer("compare", "train.log", *options, "--gpus", 512, cwd=here, code=3)
+    assert "published: " in text
+
+
+def test_which_of_my_nodes_are_bad(here: Path):
+    options = ("--hosts", "no-such-node[001-016]", "--fast", "--drain-file", "bad.txt")
+    text = answer("check", *options, cwd=here, code=4)
+    assert "0 fit, 16 not reached (no-such-node[001-016])" in text
+    assert "No host is listed to drain" in text and not (here / "bad.txt").exists()
+
+
+def test_what_is_the_all_reduce_bandwidth(here: Path):
+    options = (
+        "--devices",
+        2,
+        "--ops",
+        "all_reduce",
+        "--max-bytes",
+        2**20,
+        "--seconds",
+        0.5,
+        "--json",
+    )
+    result = json.loads(answer("probe", "network", *options, cwd=here))
+    rows = [row for row in result["collectives"] if row["operation"] == "all_reduce"]
+    # An all-reduce over n devices moves 2 (n - 1) / n of the payload: all of it for 2.
+    assert rows and all(row["bus_bytes_per_s"] == row["bytes_per_s"] > 0 for row in rows)
+
+
+def test_does_my_disk_feed_the_training(here: Path):
+    options = ("--size", "16MiB", "--seconds", 0.1, "--assume-devices", "H100:8")
+    text = answer("probe", "storage", ".", "--recipe", "llama31-8b", *options, cwd=here)
+    assert " gives " in text and "samples/s" in text and "the demand is unknown" not in text
+
+
+def test_a_cpu_without_a_calibration_says_how_to_get_the_demand(here: Path):
+    options = ("--size", "16MiB", "--seconds", 0.1, "--recipe", "tiny-llama")
+    text = " ".join(answer("probe", "storage", ".", *options, cwd=here).split())
+    assert "the demand is unknown, because this CPU is not calibrated in" in text
+    assert "run `paceline probe calibrate" in text and "--assume-devices, e.g. H100:8" in text
+
+
+def test_send_metrics_to_prometheus(here: Path):
+    answer("runs", "import", "train.log", *LOG_OPTIONS, cwd=here)
+    answer("runs", "export", "last", "--to", "openmetrics", "--out", "run.prom", cwd=here)
+    line = next(
+        line
+        for line in (here / "run.prom").read_text().splitlines()
+        if line.startswith("paceline_run_step_time_s{")
+    )
+    assert 'recipe="llama31-8b"' in line
+    assert float(line.rpartition(" ")[2]) == pytest.approx(5.7, abs=0.05)
+
+
+def test_a_login_node_needs_no_torch_and_no_network(here: Path):
+    """Logs, estimates and comparisons work without torch, and nothing is sent anywhere."""
+    (here / "blocked").mkdir()
+    (here / "blocked" / "torch.py").write_text("raise ImportError('no torch here')\n")
+    (here / "blocked" / "sitecustomize.py").write_text(
+        "import sys\n"
+        "def refuse(event, arguments):\n"
+        "    if event in ('socket.connect', 'socket.getaddrinfo'):\n"
+        "        raise SystemExit(f'{event}: {arguments}')\n"
+        "sys.addaudithook(refuse)\n"
+    )
+    for command in (
+        ("parse", "train.log", *LOG_OPTIONS),
+        ("estimate", "llama31-8b", "--gpu", "H100", "--gpus", 16),
+        ("compare", "train.log", "train.log"),
+        ("explain", "train.log", *LOG_OPTIONS),
+    ):
+        done = paceline(*command, cwd=here, runs=here, env={"PYTHONPATH": str(here / "blocked")})
+        assert done.returncode in (0, 4), done.stderr
+        assert not done.stderr.startswith(("socket", "Traceback"))
+
+
+def test_delete_old_runs(here: Path):
+    answer("runs", "import", "train.log", "--tag", "old", cwd=here)
+    answer("runs", "rm", "old", "--yes", cwd=here)
+    assert not [*(here / "runs").glob("*/run.json")]
+
+
+def test_who_is_the_straggler():
+    run = "2026-01-15-tiny-llama-dp2-2xcpu-86277afc"
+    text = answer("runs", "watch", run, "--once", "--runs-dir", DOCS.parent / "tests/forms/runs")
+    assert "the others wait for rank 1, which is 27% busier" in text
+
+
+def test_why_did_my_job_hang(here: Path):
+    program = (sys.executable, "-c", "import time; time.sleep(600)")
+    options = ("--no-probe", "--set", "hang_limit_s=2", "--tag", "hung")
+    text = answer("run", *options, "--", *program, cwd=here, code=2)
+    assert "no rank showed activity for" in text
+    assert "failed" in answer("runs", "show", "hung", cwd=here)
+
+
+def test_what_do_the_terms_mean():
+    rows = (DOCS / "concepts" / "glossary.md").read_text("utf-8").splitlines()
+    terms = {row.split("|")[1].strip(): row for row in rows if row.startswith("| ")}
+    assert {"spread", "straggler", "naive", "borderline", "goodput"} <= terms.keys()
+    assert "slow rank or node" in terms["straggler"] and "variation" in terms["spread"]
+
+
+def test_every_metric_is_explained():
+    page = (DOCS / "reference" / "metrics.md").read_text("utf-8")
+    assert [name for name in (*METRICS, ENERGY_PER_TOKEN) if f"`{name}`" not in page] == []
+
+
 def test_gate_a_nightly_job(here: Path):
     (here / "slow.log").write_text(megatron_log([6.3] * 30))
     text = answer("compare", "train.log", "slow.log", "--format", "junit", cwd=here, code=4)
@@ -188,11 +314,8 @@ def test_nothing_is_known_of_a_recipe_that_does_not_exist(tmp_path: Path):
         ("how-to/share-a-run.md", "`paceline runs rm RUN` deletes a run"),
         ("how-to/export-runs.md", "# Export runs to TensorBoard, W&B, MLflow and Prometheus"),
         ("how-to/watch-a-run.md", "If a job hangs"),
-        ("reference/metrics.md", "`spread`"),
-        ("reference/metrics.md", "## Straggler"),
-        ("how-to/scaling-test.md", "naive"),
         ("how-to/check-nodes.md", "all-reduce"),
     ],
 )
-def test_questions_without_a_command_are_answered_by_a_page(page: str, words: str):
+def test_a_page_says_it_too(page: str, words: str):
     assert words in (DOCS / page).read_text("utf-8")

@@ -16,6 +16,7 @@ from tests.command import paceline
 from tests.trainer.example import log, settings, train
 
 SMALL_BYTES = 4096
+MODEL = ("--to", "huggingface", "--out")
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +30,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_becomes_a_folder_once(run: Path, tmp_path: Path) -> None:
-    done = paceline("runs", "export", run, "--to", tmp_path / "out", "--dtype", "bf16", "--json")
+    done = paceline("runs", "export", run, *MODEL, tmp_path / "out", "--dtype", "bf16", "--json")
 
     answer = json.loads(done.stdout)
     assert done.returncode == 0 and (answer["form"], answer["step"]) == ("llama", 2)
     files = {file["name"]: file["bytes"] for file in answer["files"]}
     assert files == {"model.safetensors": (tmp_path / "out/model.safetensors").stat().st_size}
     assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "bfloat16"
-    again = paceline("runs", "export", run, "--to", tmp_path / "out")
+    again = paceline("runs", "export", run, *MODEL, tmp_path / "out")
     assert again.returncode == 1 and "out exists already; use a new folder" in again.stderr
 
 
@@ -48,7 +49,7 @@ def test_a_run_becomes_a_folder_once(run: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(words: list[str], what: str, run: Path, tmp_path: Path) -> None:
-    done = paceline("runs", "export", run, "--to", tmp_path / "out", *words)
+    done = paceline("runs", "export", run, *MODEL, tmp_path / "out", *words)
 
     assert done.returncode == 1 and what in done.stderr
     assert not [*tmp_path.iterdir()]

@@ -210,11 +210,13 @@ def test_the_dashboard_shows_only_exported_metrics(runs: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--to", "tensorboard"), "--to tensorboard: needs --out"),
-        (("--to", "model", "--out", "x"), "--to model: is not a format, which --out requires"),
+        (("--to", "tensorboard"), "--out: is missing"),
+        (("--to", "./model", "--out", "x"), "--to ./model: is not a format; allowed: tensorboard"),
+        (("--to", "tensorbord", "--out", "x"), "did you mean 'tensorboard'?"),
+        (("--to", "wandb", "--out", "x", "--merged"), "which are for --to huggingface"),
     ],
 )
-def test_a_format_and_its_path_go_together(
+def test_a_format_and_its_path_have_an_option_each(
     runs: Path, options: tuple[str, ...], message: str
 ) -> None:
     done = paceline("runs", "export", "exported", *options, runs=runs)
