@@ -338,13 +338,11 @@ def log_format_table() -> str:
         (
             f"`{name}`",
             kind.title,
-            kind.example,
-            kind.numbering,
             f"`{kind.convention}`" if kind.convention else "-",
         )
         for name, kind in sorted(log_formats().items(), key=lambda item: item[1].title.lower())
     ]
-    head = ("`--engine`", "framework", "example of a step line", "step number", "FLOPs convention")
+    head = ("`--engine`", "program", "FLOPs convention")
     return table(head, rows)
 
 

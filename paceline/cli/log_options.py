@@ -9,6 +9,8 @@ import typer
 
 from paceline.cli import quantities
 from paceline.cli.options import Panel
+from paceline.core.errors import UserError
+from paceline.engines.log_reading.generic import NAME as GENERIC
 from paceline.logs.facts import UserSettings
 
 
@@ -21,9 +23,20 @@ EngineName = Annotated[
     str | None,
     _fact(
         "--engine",
-        help="Log format, e.g. megatron or nemo1; default: detected.",
+        "--log-format",
+        help="Log format, e.g. megatron, or a YAML file that declares one; default: detected.",
         show_default=False,
     ),
+]
+StepColumn = Annotated[
+    str | None,
+    _fact("--step-column", metavar="NAME", help="Column of step numbers, in any other log."),
+]
+TimeColumn = Annotated[
+    str | None, _fact("--time-column", metavar="NAME", help="Column of step times.")
+]
+RateColumn = Annotated[
+    str | None, _fact("--rate-column", metavar="NAME", help="Column of steps per second.")
 ]
 RecipeName = Annotated[
     str | None,
@@ -117,11 +130,27 @@ class LogOptions:
     convention: ConventionName = None
     tokens: TotalTokens = None
     window: WindowRule = None
+    step_column: StepColumn = None
+    time_column: TimeColumn = None
+    rate_column: RateColumn = None
+
+    @property
+    def log_format(self) -> str | None:
+        """The requested log format: the generic one if columns are named."""
+        columns = {"step": self.step_column, "time": self.time_column, "rate": self.rate_column}
+        choice = ",".join(f"{key}={value}" for key, value in columns.items() if value)
+        if choice and self.engine and self.engine.lower() != GENERIC:
+            raise UserError(
+                f"--engine {self.engine}",
+                "finds its own columns",
+                remedy="leave out --engine, or the columns",
+            )
+        return f"{GENERIC}:{choice}" if choice else self.engine
 
     def settings(self) -> UserSettings:
         """Return the given settings; raise UserError for unknown values."""
         settings = UserSettings(
-            engine=self.engine,
+            engine=self.log_format,
             recipe=self.recipe,
             model=self.model,
             device=self.device,

@@ -11,6 +11,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol, cast
 
@@ -18,7 +19,15 @@ from paceline.core.errors import UserError, did_you_mean
 from paceline.core.hardware import Cluster
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
+from paceline.engines.log_reading.generic import column_choice, generic_format
 from paceline.engines.log_reading.log_content import LogFormat
+from paceline.engines.log_reading.table_format import (
+    is_table_path,
+    read_table,
+    shipped_tables,
+    table_format,
+    user_tables_folder,
+)
 from paceline.engines.support import Support, TestedProgram
 from paceline.files.plugins import ENGINES, LOG_FORMATS, plugins
 from paceline.files.recipe import Recipe
@@ -143,13 +152,38 @@ def log_formats() -> dict[str, LogFormat]:
     """Return the log formats by engine name, most specific first."""
     modules = {name: _module(name) for name in _names()}
     by_name = {name: m.LOG_FORMAT for name, m in modules.items() if hasattr(m, "LOG_FORMAT")}
+    by_name = {**table_formats(), **by_name}
     return dict(sorted(by_name.items(), key=lambda item: (item[1].precedence, item[0])))
 
 
 def log_format(name: str) -> LogFormat:
-    """Return the log format of engine `name` (`-` may replace `_`); raise UserError."""
+    """Return the log format of engine `name` (`-` may replace `_`), or of a file with a table.
+
+    Raises UserError for an unknown name and for an invalid file.
+    """
+    if is_table_path(name):
+        return _table_of(name)
+    if (choice := column_choice(name)) is not None:
+        return generic_format(choice)
+    if (table := table_formats().get(name.lower().replace("-", "_"))) is not None:
+        return table
     module = _module_with(name.lower().replace("-", "_"), "LOG_FORMAT", log_formats)
     return cast(LogFormat, module.LOG_FORMAT)
+
+
+@cache
+def table_formats() -> dict[str, LogFormat]:
+    """Return the log formats that are declared as tables: shipped ones, then the user's."""
+    tables = shipped_tables()
+    folder = user_tables_folder()
+    if folder.is_dir():
+        tables |= {path.stem: read_table(path) for path in sorted(folder.glob("*.yaml"))}
+    return {name: table_format(table) for name, table in tables.items()}
+
+
+@cache
+def _table_of(path: str) -> LogFormat:
+    return table_format(read_table(Path(path)))
 
 
 def _names() -> list[str]:

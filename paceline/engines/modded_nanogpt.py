@@ -66,7 +66,9 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 _PEAK = re.compile(
     rb"peak memory (?:allocated|consumption): (\d{1,12}) MiB(?: reserved: (\d{1,12}) MiB)?"
 )
-_DEVICE = re.compile(rb"\| {1,4}0  ((?:NVIDIA|Tesla|AMD) [^|\n]{2,40}?) {2,40}(?:On|Off|N/A) ")
+_DEVICE = re.compile(
+    rb"\| {1,4}(\d{1,3})  ((?:NVIDIA|Tesla|AMD) [^|\n]{2,40}?) {2,40}(?:On|Off|N/A) "
+)
 
 
 def _read_settings(text: bytes, log: LogContent) -> None:
@@ -76,7 +78,8 @@ def _read_settings(text: bytes, log: LogContent) -> None:
         if reserved:
             log.peak("reserved", int(reserved) * MIB)
     if match := last_match(_DEVICE, text):
-        log.facts["device"] = excerpt(match[1])
+        log.facts["device"] = excerpt(match[2])
+        log.facts["num_devices"] = int(match[1]) + 1
 
 
 LOG_FORMAT = LogFormat(

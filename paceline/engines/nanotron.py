@@ -32,11 +32,14 @@ DIGITS = 3
 
 _STEP = re.compile(rb"iteration: (\d{1,18}) / (\d{1,18}) \| (consumed_(?:tokens|samples): .*)")
 _INCOMPLETE = re.compile(rb"iteration: \d{1,18} / (?!.{0,2000}\| (?:lm_loss|lr): )")
-_NUMBER = rb"(-?(?:nan|inf)|[-+0-9.eE]{1,24}[KMBTPE]?)(?![0-9A-Za-z])[^\n]*"
+_NUMBER = rb"(-?(?:nan|inf)|[-+0-9.eE]{1,24}[KMGBTPE]?)(?![0-9A-Za-z])[^\n]*"
 _FIELDS = {
     "step_time_s": (re.compile(rb"time_per_iteration_ms: {0,8}" + _NUMBER), 1e3),
     "tokens_per_s_per_device": (re.compile(rb"tokens_per_sec_per_gpu: {0,8}" + _NUMBER), 1.0),
-    "global_batch": (re.compile(rb"global_batch_size: {0,8}(\d{1,12})(?![0-9.KMBTPE])[^\n]*"), 1.0),
+    "global_batch": (
+        re.compile(rb"global_batch_size: {0,8}(\d{1,12})(?![0-9.KMGBTPE])[^\n]*"),
+        1.0,
+    ),
     "loss": (re.compile(rb"lm_loss: {0,8}" + _NUMBER), 1.0),
     "grad_norm": (re.compile(rb"grad_norm: {0,8}" + _NUMBER), 1.0),
     "flops_per_s_per_device": (re.compile(rb"model_tflops_per_gpu: {0,8}" + _NUMBER), 1 / TERA),
@@ -47,7 +50,7 @@ _FIELDS = {
 A batch of `1.02K` may be any of 1015 to 1024, so it is ignored.
 """
 
-_SUFFIXES = dict(zip(b"KMBTPE", (b"e3", b"e6", b"e9", b"e12", b"e15", b"e18"), strict=True))
+_SUFFIXES = dict(zip(b"KMGBTPE", (b"e3", b"e6", b"e9", b"e9", b"e12", b"e15", b"e18"), strict=True))
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
@@ -141,7 +144,8 @@ LOG_FORMAT = LogFormat(
     title="nanotron",
     marks=(b"time_per_iteration_ms: ",),
     step_line=re.compile(
-        rb"iteration: \d{1,18} / \d{1,18} \| consumed_(?:tokens|samples): {1,12}[0-9.KMBTPE]{1,16} "
+        rb"iteration: \d{1,18} / \d{1,18} \| consumed_(?:tokens|samples): {1,12}"
+        rb"[0-9.KMGBTPE]{1,16} "
     ),
     read=read,
     example="`iteration: 991 / 1000 | ... elapsed_time_per_iteration_ms: 2.61K`",

@@ -34,10 +34,14 @@ class UserFile:
 
 def user_file() -> UserFile | None:
     """Return the user's defaults, None without a file; raise UserError for an invalid one."""
-    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    candidates = (Path(FILE_NAME), settings / "paceline" / FILE_NAME)
+    candidates = (Path(FILE_NAME), settings_folder() / FILE_NAME)
     path = next((each for each in candidates if each.is_file()), None)
     return path and _read(path)
+
+
+def settings_folder() -> Path:
+    """Return the folder of the user's settings, which need not exist."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "paceline"
 
 
 def _read(path: Path) -> UserFile:

@@ -15,7 +15,9 @@ from paceline.core.shape import Shape, num_parameters
 from paceline.core.units import LARGEST_INT, count
 from paceline.core.window import check_rule
 from paceline.engines import log_format
+from paceline.engines.log_reading.generic import column_choice
 from paceline.engines.log_reading.log_content import LAYOUT_FACTS, Fact, LogContent
+from paceline.engines.log_reading.table_format import is_table_path
 from paceline.files import catalog
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.logs.path_facts import NO_PATH, PathFacts
@@ -62,13 +64,15 @@ class UserSettings:
 
     @property
     def engine_name(self) -> str | None:
-        """Module name of the requested log format.
+        """Name of the requested log format, the path of its file, or the generic reader.
 
         Raises UserError for an unknown format.
         """
         if self.engine is None:
             return None
         log_format(self.engine)
+        if is_table_path(self.engine) or column_choice(self.engine) is not None:
+            return self.engine
         return self.engine.lower().replace("-", "_")
 
     @property

@@ -167,7 +167,7 @@ def single_figure(
 
     Returns None if a rule selects steps, or if there are only steps.
     """
-    rates = _printed_rates(log, facts)
+    rates = printed_rates(log, facts)
     has_steps = steps.known("step_time_s")
     per_s = log.figures.get("steps_per_s")
     if not (rates or per_s) or (has_steps and (rule is not None or not kind.whole_run)):
@@ -208,7 +208,7 @@ def _mean_batch(
     return mean if batch is None or FULL - PARTIAL <= mean / batch < FULL else batch
 
 
-def _printed_rates(log: LogContent, facts: RunSettings) -> dict[str, Metric]:
+def printed_rates(log: LogContent, facts: RunSettings) -> dict[str, Metric]:
     """Return printed samples/s and tokens/s, each derived from the other if the log prints one."""
     samples, tokens = log.figures.get("samples_per_s"), log.figures.get("tokens_per_s")
     per_s, batch, length = log.figures.get("steps_per_s"), facts.global_batch, facts.seq_len

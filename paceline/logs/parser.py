@@ -27,6 +27,7 @@ from paceline.core.window import (
     steady_window,
 )
 from paceline.engines import log_format, log_formats
+from paceline.engines.log_reading.generic import NAME as GENERIC
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
 from paceline.engines.log_reading.profilers import watch_profilers
 from paceline.files.log_file import FIRST_BYTES, LogFile, utf16
@@ -36,6 +37,7 @@ from paceline.logs.figures import (
     LogFigures,
     figures_of,
     figures_without_batch,
+    printed_rates,
     rates_of,
     reported_figures,
     single_figure,
@@ -109,10 +111,11 @@ def parse_log(
             return _without_steps(shown_path, user, "unreadable", fault)
         file = LogFile(path)
         name = user.engine_name or detect(file)
-        if name is None:
-            return _unknown(shown_path, user, file)
-        file = LogFile(path, log_format(name).begins)
-        return _read(file, _content(file, name, other_ranks), shown_path, user, name, one_of_many)
+        file = LogFile(path, log_format(name).begins if name else None)
+        log = _content(file, name or GENERIC, other_ranks)
+        if log.refusal:
+            return _unknown(shown_path, user, file, log)
+        return _read(file, log, shown_path, user, name or GENERIC, one_of_many)
     except OSError as error:
         return _without_steps(shown_path, user, "unreadable", error.strerror or str(error))
 
@@ -171,7 +174,10 @@ def _read(
     notes += _contradictions(user, window.record)
     facts = _with_batch(facts, user, window.record)
     uneven = window.record.state == "uneven"
-    rates = figure.rates if figure else rates_of(facts, steps_of_window, uneven)
+    if figure:
+        rates = figure.rates
+    else:
+        rates = {**printed_rates(log, facts), **rates_of(facts, steps_of_window, uneven)}
     status, reason = _status(steps, log, file, bool(rates) or figure is not None)
     document = ParsedLog(
         file=as_text(str(shown_path)),
@@ -372,13 +378,14 @@ def _cut_lines(file: LogFile) -> Iterator[str]:
         yield f"lines longer than 1 MiB, which were truncated: {file.cut_lines:,}"
 
 
-def _unknown(shown_path: Path, user: UserSettings, file: LogFile) -> Parsing:
+def _unknown(shown_path: Path, user: UserSettings, file: LogFile, log: LogContent) -> Parsing:
     if file.num_bytes == 0 and file.read_error is None:
         return _without_steps(shown_path, user, "empty", "the file is empty")
     if file.read_error:
         return _without_steps(shown_path, user, "truncated", file.read_error)
-    titles = ", ".join(kind.title for kind in log_formats().values())
-    reason = f"no step line of a known log format ({titles})"
+    if log.out_of_memory:
+        return _without_steps(shown_path, user, "oom", log.out_of_memory[:300], file.num_bytes)
+    reason = log.refusal or "no step line of a known log format"
     parsing = _without_steps(shown_path, user, "not-a-training-log", reason, file.num_bytes)
     warnings = {"warnings": tuple(_cut_lines(file))}
     return replace(parsing, document=parsing.document.model_copy(update=warnings))

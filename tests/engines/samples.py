@@ -10,6 +10,7 @@ import numpy as np
 
 from tests.engines.recent_samples import RECENT_SAMPLES
 from tests.engines.sample import RunningTotal, Sample
+from tests.engines.table_samples import TABLE_SAMPLES
 
 NOISE = (
     b"node-07:4711:4711 [3] NCCL INFO Channel 05/0 : 3[3] -> 4[4] via P2P/CUMEM/read\n",
@@ -283,5 +284,6 @@ SAMPLES = {
     ),
     "native": Sample(_native, NATIVE_HEAD, prefixed=False),
     **RECENT_SAMPLES,
+    **TABLE_SAMPLES,
 }
 """One for every log format, by the name of its engine."""

@@ -51,9 +51,10 @@ _FIELDS = {
     "loss": RecordColumn((_LOSS,)),
     "grad_norm": RecordColumn((re.compile(_LOSS.pattern.replace(b"loss", b"grad_norm")),)),
     "tokens": column(rb"'(?:num_input_tokens_seen|num_tokens|tokens/total)': '?"),
-    "step": column(rb"'step': '?"),
+    "step": column(rb"'step': '?", rb"'global_step/max_steps': '"),
     "run_time_s": column(rb"'train_runtime': '?"),
     "step_time_s": column(rb"'iteration_time_s': '?", rb"'step_time': '?"),
+    "tokens_per_s": column(rb"'step_tokens_per_second': '?"),
 }
 """Fields of a dictionary.
 
@@ -92,11 +93,12 @@ def _whole_records(blocks: Iterable[bytes]) -> Iterator[bytes]:
     yield pending
 
 
-Entry = tuple[float, float, float, float, float, float, float]
+Entry = tuple[float, float, float, float, float, float, float, float]
 """Values of one dictionary; NaN if absent.
 
 They are loss, gradient norm, tokens of all devices since the run's start, step number, seconds
-since the run's start, seconds per step, and the resolution of the run time in seconds.
+since the run's start, seconds per step, tokens/s since the entry before, and the resolution of the
+run time in seconds.
 """
 
 
@@ -146,6 +148,8 @@ class _Run:
                 self._bar(int(count), int(total), *rate)
             elif b"'loss': " in record:
                 self._entry(next(entries))
+            elif b"'eval_runtime': " in record:
+                self._summaries.add_evaluation(record)
             elif b"'train_runtime': " in record:
                 self._summaries.add(record)
                 self._end_run()
@@ -183,6 +187,7 @@ class _Run:
         self._pending: Entry | None = None
         self._place: Place | None = None
         self._distance: int | None = None
+        self._last_tokens = 0, 0.0
 
     def _end_run(self) -> None:
         """Mark the run as finished: later settings may belong to another run."""
@@ -198,7 +203,8 @@ class _Run:
         last = figures.pop("timed_steps", None) or self._ended_at or total
         if isinstance(last, int | float) and last > self._resumed_at:
             figures["timed_steps"] = last - self._resumed_at
-            figures["steps_per_s"] = figures["timed_steps"] / figures["run_time_s"]
+            seconds = figures["run_time_s"] - figures.get("evaluation_s", 0.0)
+            figures["steps_per_s"] = figures["timed_steps"] / seconds
 
     def _entry(self, entry: Entry) -> None:
         if self._pending is not None:
@@ -259,7 +265,7 @@ class _Run:
         return interval if isinstance(interval, int) and 0 < interval < 1 << 31 else 1
 
     def _add_entry(self, entry: Entry, index: int, certain: bool) -> None:
-        loss, grad_norm, all_tokens, _, run_time_s, own_time_s, unit_s = entry
+        loss, grad_norm, all_tokens, _, run_time_s, own_time_s, tokens_per_s, unit_s = entry
         before = self._place
         if before is None and certain and index == 1:
             before = START
@@ -275,6 +281,8 @@ class _Run:
             if math.inf > run_time_s > before[2]:
                 time_s = (run_time_s - before[2]) / steps
                 self._resolution_s = unit_s / steps
+        if tokens_per_s == tokens_per_s and self._bar_total is None:
+            tokens, time_s = self._tokens_and_time(index, all_tokens, tokens_per_s)
         if time_s != time_s and self._bar_total is None and math.inf > own_time_s > 0:
             time_s = own_time_s
             self._log.remark(STEP_TIME_REMARK)
@@ -282,6 +290,18 @@ class _Run:
             self._rows.add(index, time_s, loss, grad_norm, tokens)
         else:
             self._rows.set_loss(loss)
+
+    def _tokens_and_time(
+        self, index: int, all_tokens: float, tokens_per_s: float
+    ) -> tuple[float, float]:
+        """Return tokens and seconds of a step from the total of tokens and the rate of an entry."""
+        last_index, last_tokens = self._last_tokens
+        self._last_tokens = index, all_tokens
+        steps = index - last_index
+        if not (steps > 0 and math.inf > all_tokens > last_tokens and tokens_per_s > 0):
+            return math.nan, math.nan
+        tokens = (all_tokens - last_tokens) / steps
+        return tokens, tokens / tokens_per_s
 
 
 class _Rows:
@@ -363,7 +383,7 @@ def _entries(records: list[bytes]) -> Iterator[Entry]:
     columns = Records(records).columns(_FIELDS)
     nothing: FloatColumn = np.broadcast_to(np.nan, len(records))
     values = [columns.get(name, nothing).tolist() for name in _FIELDS]
-    times = values[-2]
+    times = values[list(_FIELDS).index("run_time_s")]
     units = list(map(_unit, records, times)) if "run_time_s" in columns else times
     return zip(*values, units, strict=True)
 

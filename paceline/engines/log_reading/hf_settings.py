@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from paceline.core.units import pluralize
 from paceline.engines.log_reading.log_content import LogContent, numbers
 from paceline.engines.log_reading.records import Records, field, store_whole_numbers
 
 RUNNING = b"***** Running training *****"
 _NUMBERING = re.compile(
-    rb"(?=\*{5} Running training \*{5}|logging_steps|max_steps|Total optimization steps)"
+    rb"(?=\*{5} Running training \*{5}|logging_steps|(?<!/)max_steps|Total optimization steps)"
 )
 """Statements that change the numbering of what follows."""
 
@@ -94,6 +95,8 @@ TOKENS_TOLERANCE = 0.01
 MIN_DIGITS = 3
 """Minimum number of significant digits of a printed rate that gives a step time."""
 
+LARGEST_RUN_S = 1e9
+_EVALUATION = field(rb"'eval_runtime': '?")
 _FIELDS = {
     "run_time_s": field(rb"'train_runtime': '?"),
     "samples_per_s": field(rb"'train_samples_per_second': '?"),
@@ -121,12 +124,21 @@ class TrainSummaries:
 
     def __init__(self) -> None:
         self._longest: TrainSummary | None = None
-        self._shortest_s = 0.0
-        self._count = 0
+        self._shortest_s = self._evaluation_s = 0.0
+        self._num_evaluations = self._count = 0
 
     def begin(self) -> None:
         """Discard earlier summaries because another run starts."""
         self._longest, self._count = None, 0
+        self._evaluation_s, self._num_evaluations = 0.0, 0
+
+    def add_evaluation(self, record: bytes) -> None:
+        """Add the dictionary of an evaluation, which `train_runtime` includes if it comes later."""
+        printed = Records([record]).texts(_EVALUATION)
+        seconds = numbers(printed).item() if printed else 0.0
+        if self._longest is None and 0 < seconds < LARGEST_RUN_S:
+            self._evaluation_s += seconds
+            self._num_evaluations += 1
 
     def add(self, record: bytes) -> None:
         """Add the dictionary of one rank."""
@@ -159,11 +171,26 @@ class TrainSummaries:
             self._keep_steps(log, values["steps_per_s"], texts["steps_per_s"])
         if "tokens_per_s" in values:
             _keep_tokens(log, values)
+        if self._count == 1 and 0 < self._evaluation_s < values["run_time_s"]:
+            self._subtract_evaluations(log, values["run_time_s"])
         if self._count > 1:
             log.remark(
                 f"{self._count:,} ranks print the run's figures, with run times of "
                 f"{self._shortest_s:.7g} to {self._longest.run_time_s:.7g} s; the longest is used"
             )
+
+    def _subtract_evaluations(self, log: LogContent, run_time_s: float) -> None:
+        """Correct the printed rates, which divide by a run time that includes evaluations."""
+        factor = run_time_s / (run_time_s - self._evaluation_s)
+        for name in ("samples_per_s", "steps_per_s", "tokens_per_s"):
+            if name in log.figures:
+                log.figures[name] *= factor
+        log.figures["evaluation_s"] = self._evaluation_s
+        log.remark(
+            f"train_runtime {run_time_s:g} s includes {self._evaluation_s:g} s of "
+            f"{pluralize(self._num_evaluations, 'evaluation')} (eval_runtime); the rates are "
+            f"those of training alone, {factor:.3g} times the printed ones"
+        )
 
     def _is_of_the_run(self, summary: TrainSummary, longest: TrainSummary) -> bool:
         return (

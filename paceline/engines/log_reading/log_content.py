@@ -59,6 +59,8 @@ class LogContent:
     """Line in which the program reports its end, or None."""
     incomplete_reason: str | None = None
     """Reason why the log is incomplete, or None."""
+    refusal: str | None = None
+    """Reason why the log has no step line of its log format, or None."""
     out_of_memory: str | None = None
     """Line that reports running out of memory, or None."""
     _num_invalid: int = 0
@@ -254,6 +256,7 @@ FIGURE_NAMES = {
     "tokens_per_s": "tokens per second over all devices, mean of the whole run",
     "flops_per_s_per_device": "FLOP/s per device, mean of the whole run",
     "run_time_s": "duration of the timed run in seconds",
+    "evaluation_s": "seconds of the evaluations in the timed run",
     "init_time_s": "seconds from program start to the start of the timed run",
     "timed_steps": "steps in the timed run",
     "samples_to_target": "samples until the quality target was reached",

@@ -1,0 +1,101 @@
+"""Log formats that are declared in a file: what a file may say, and what is read by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.engines import log_format
+from paceline.engines.log_reading.table_format import FormatTable, read_table, table_format
+from paceline.logs.facts import UserSettings
+from paceline.logs.parser import parse_log
+from tests.engines.promises import check_read
+
+TABLE = """\
+title: My trainer
+mark: ' sec/iter'
+line: 'it={step}\\|'
+fields: ['loss={loss}\\|', '\\|{step_time_s} sec/iter', 'rate={tokens_per_s:suffix}\\|']
+settings: ['world of {num_devices} ranks']
+numbering: from 0
+steps_per_line: 1
+example: 'it=1|loss=2.0|0.5 sec/iter'
+"""
+LOG = "world of 8 ranks\n" + "".join(
+    f"it={n}|loss={2 - n / 100:.2f}|rate=16.0K|0.5{n % 3} sec/iter\n" for n in range(30)
+)
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_file_of_ten_lines_reads_a_log_of_its_own(tmp_path: Path):
+    table, log = write(tmp_path, "mine.yaml", TABLE), write(tmp_path, "a.log", LOG)
+    parsing = parse_log(log, UserSettings(engine=str(table)))
+    document = parsing.document
+    assert document.status == "ok" and document.n_steps == 30
+    assert document.step_time_s and document.step_time_s.median == pytest.approx(0.51)
+    assert document.settings.num_devices == 8
+    assert document.tokens_per_s == pytest.approx(16_000, rel=0.01)
+    assert parsing.steps["loss"][:2].tolist() == pytest.approx([2.0, 1.99])
+
+
+def test_a_file_in_the_users_folder_is_known_by_its_name_and_detected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from paceline import engines
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = tmp_path / "paceline" / "log_formats"
+    folder.mkdir(parents=True)
+    write(folder, "mine.yaml", TABLE)
+    engines.table_formats.cache_clear()
+    try:
+        document = parse_log(write(tmp_path, "a.log", LOG), UserSettings()).document
+        assert document.engine == "mine" and document.status == "ok"
+        assert log_format("mine").title == "My trainer"
+    finally:
+        engines.table_formats.cache_clear()
+
+
+def test_a_log_without_its_lines_shows_the_first_line_with_the_mark(tmp_path: Path):
+    table = write(tmp_path, "mine.yaml", TABLE)
+    log = write(tmp_path, "a.log", LOG.replace("it=", "iteration "))
+    document = parse_log(log, UserSettings(engine=str(table))).document
+    assert document.status == "not-a-training-log"
+    assert "the first line with the mark is: iteration 0|loss=2.00" in str(document.reason)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("it={step}", "it={stpe}"), "{stpe} is unknown"),
+        (("{loss}", "{loss:hex}"), "allowed kinds: number, count, suffix, clock, date, text"),
+        (("it={step}", "it=({step}"), "is not a regular expression"),
+        (("world of {num_devices}", "world of {ranks}"), "settings: {ranks} is unknown"),
+        (("'loss={loss}", "'loss="), "must have one placeholder"),
+        (("title:", "name:"), "title"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(tmp_path: Path, change: tuple[str, str], words: str):
+    path = write(tmp_path, "mine.yaml", TABLE.replace(*change))
+    with pytest.raises(UserError) as error:
+        read_table(path)
+    assert "mine.yaml" in str(error.value) and words in str(error.value)
+
+
+def test_lines_without_step_numbers_are_counted_and_parts_are_added():
+    table = FormatTable(
+        title="x",
+        mark="bwd ",
+        line="fwd {forward_ms} bwd {backward_ms} opt {optimizer_ms};",
+        example="fwd 1 bwd 2 opt 3;",
+    )
+    log = check_read(table_format(table), b"fwd 100 bwd 200 opt 50;\n" * 5)
+    assert log.steps().index.tolist() == [1, 2, 3, 4, 5]
+    assert log.column("step_time_s").tolist() == pytest.approx([0.35] * 5)

@@ -1,0 +1,148 @@
+"""The generic reader finds step numbers and times by name, unit and behaviour, or says why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.errors import UserError
+from paceline.engines import log_format
+from paceline.logs.facts import UserSettings
+from paceline.logs.parser import Parsing, parse_log
+from tests.engines.promises import check_read
+from tests.engines.samples import NOISE
+
+STEPS = range(1, 41)
+
+
+def parse(folder: Path, text: str, **user: str) -> Parsing:
+    path = folder / "a.log"
+    path.write_text(text, encoding="utf-8")
+    return parse_log(path, UserSettings(**user))
+
+
+def lines(form: str) -> str:
+    return "".join(form.format(n=n, total=n * 0.5) + "\n" for n in STEPS)
+
+
+KEY_VALUES = {
+    "pairs": "step: {n} | loss 2.3 | iter_time 0.5s | iter_time: 0.5",
+    "milliseconds": "iter={n} loss=2.3 dt=500.00ms",
+    "unit in the name": "[train] Step {n}/1000, loss: 2.3, step_time (ms): 500.0, lr: 1e-4",
+    "steps per second": "epoch 1 | global_step {n} | global_step: {n} | loss: 2.3 | it/s: 2.0",
+    "rate with its unit": "Iteration {n}: loss=2.3000 (2.00 it/s)",
+    "running clock": "step: {n}, elapsed: {total} s, loss: 2.3",
+    "other times": "step: {n} data_time: 0.01 fwd_time: 0.2 step_time: 0.5 eta: 12.0 avg_time: 0.6",
+    "json": '{{"step": {n}, "train": {{"loss": 2.3, "step_time_s": 0.5}}, "name": "x"}}',
+    "json clock": '{{"_step": {n}, "_runtime": {total}, "train/loss": 2.3}}',
+}
+
+
+@pytest.mark.parametrize("form", KEY_VALUES.values(), ids=KEY_VALUES)
+def test_step_times_are_found_in_lines(tmp_path: Path, form: str):
+    document = parse(tmp_path, "Loading, please wait\n" + lines(form)).document
+    assert (document.engine, document.status) == ("generic", "ok"), document.reason
+    assert document.n_steps == len(STEPS)
+    assert document.step_time_s and document.step_time_s.median == pytest.approx(0.5, rel=1e-3)
+    assert any("generic reader: steps are column" in text for text in document.warnings)
+
+
+TABLES = {
+    "W&B export": ("Step,_runtime,train/loss", "{n},{total},2.3"),
+    "Lightning CSVLogger": ("epoch,step,step_time,train_loss", "0,{n},0.5,2.3"),
+    "semicolons": ("step;loss;time per step (ms)", "{n};2.3;500"),
+    "tabs": ("iteration\tit/s", "{n}\t2.0"),
+}
+
+
+@pytest.mark.parametrize(("header", "row"), TABLES.values(), ids=TABLES)
+def test_step_times_are_found_in_csv(tmp_path: Path, header: str, row: str):
+    document = parse(tmp_path, f"{header}\n{lines(row)}").document
+    assert (document.engine, document.status) == ("generic", "ok"), document.reason
+    assert document.step_time_s and document.step_time_s.median == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_progress_bar_gives_the_mean_between_its_whole_seconds(tmp_path: Path):
+    bars = "".join(
+        f"Steps: 3%|# | {n}/300 [00:{n // 2:02}<02:00, 2.00it/s]\r" for n in range(0, 100, 2)
+    )
+    document = parse(tmp_path, "Downloading: 4/9 [00:01<00:02, 2.0it/s]\r" * 3 + bars).document
+    assert document.status == "ok" and document.n_steps == 50
+    assert document.step_time_s and document.step_time_s.median == pytest.approx(0.5)
+
+
+def test_two_columns_that_differ_are_not_guessed_between(tmp_path: Path):
+    form = "step: {n} time: 0.5 duration: 0.9"
+    refused = parse(tmp_path, lines(form)).document
+    assert refused.status == "not-a-training-log"
+    assert "'time' (0.5 s), 'duration' (0.9 s); name one by --time-column" in str(refused.reason)
+    chosen = parse(tmp_path, lines(form), engine="generic:time=duration").document
+    assert chosen.step_time_s and chosen.step_time_s.median == pytest.approx(0.9)
+
+
+def test_a_rate_per_device_is_not_a_rate_of_all(tmp_path: Path):
+    text = lines("step: {n} | time: 0.5s | tokens/s/gpu: 1,000 | loss: 2.3")
+    one = parse(tmp_path, text).document
+    assert one.tokens_per_s is None and one.reported["tokens_per_s_per_device"] == 1000
+    total = parse(tmp_path, lines("step: {n} | time: 0.5s | tokens/s: 8,000")).document
+    assert total.tokens_per_s == pytest.approx(8000)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("An essay.\nIt has: 3 parts, and a step 1 of 2.\n", "only 1 line with"),
+        (b"".join(NOISE * 20).decode("latin-1"), "generic reader"),
+        ("step: 5 time: 0.5\n" * 30, "does not grow like a step number"),
+        (lines("step: {n} loss: 2.3"), "no column is a time or a rate: step, loss"),
+        ("step: 1 time: 0.5\nstep: 2 time: 0.5\n", "only 2 lines with the columns"),
+        (lines("epoch: {n} time: 0.5"), "no line has a step number"),
+    ],
+)
+def test_other_text_is_refused_with_the_reason(tmp_path: Path, text: str, reason: str):
+    document = parse(tmp_path, text).document
+    assert document.status == "not-a-training-log" and reason in str(document.reason)
+
+
+def test_an_unknown_column_is_named_with_those_that_exist(tmp_path: Path):
+    document = parse(tmp_path, lines("step: {n} time: 0.5"), engine="generic:time=dt").document
+    assert "there is no column 'dt'; the columns are step, time" in str(document.reason)
+    with pytest.raises(UserError, match="step=NAME, time=NAME, rate=NAME"):
+        log_format("generic:speed=x")
+
+
+def test_out_of_memory_before_the_first_step_is_reported(tmp_path: Path):
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    document = parse(tmp_path, f"using world size: 8\n[rank3]: {error}\n").document
+    assert document.status == "oom" and error in str(document.reason)
+
+
+NAMES = ("step", "iter", "time", "step_time", "loss", "it/s", "elapsed", "tokens/s", "data_time")
+VALUES = st.one_of(st.integers(-5, 10**12), st.floats(), st.text(max_size=8))
+RECORDS = st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5), max_size=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(RECORDS, st.sampled_from(["json", "pairs", "csv", "bar"]), st.binary(max_size=40))
+def test_any_text_gives_figures_with_their_columns_or_none(
+    records: list[dict[str, object]], form: str, noise: bytes
+):
+    if form == "csv":
+        rows = [",".join(NAMES), *(",".join(str(r.get(n, "")) for n in NAMES) for r in records)]
+        text = "\n".join(rows)
+    elif form == "json":
+        text = "\n".join(json.dumps(record) for record in records)
+    elif form == "pairs":
+        text = "\n".join(" ".join(f"{k}: {v}" for k, v in r.items()) for r in records)
+    else:
+        text = "\r".join(f"{r.get('step')}/9 [00:0{n}<00:09, 1s/it]" for n, r in enumerate(records))
+    log = check_read(log_format("generic"), text.encode("utf-8", "replace") + b"\n" + noise)
+    has_figures = any(np.isfinite(log.column(name)).any() for name in ("step_time_s", "tokens"))
+    assert (log.refusal is None) or not len(log)
+    if has_figures:
+        assert any("generic reader: steps are column" in remark for remark in log.remarks)
