@@ -103,6 +103,9 @@ KINDS: dict[str, bytes] = {
     "text": rb"([^\s,|]{1,80})",
 }
 """Ways to print a value: 1.5e-3; 12,000; 131.07K; 01:02:03; 2026-01-31 12:00:00; a word."""
+CLOCKS = ("timestamp", "elapsed_s", "elapsed_min")
+PRINTED_TIMES = ("step_time_s", "step_time_ms", "forward_ms", "steps_per_s")
+MAX_DEVICES = 1 << 20
 RATES = ("samples_per_s", "steps_per_s", "tokens_per_s")
 """Rates of the whole run, over all devices."""
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)(?::([a-z]+))?\}")
@@ -317,6 +320,12 @@ def _read(reader: _Reader, blocks: Iterable[bytes], log: LogContent) -> None:
             count += _add_steps(reader, text, matches, log, totals, count)
         elif not example and (at := text.find(reader.mark)) >= 0:
             example = text[text.rfind(b"\n", 0, at) + 1 :].partition(b"\n")[0]
+    fields = {*reader.line_names, *(name for name, _, _ in reader.fields)}
+    clock_times = not fields.isdisjoint(CLOCKS) and fields.isdisjoint(PRINTED_TIMES)
+    if count and clock_times:
+        log.resolution_s = (0.001 if "timestamp" in fields else 1.0) / totals.distance
+    if count and "tokens_per_s_per_device" in fields:
+        _count_devices(log, clock_times)
     if not count:
         where = (
             f"the first line with the mark is: {excerpt(example)}" if example else "nor the mark"
@@ -361,8 +370,8 @@ def _add_steps(
         values = PARSERS.get(kind, numbers)(texts) * factor
         earlier = columns.get(column, values)
         columns[column] = np.where(np.isnan(earlier), values, earlier)
-        if column == "step_time_s" and texts[-1]:
-            log.resolution_s = decimal_step(texts[-1]) * factor
+        if column == "step_time_s" and (last := next(filter(None, reversed(texts)), b"")):
+            log.resolution_s = decimal_step(last) * factor
     new = _complete(columns, index, totals, log)
     new_columns = {name: values[new] for name, values in columns.items() if name in COLUMNS}
     log.add_steps(index[new], **new_columns)
@@ -370,11 +379,15 @@ def _add_steps(
 
 
 def _record_ends(text: bytes, matches: list[re.Match[bytes]], several_lines: bool) -> list[int]:
-    """Return where the record of each step ends: at the next one, or with its line."""
+    """Return where the record of each step ends: at the next one, or before that with its line."""
+    next_starts = [*(match.start() for match in matches[1:]), len(text)]
     if several_lines:
-        return [*(match.start() for match in matches[1:]), len(text)]
-    ends = (text.find(b"\n", match.end()) for match in matches)
-    return [len(text) if end < 0 else end for end in ends]
+        return next_starts
+    ends: list[int] = []
+    for match, next_start in zip(matches, next_starts, strict=True):
+        line_end = text.find(b"\n", match.end(), next_start)
+        ends.append(next_start if line_end < 0 else line_end)
+    return ends
 
 
 def _complete(columns: dict[str, FloatColumn], index: Any, totals: _Totals, log: LogContent) -> Any:
@@ -400,15 +413,7 @@ def _complete(columns: dict[str, FloatColumn], index: Any, totals: _Totals, log:
         columns["tokens"] = _spread(tokens, new)
     if "step_time_s" not in columns and not np.isnan(clock).all():
         columns["step_time_s"] = _spread(per_step, new)
-        whole_seconds = "elapsed_s" in columns
-        log.resolution_s = (1.0 if whole_seconds else 0.001) / totals.distance
-    _count_devices(columns, log)
     total_rate, times = columns.get("tokens_per_s"), columns.get("step_time_s")
-    one_rate, devices = columns.get("tokens_per_s_per_device"), log.facts.get("num_devices")
-    is_clock = "elapsed_s" in columns or "timestamp" in columns
-    if one_rate is not None and is_clock and "tokens" in columns and isinstance(devices, int):
-        # The rate has more digits than a clock of seconds.
-        columns["step_time_s"] = ratio(columns["tokens"], one_rate * devices)
     if total_rate is not None and "tokens" in columns:
         columns["step_time_s"] = ratio(columns["tokens"], total_rate)
     elif total_rate is not None and times is not None:
@@ -416,26 +421,28 @@ def _complete(columns: dict[str, FloatColumn], index: Any, totals: _Totals, log:
     if "samples_per_s" in columns and times is not None and "global_batch" not in columns:
         batches = product_of(columns["samples_per_s"], times)
         whole = np.round(batches)
-        columns["global_batch"] = np.where(np.abs(batches / whole - 1) < 0.005, whole, np.nan)
+        columns["global_batch"] = np.where(
+            (whole > 0) & (np.abs(batches - whole) < 0.005 * whole), whole, np.nan
+        )
     return new
 
 
-def _count_devices(columns: dict[str, FloatColumn], log: LogContent) -> None:
-    """Store the number of devices that the total rate and the rate per device imply."""
-    one = columns.get("tokens_per_s_per_device")
-    total = columns.get("tokens_per_s")
-    if total is None and "tokens" in columns and "step_time_s" in columns:
-        total = ratio(columns["tokens"], columns["step_time_s"])
-    if one is None or total is None or "num_devices" in log.facts:
-        return
-    quotients = ratio(total, one)
+def _count_devices(log: LogContent, clock_times: bool) -> None:
+    """Store the number of devices that tokens, times and the rate per device imply.
+
+    The rate has more digits than a clock of seconds, so it then gives the step times.
+    """
+    tokens, one = log.column("tokens"), log.column("tokens_per_s_per_device").astype(np.float64)
+    quotients = ratio(ratio(tokens, log.column("step_time_s")), one)
     finite = quotients[np.isfinite(quotients)]
-    if not len(finite):
-        return
-    quotient = float(finite[len(finite) // 2])
-    devices = round(quotient)
-    if devices >= 1 and abs(quotient - devices) <= min(0.3, max(0.1, 0.03 * quotient)):
-        log.facts["num_devices"] = devices
+    if len(finite) and "num_devices" not in log.facts:
+        quotient = float(np.median(finite))
+        devices = round(quotient)
+        if abs(quotient - devices) <= min(0.3, max(0.1, 0.03 * quotient)):
+            log.facts.update({"num_devices": devices} if 1 <= devices <= MAX_DEVICES else {})
+    count = log.facts.get("num_devices")
+    if clock_times and len(finite) and isinstance(count, int):
+        log.set_column("step_time_s", [ratio(tokens, one * count)])
 
 
 def _spread(values: FloatColumn, new: Any) -> FloatColumn:
