@@ -135,7 +135,11 @@ def speedup(result: CampaignResult, look: ChartTheme, whose: str = "") -> alt.La
     base = alt.Chart(alt.Data(values=rows), name="speed-ups").encode(x=_x("gpus"), y=y)
     layers = [
         _line("ideal", ideal, y, look, "gpus"),
-        base.mark_line(color=look.palette.accent, strokeWidth=1.5, point=True),
+        base.mark_line(
+            color=look.palette.accent,
+            strokeWidth=1.5,
+            point=alt.OverlayMarkDef(color=look.palette.accent),
+        ),
         base.properties(name="ratios")
         .mark_text(color=look.palette.ink, align="right", dx=-6, dy=-8)
         .encode(text=alt.Text("value:Q", format=".2f")),

@@ -305,6 +305,12 @@ def test_tokenized_data_is_on_the_node_and_shared_by_the_runs_of_one_data_set(tm
     assert re.fullmatch(r"\{tmp\}/deepspeed_chat-[0-9a-f]{8}/data_files", folder())
     assert folder("training.steps=7") == folder()
     assert folder("engine_settings.data=Dahoas/rm-static") != folder()
+    link = tmp_path / "rm-static"
+    link.symlink_to(tmp_path / "content")
+    first = folder(f"engine_settings.data={link}")
+    link.unlink()
+    link.symlink_to(tmp_path / "other")
+    assert folder(f"engine_settings.data={link}") != first  # another revision of the data
     assert folder(other) != folder()  # a pickle of one fork cannot be read by the other
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from paceline.core.run import RunSpec
 from paceline.engines.launch.extra_settings import extra_environment
 from paceline.files.documents import read_text
+from paceline.files.staged import staged_repository
 
 LAMBDA, DEEPSPEEDAI = FORKS = ("lambda", "deepspeedai")
 DEEPSPEED_OPTIONS = ("--deepspeed",)
@@ -120,5 +121,11 @@ def node_folder(spec: RunSpec, model: str, data: list[str]) -> str:
     The program writes about 0.35 GB of tokenized data there, from every node at once, and pickles
     of one fork cannot be read by the other.
     """
-    key = sha256(" ".join([fork(spec), model, *data]).encode()).hexdigest()[:8]
-    return f"{{tmp}}/deepspeed_chat-{key}"
+    sources = [fork(spec), *map(_identity, (model, *data))]
+    return f"{{tmp}}/deepspeed_chat-{sha256(' '.join(sources).encode()).hexdigest()[:8]}"
+
+
+def _identity(name: str) -> str:
+    """Return the real path of a local or staged source, which differs by its revision."""
+    path = staged_repository(name) or Path(name)
+    return str(path.resolve()) if path.exists() else name
