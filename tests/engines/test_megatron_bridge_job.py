@@ -141,7 +141,7 @@ def run(folder: Path, **env: str) -> Any:
     scripts.mkdir(parents=True)
     shutil.copy(FAKE_BRIDGE, scripts / "bootstrap.py")
     cluster = Cluster(name="here", device="H100-SXM", nodes=1, devices_per_node=2)
-    layout = ("layout.tp=1", "steps=20", "layout.cp=1")
+    layout = ("layout.tp=1", "steps=20", "layout.cp=1", "flops_convention=full-attention")
     spec = bridge("llama31-8b", *layout, cluster=cluster, checkout=str(folder / "bridge"))
     program = engine("megatron_bridge")
     assert (program.unsupported(spec), program.missing(spec)) == ([], None)
@@ -159,7 +159,7 @@ def test_its_two_ranks_log_is_one_result(tmp_path: Path) -> None:
     rate = result.metrics["tokens_per_s"].value
     assert rate == pytest.approx(8192 * told["global_batch_size"] / 5.7, rel=1e-3)
     (ratio,) = [warning for warning in result.warnings if "tflops_per_device" in warning]
-    assert "the log prints 1,186 TFLOP/s" in ratio, "the first rank's line has it"
+    assert "the log prints 1,186 TFLOP/s" in ratio, "in the first rank's line, and causal"
 
 
 def test_running_out_of_memory_is_a_result(tmp_path: Path) -> None:
