@@ -41,7 +41,7 @@ class StudyRecord(Value):
 
 
 @dataclass(frozen=True)
-class Placement:
+class LaunchOptions:
     """Options that every command that starts training gets."""
 
     hosts: str | None
@@ -125,7 +125,7 @@ def reproduce(
     part = definition.tiny if tiny else definition.full
     name = name or f"reproduce-{study}{'-tiny' if tiny else ''}"
     root = runs_root(runs_dir)
-    where = Placement(hosts, nodes, cluster, overrides or ())
+    where = LaunchOptions(hosts, nodes, cluster, overrides or ())
     file = root / "reproduce" / f"{name}.json"
     record = read_value(file, StudyRecord) if file.is_file() else StudyRecord(study=study)
     states = list(_states(part, where, name, record))
@@ -157,7 +157,7 @@ def reproduce(
 
 
 def _states(
-    part: StudyPart, where: Placement, name: str, record: StudyRecord
+    part: StudyPart, where: LaunchOptions, name: str, record: StudyRecord
 ) -> Iterator[StepState]:
     """Yield every command of a study with its options and whether it has finished."""
     number = 0
@@ -170,7 +170,7 @@ def _states(
 
 
 def _options(
-    words: list[str], part: StudyPart, where: Placement, name: str, tag: str
+    words: list[str], part: StudyPart, where: LaunchOptions, name: str, tag: str
 ) -> Iterator[str]:
     """Yield the options of hosts, settings and names that a command gets."""
     if not any(tuple(words[: len(launch)]) == launch for launch in LAUNCHES):

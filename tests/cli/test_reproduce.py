@@ -54,7 +54,7 @@ def test_every_step_is_a_command_that_could_be_typed(name: str, size: str):
     for step in part.steps:
         for words in step.commands:
             extra = reproduce._options(
-                words, part, reproduce.Placement(None, None, None, ()), f"{name}-1", name
+                words, part, reproduce.LaunchOptions(None, None, None, ()), f"{name}-1", name
             )
             parsed([*words, *extra])
             recipes = [word for word in words if word in recipe_names()]
