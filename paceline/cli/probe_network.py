@@ -8,6 +8,7 @@ import typer
 
 from paceline.cli import host_options as place
 from paceline.cli import model_options as model
+from paceline.cli import quantities
 from paceline.cli.options import Device, DeviceKind, Json, Panel, RunsDir
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
@@ -20,8 +21,6 @@ from paceline.scaling.network.measurement import (
 )
 from paceline.scaling.network.readings import OPERATIONS
 from paceline.scaling.network.report import network_document
-
-SMALLEST, LARGEST = 4, 2**34
 
 
 def network(
@@ -39,9 +38,9 @@ def network(
         int,
         typer.Option(
             "--min-bytes",
-            min=SMALLEST,
-            max=LARGEST,
-            help="Smallest payload in bytes.",
+            parser=quantities.payload,
+            metavar="SIZE",
+            help="Smallest payload, e.g. 1KiB.",
             rich_help_panel=Panel.measurement,
         ),
     ] = 1024,
@@ -49,9 +48,9 @@ def network(
         int | None,
         typer.Option(
             "--max-bytes",
-            min=SMALLEST,
-            max=LARGEST,
-            help="Largest payload and message in bytes; default 16 MiB, on GPUs 256 MiB.",
+            parser=quantities.payload,
+            metavar="SIZE",
+            help="Largest payload and message; default 16MiB, on GPUs 256MiB.",
             rich_help_panel=Panel.measurement,
         ),
     ] = None,

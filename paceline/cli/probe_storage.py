@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +15,7 @@ from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_INCOMPLETE, UserError
 from paceline.core.hardware import Cluster
+from paceline.core.quantity import BYTE_FORMS, parse_bytes
 from paceline.core.result import finite_value
 from paceline.core.units import binary, percent, pluralize, si
 from paceline.estimate.calibrate.lookup import evidence_for, is_cpu
@@ -32,8 +31,6 @@ from paceline.scaling.storage.measurement import (
     measure_storage,
 )
 from paceline.scaling.storage.report import OPERATIONS, StorageDemand, demand_of
-
-SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
 def storage(
@@ -181,13 +178,10 @@ def _counts(text: str | None) -> tuple[int, ...]:
 
 
 def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
-    size = float(match[1]) * SIZES[match[2]] if match else math.inf
-    if not math.isfinite(size):
-        raise UserError(
-            f"--size {text[:40]!r}", "is not a size", allowed="1073741824, 500MB, 1.5GiB"
-        )
-    return int(size)
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise UserError(f"--size {text[:40]!r}", "is not a size", allowed=BYTE_FORMS) from error
 
 
 def _demand_function(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any, TypeVar
 
 import typer
 
 from paceline.core.quantity import (
+    BYTE_FORMS,
     COUNT_FORMS,
     DURATION_FORMS,
     MONEY_FORMS,
+    parse_bytes,
     parse_count,
     parse_duration,
     parse_money,
@@ -21,7 +24,9 @@ T = TypeVar("T")
 HOUR_S = 3600.0
 
 
-def _parser(parse: Callable[[str], T], allowed: str, lowest: float = 0.0) -> Callable[[Any], Any]:
+def _parser(
+    parse: Callable[[str], T], allowed: str, lowest: float = 0.0, highest: float = inf
+) -> Callable[[Any], Any]:
     """Return a parser of an option's text; other values are defaults."""
 
     def quantity(text: Any) -> Any:
@@ -36,6 +41,8 @@ def _parser(parse: Callable[[str], T], allowed: str, lowest: float = 0.0) -> Cal
         number = value[0] if isinstance(value, tuple) else value
         if isinstance(number, int | float) and number < lowest:
             raise typer.BadParameter(f"{text!r} is too small; allowed: {lowest:g} or more")
+        if isinstance(number, int | float) and number > highest:
+            raise typer.BadParameter(f"{text!r} is too large; allowed: up to {highest:,}")
         return value
 
     return quantity
@@ -56,6 +63,7 @@ def _length(text: str) -> int:
 
 whole_number = _parser(_whole, "16, 1,024 or 1k", 1)
 sequence_length = _parser(_length, "8192, 8,192 or 8k", 1)
+payload = _parser(parse_bytes, BYTE_FORMS, 4, 2**34)
 tokens = _parser(lambda text: parse_count(text, "token"), COUNT_FORMS, 1)
 parameters = _parser(lambda text: parse_count(text, "parameter"), "1.3B, 1,300,000,000 or 1.3e9", 1)
 money = _parser(parse_money, MONEY_FORMS)

@@ -88,7 +88,7 @@ def _parsed_setting(text: str, part: str, key: str, word: str) -> Any:
             where,
             f"{part!r} is not a KEY=VALUE pair of a scenario",
             allowed=", ".join(keys),
-            remedy=did_you_mean(key, keys) or None,
+            remedy=did_you_mean(key, keys) or ("" if "=" in part else "e.g. dtype=fp8") or None,
         )
     setting = SCENARIO_KEYS[key]
     try:

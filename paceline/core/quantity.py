@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from typing import Literal
 
 from paceline.core.units import SECONDS_PER_DAY
@@ -128,3 +128,16 @@ def parse_figure(text: str) -> SpeedFigure:
     elif each is None:
         raise ValueError(f"{text!r} could be of one GPU or of all: write tokens/s/GPU")
     raise ValueError(f"{text!r} has an unknown unit")
+
+
+BYTE_FORMS = "1073741824, 500MB, 1.5GiB"
+_BYTE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """Return `1.5GiB`, `500MB` or `1024` in bytes; raise ValueError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
+    size = float(match[1]) * _BYTE_UNITS[match[2]] if match else inf
+    if not isfinite(size):
+        raise ValueError(text)
+    return int(size)

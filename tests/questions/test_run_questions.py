@@ -147,6 +147,12 @@ def test_a_log_of_other_work_is_not_comparable_with_a_published_figure(here: Pat
     assert "not comparable" in text and "num_devices" in text
 
 
+def test_a_scenario_without_a_key_shows_how_to_write_one():
+    options = ("--gpu", "H100", "--gpus", 64, "--compare", "fp8")
+    done = paceline("estimate", "llama31-8b", *options)
+    assert done.returncode == 1 and "e.g. dtype=fp8" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
