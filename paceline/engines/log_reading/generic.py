@@ -72,7 +72,7 @@ _BEGIN = r"(?:^|[_/ .(])"
 _STEP_NOUN = r"(?:step|iter|iteration|batch|it|update)s?"
 _TIME_NOUN = r"(?:time|duration|dt|secs?|seconds|ms|s)"
 _PER = r"(?:/|[_ ]?per[_ ]?)"
-_PER_S = _PER + r"s(?:ec(?:ond)?)?"
+_PER_S = _PER + r"s(?:ec|econd)?"
 _PER_DEVICE_NOUN = _PER + r"(?:gpu|device|rank|npu|chip)"
 _TIME = re.compile(
     f"{_BEGIN}(?:{_STEP_NOUN}[_ ]?{_TIME_NOUN}|{_TIME_NOUN}{_PER}{_STEP_NOUN}|dt|time|duration"
