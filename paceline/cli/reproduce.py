@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
@@ -18,6 +22,7 @@ from paceline.cli.output import TableOptions, emit
 from paceline.cli.reproduce_report import Reproduction, StepState, reproduction_document
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK, UserError
+from paceline.core.interrupts import deferred_interrupts
 from paceline.core.text import one_line
 from paceline.core.value import Value
 from paceline.files.documents import read_value, write_value
@@ -28,6 +33,7 @@ LAUNCHES = (("run",), ("sweep",), ("scale",), ("mlperf", "run"))
 """Commands that start training. They get the options for hosts and settings."""
 RESUMED_BY_NAME = ("sweep", "scale", "mlperf")
 """Commands that resume what has the same name."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
 DONE = (EXIT_OK, EXIT_GATE_FAILED)
 """Exit codes of a finished step. A run that is slower than the published figure is finished."""
 
@@ -124,24 +130,33 @@ def reproduce(
     definition = load_study(study)
     part = definition.tiny if tiny else definition.full
     name = name or f"reproduce-{study}{'-tiny' if tiny else ''}"
+    if not NAME.fullmatch(name):
+        raise UserError(f"--name {name}", "is not a name", allowed="letters, digits, . _ and -")
+    if nodes is not None and any(
+        "--nodes" in words for step in part.steps for words in step.commands
+    ):
+        raise UserError(
+            "--nodes",
+            f"has no effect: the steps of {study} state their nodes",
+            remedy="use --steps",
+        )
     root = runs_root(runs_dir)
     where = LaunchOptions(hosts, nodes, cluster, overrides or ())
     file = root / "reproduce" / f"{name}.json"
-    record = read_value(file, StudyRecord) if file.is_file() else StudyRecord(study=study)
-    states = list(_states(part, where, name, record))
-    selection = _step_numbers(steps, len(states))
+    selection = _step_numbers(steps, sum(len([*step.commands]) for step in part.steps))
     failed = None
-    if not dry_run:
+    with nullcontext() if dry_run else _exclusive_lock(file) as lock:
+        record = read_value(file, StudyRecord) if file.is_file() else StudyRecord(study=study)
+        states = list(_states(part, where, name, record))
         for state in states:
-            if state.number not in selection or state.finished:
+            if lock is None or state.number not in selection or state.finished:
                 continue
-            code = _run(state, root)
+            code = _run(state, root, lock)
             if code not in DONE:
                 failed = state
                 break
             finished = (*record.finished, one_line(state.command))
             record = record.model_copy(update={"finished": finished})
-            file.parent.mkdir(parents=True, exist_ok=True)
             write_value(file, record)
         states = list(_states(part, where, name, record))
     reproduction = Reproduction(definition, part, tiny, name, tuple(states), root, dry_run)
@@ -190,27 +205,54 @@ def _step_numbers(text: str | None, count: int) -> set[int]:
     for word in text.split(","):
         first, dash, last = word.strip().partition("-")
         last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal()):
+        if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
             raise UserError(f"--steps {text}", "is not a list of numbers", allowed="1,3-5")
+        for number in (int(first), int(last)):
+            if not 1 <= number <= count:
+                raise UserError(f"--steps {text}", f"has no step {number}", allowed=f"1 to {count}")
         numbers |= set(range(int(first), int(last) + 1))
-    if wrong := sorted(numbers - set(range(1, count + 1))):
-        raise UserError(f"--steps {text}", f"has no step {wrong[0]}", allowed=f"1 to {count}")
     return numbers
 
 
-def _run(state: StepState, root: Path) -> int:
-    """Run a command as a process of its own; its output goes to standard error."""
+@contextmanager
+def _exclusive_lock(file: Path) -> Generator[IO[str]]:
+    """Hold the lock of a reproduction; raise UserError if another process does.
+
+    The commands inherit it, so that one which outlives this process is not started again.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                file.stem,
+                "is being reproduced by another process",
+                remedy="wait until it ends, or choose another --name",
+            ) from error
+        yield lock
+
+
+def _run(state: StepState, root: Path, lock: IO[str]) -> int:
+    """Run a command as a process of its own; its output goes to standard error.
+
+    It is in a process group of its own and gets each interrupt once, also one that was sent to
+    this process alone.
+    """
     echo(f"\n[{state.number}] {state.command}", err=True)
     sys.stderr.flush()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", *state.words],
-        env={**os.environ, "PACELINE_RUNS": str(root.absolute())},
-        stdout=sys.stderr.fileno(),
-    )
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            # The terminal has sent Ctrl-C to the command too, which keeps what it has finished.
-            process.wait()
-            raise
+    with deferred_interrupts():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "paceline", *state.words],
+            env={**os.environ, "PACELINE_RUNS": str(root.absolute())},
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            process_group=0,
+            pass_fds=(lock.fileno(),),
+        )
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise

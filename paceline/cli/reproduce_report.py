@@ -69,6 +69,11 @@ class StepState:
         engine = next(self._values("--engine"), None)
         return staging_plan(load_recipe(self.words[2]), engine, stage_root(), names)
 
+    @property
+    def series_name(self) -> str | None:
+        """Name of the series of MLPerf trials that the command runs; None for another command."""
+        return next(self._values("--name"), None) if self.words[0] == "mlperf" else None
+
     def _values(self, option: str) -> Iterator[str]:
         return (value for word, value in pairwise(self.words) if word == option)
 
@@ -195,9 +200,9 @@ def _figures(reproduction: Reproduction) -> Iterator[dict[str, Any]]:
         candidates = [row for row in rows if reproduction.tiny or row.recipe == facts.recipe]
         if candidates:
             yield from _compare(reports, nearest_row(candidates, [facts], ()), reproduction.tiny)
-    folder = reproduction.root / "mlperf"
-    for place in sorted(folder.glob(f"{reproduction.name}-*")):
-        yield from _scores(place, reproduction.tiny)
+    for step in reproduction.steps:
+        if (name := step.series_name) and (place := reproduction.root / "mlperf" / name).is_dir():
+            yield from _scores(place, reproduction.tiny)
 
 
 def _reports(reproduction: Reproduction) -> Iterator[RunReport]:

@@ -25,10 +25,11 @@ from paceline.core.hardware import Cluster
 from paceline.core.units import pluralize, seconds, si
 from paceline.engines import engine_names
 from paceline.files import catalog
-from paceline.files.recipe import load_recipe
+from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.staged import (
     CONTENT_FOLDER,
     STAGE_VARIABLE,
+    hub_id,
     stage_root,
     staged_names,
     staging_error,
@@ -163,7 +164,7 @@ def stage(
     target = node_target(local, cluster, where)
     selected_recipe = load_recipe(recipe, variant)
     if variant and not asset:
-        asset = staged_names(selected_recipe) or None
+        asset = _assets_of_variant(selected_recipe) or None
     plan = staging_plan(selected_recipe, engine, _folder(to), asset or ())
     if not plan.assets:
         of_engine = f" for engine {engine}" if engine and plan.recipe.assets else ""
@@ -181,6 +182,18 @@ def stage(
     _print_plan(plan, form, bandwidth)
     if target:
         echo(f"note: staging would then copy the assets to {target}", err=True)
+
+
+def _assets_of_variant(recipe: Recipe) -> list[str]:
+    """Return the assets that the settings name, by `staged:` or hub id, and those of the engine."""
+    names = staged_names(recipe)
+    settings = {str(value) for value in recipe.engine_settings.values()}
+    others = [
+        asset.name
+        for asset in recipe.assets
+        if hub_id(asset) in settings or recipe.engine in asset.engines
+    ]
+    return list(dict.fromkeys([*names, *others]))
 
 
 def _folder(to: Path | None) -> Path:

@@ -12,12 +12,21 @@ from paceline.core.text import printable
 REDACTED = "(redacted)"
 
 _SECRET_NAME = re.compile(
-    r"(?:TOKENS?|(?<!MON)(?<!TUR)(?<!HOT)KEYS?|SECRETS?|(?<!BY)(?<!COM)PASS(?:W(?:OR)?D|PHRASE|CODE)?S?|"
-    r"CRED(?:ENTIAL)?S?|AUTH(?:ORIZATION)?|JWT|COOKIES?|BEARER|WEBHOOK|_PWD|_PW|_PAT|_SAS)(?![A-Z])",
+    r"(?:TOKENS?|(?<!(?<![A-Z])MON)(?<!(?<![A-Z])TUR)(?<!(?<![A-Z])HOT)KEYS?|SECRETS?"
+    r"|(?<!BY)(?<!COM)PASS(?:W(?:OR)?D|PHRASE|CODE)?S?|CRED(?:ENTIAL)?S?|AUTH(?:ORIZATION)?|JWT"
+    r"|COOKIES?|BEARER|WEBHOOK|_PWD|_PW|_PAT|_SAS)"
+    r"(?!(?-i:[a-z]|(?<=[A-Z])[A-Z](?!\d)))",
     re.IGNORECASE,
 )
-"""Words in the names of variables with secrets. A letter behind one makes another word: the names
-TOKENIZERS_PARALLELISM, NUM_PASSES, KEYBOARD and AUTHOR have no secret."""
+"""Words in the names of variables with secrets. A letter of the same case behind one makes another
+word: the names TOKENIZERS_PARALLELISM, NUM_PASSES, KEYBOARD and AUTHOR have no secret."""
+_AMOUNT_NAME = re.compile(
+    r"(?!.*(?:AUTH|ACCESS|API|SECRET|PASS|CRED|JWT|COOKIE))"
+    r"(?:(?:.*_)?(?:MAX|MIN|NUM|TOTAL|COUNT|PER|TRAIN|EVAL|BATCH|SEQ|WARMUP|TARGET|NEW)(?:_.*)?"
+    r"|TOKENS|KEYS)",
+    re.IGNORECASE,
+)
+"""Names of variables whose numbers are amounts: MAX_TOKENS, TOKENS_PER_BATCH, NUM_KEYS."""
 _FILE_NAME = re.compile(r"_(?:FILE|PATH|DIR|HOME|SOCK)$", re.IGNORECASE)
 """Names of variables that hold the place of a secret. The place itself is not one."""
 _SWITCH = re.compile(r"|0|1|true|false|none|null|yes|no|on|off|default|auto", re.IGNORECASE)
@@ -28,10 +37,6 @@ SHORTEST_VALUE = 6
 """Minimum length of a secret value to search for. Shorter values occur in any text."""
 LONG_WORD = 12
 """Minimum length of a value of letters only. Shorter ones are ordinary words."""
-_OPENS = re.compile(
-    r"(?<!PER_)(?:TOKEN|KEY|SECRET|PASS(?:W(?:OR)?D|PHRASE)?|JWT|COOKIE|_PWD|_PAT)$", re.IGNORECASE
-)
-"""Names of variables whose secret may be a number. The number in MAX_TOKENS is ordinary."""
 _PLAIN_VALUE = re.compile(r"true|false|none|yes|no|on|off|default|auto|[/~.].*", re.IGNORECASE)
 """Harmless values of variables such as TOKENIZERS_PARALLELISM and SSH_AUTH_SOCK."""
 
@@ -116,7 +121,7 @@ def has_secret_name(name: str, value: str) -> bool:
     if not _SECRET_NAME.search(name) or _SWITCH.fullmatch(value):
         return False
     is_place = _FILE_NAME.search(name) and value.startswith(("/", "~", "."))
-    is_amount = not _OPENS.search(name) and _AMOUNT.fullmatch(value)
+    is_amount = _AMOUNT_NAME.fullmatch(name) and _AMOUNT.fullmatch(value)
     return not (is_place or is_amount)
 
 

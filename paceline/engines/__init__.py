@@ -177,8 +177,16 @@ def table_formats() -> dict[str, LogFormat]:
     tables = shipped_tables()
     folder = user_tables_folder()
     if folder.is_dir():
-        tables |= {path.stem: read_table(path) for path in sorted(folder.glob("*.yaml"))}
+        tables |= {_name_of(path): read_table(path) for path in sorted(folder.glob("*.yaml"))}
     return {name: table_format(table) for name, table in tables.items()}
+
+
+def _name_of(path: Path) -> str:
+    """Return the name of a user's table; raise UserError for that of another format."""
+    name = path.stem.lower().replace("-", "_")
+    if name in _names():
+        raise UserError(str(path), "has the name of another log format", remedy="rename the file")
+    return name
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import sys
@@ -378,12 +379,18 @@ def _cut_lines(file: LogFile) -> Iterator[str]:
         yield f"lines longer than 1 MiB, which were truncated: {file.cut_lines:,}"
 
 
+_MEMORY_ERROR = re.compile(
+    r"OutOfMemoryError: |out of memory|bad_alloc|allocate memory|oom[-_]kill(?::| event)", re.I
+)
+"""Messages of running out of memory; a text without steps may be a program that names them."""
+
+
 def _unknown(shown_path: Path, user: UserSettings, file: LogFile, log: LogContent) -> Parsing:
     if file.num_bytes == 0 and file.read_error is None:
         return _without_steps(shown_path, user, "empty", "the file is empty")
     if file.read_error:
         return _without_steps(shown_path, user, "truncated", file.read_error)
-    if log.out_of_memory:
+    if log.out_of_memory and _MEMORY_ERROR.search(log.out_of_memory):
         return _without_steps(shown_path, user, "oom", log.out_of_memory[:300], file.num_bytes)
     reason = log.refusal or "no step line of a known log format"
     parsing = _without_steps(shown_path, user, "not-a-training-log", reason, file.num_bytes)

@@ -193,6 +193,10 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     return Plan(spec, job, machine, tuple(notices), token_files, differences)
 
 
+SAME_SIZE = {"training.global_batch": ("training.batch_per_device",)}
+"""Fields of a recipe that state the size of another one."""
+
+
 def _with_sizes_in_files(
     recipe: Recipe, cluster: Cluster, request: Request
 ) -> tuple[Recipe, Cluster, tuple[str, ...]]:
@@ -201,13 +205,13 @@ def _with_sizes_in_files(
     A field that the user sets stays; the engine then reports the contradiction. Raises UserError
     for files that need more nodes or devices, or other ones than requested.
     """
-    user_fields = [full_key(text.partition("=")[0]) for text in request.overrides]
+    user_fields = {full_key(text.partition("=")[0]) for text in request.overrides}
     layout, training = dict[str, int](), dict[str, int | None]()
     hardware: dict[str, Any] = {}
     differences: list[str] = []
     for field_name, size in sizes_in_files(recipe, cluster).items():
         part, _, name = field_name.partition(".")
-        if field_name in user_fields or part in user_fields:
+        if not user_fields.isdisjoint({field_name, part, *SAME_SIZE.get(field_name, ())}):
             continue
         if part == "cluster":
             ours, hardware[name] = getattr(cluster, name), size

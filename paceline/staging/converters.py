@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -114,8 +115,15 @@ def _make_tokens(conversion: ConversionJob) -> None:
     if not texts:
         raise UserError(f"{where}: {settings.text}", "has no .jsonl file")
     options = tokenization(conversion.inputs[settings.tokenizer])
+    prefixes: dict[Path, Path] = {}
     for text in texts:
-        prefix = conversion.folder / settings.name.format(part=text.name.partition(".")[0])
+        name = settings.name.replace("{part}", text.name.partition(".")[0])
+        if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name):
+            raise UserError(f"{where}: name {name!r}", "is not the name of a file")
+        if other := prefixes.get(conversion.folder / name):
+            raise UserError(f"{where}: {text.name}", f"would have the name of {other.name}: {name}")
+        prefixes[conversion.folder / name] = text
+    for prefix, text in prefixes.items():
         if prefix.with_name(f"{prefix.name}.idx").is_file():
             continue  # An interrupted call has finished this file; the index is written last.
         with plain_text(text, conversion.folder, conversion.check) as plain:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from paceline.mlperf.compare.published_scores import RESULTS
 from tests.command import paceline
 from tests.mlperf.samples import submission
 from tests.mlperf.submissions import ten_runs
+from tests.waiting import wait_until
 
 STUDIES = ("bigscience", "lambda", "mlperf", "nvidia")
 PARTS = [(name, size) for name in STUDIES for size in ("full", "tiny")]
@@ -124,7 +128,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, int]:
     """Exit codes of commands to start by their words, instead of starting them."""
     codes: dict[str, int] = Counter()
 
-    def run(state: Any, root: Path) -> int:
+    def run(state: Any, root: Path, lock: Any) -> int:
         calls.append(state.command)
         return codes[state.command]
 
@@ -162,15 +166,56 @@ def test_a_failed_step_stops_and_the_same_command_resumes(started: Any):
 def test_single_steps_can_be_run(started: Any):
     assert call("--steps", "2-3").exit_code == 4
     assert started["calls"][0] == "paceline recipes b" and len(started["calls"]) == 2
-    for wrong in ("4", "x", "0", "1-"):
+    for wrong in ("4", "x", "0", "1-", "3-1", "1-20000000"):
         assert isinstance(call("--steps", wrong).exception, UserError)
 
 
 def test_a_step_is_a_process_of_its_own_with_the_runs_folder(tmp_path: Path):
-    state = reproduce.StepState(1, "listing", ("runs", "list", "--json"), "")
-    assert reproduce._run(state, tmp_path) == 0
-    missing = reproduce.StepState(1, "none", ("runs", "show", "nothing"), "")
-    assert reproduce._run(missing, tmp_path) == 1
+    with reproduce._exclusive_lock(tmp_path / "reproduce" / "x.json") as lock:
+        state = reproduce.StepState(1, "listing", ("runs", "list", "--json"), "")
+        assert reproduce._run(state, tmp_path, lock) == 0
+        missing = reproduce.StepState(1, "none", ("runs", "show", "nothing"), "")
+        assert reproduce._run(missing, tmp_path, lock) == 1
+
+
+def test_a_reproduction_runs_once_at_a_time(started: Any, tmp_path: Path):
+    with reproduce._exclusive_lock(tmp_path / "reproduce" / "reproduce-lambda.json"):
+        fault = call().exception
+    assert isinstance(fault, UserError) and "another process" in str(fault)
+    assert not started["calls"] and call("--name", "again").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "", ".x"])
+def test_a_name_stays_in_the_runs_folder(started: Any, name: str):
+    assert isinstance(call("--name", name).exception, UserError) or name == ""
+
+
+def test_nodes_that_the_steps_state_are_not_overridden():
+    done = paceline("reproduce", "nvidia", "--nodes", "8", "--dry-run")
+    assert done.returncode == 1 and "--nodes: has no effect" in done.stderr
+
+
+def test_an_interrupt_of_the_parent_alone_ends_the_command(tmp_path: Path):
+    """SIGTERM reaches only the parent, which passes it on and waits."""
+    program = (
+        "import sys; from pathlib import Path; from paceline.cli import reproduce as r;"
+        "from paceline.core.interrupts import install_handlers; install_handlers();"
+        "root = Path(sys.argv[1]);"
+        "words = ('ab', 'sleep 60', 'sleep 60', '--metric', 'seconds');"
+        "context = r._exclusive_lock(root / 'x.json'); lock = context.__enter__();"
+        "r._run(r.StepState(1, 'slow', words, ''), root, lock)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
+    child = wait_until(lambda: children(process.pid), "the command")[0]
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=60)
+    assert not Path(f"/proc/{child}").exists()
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]
 
 
 def test_an_unknown_benchmark_is_refused():

@@ -26,8 +26,6 @@ class Sample:
     seconds: Callable[[Steps], FloatColumn] = lambda steps: steps["step_time_s"]
     first_is_unknown: bool = False
     """True where times are differences between lines, so that the first step has none."""
-    has_numbers: bool = True
-    """False where lines have no step number and are counted."""
     prefixed: bool = True
     """False where a line is JSON of its own file, so that nothing ever stands before it."""
 

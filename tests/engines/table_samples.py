@@ -144,14 +144,6 @@ def _tf_estimator(number: int, seconds: float) -> bytes:
     ).encode()
 
 
-def _deepspeed_timers(number: int, seconds: float) -> bytes:
-    return (
-        "[2026-01-01 10:00:01,001] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | "
-        f"fwd: {300 * seconds:.2f} | bwd: {600 * seconds:.2f} | bwd_inner: 590.00 | "
-        f"bwd_allreduce: 10.20 | step: {100 * seconds:.2f}\n"
-    ).encode()
-
-
 class _Speedrun:
     def __init__(self) -> None:
         self._total = RunningTotal()
@@ -197,7 +189,6 @@ TABLE_SAMPLES = {
     "megatron_progress": Sample(_MegatronProgress(), digits=0.01, first_is_unknown=True),
     "dllogger": Sample(_DlLogger(), digits=0.01, first_is_unknown=True),
     "tf_estimator": Sample(_tf_estimator),
-    "deepspeed_timers": Sample(_deepspeed_timers, has_numbers=False),
     "speedrun": Sample(_Speedrun()),
     "colossalai": Sample(_colossalai),
     "deepspeed_profile": Sample(_deepspeed_profile),

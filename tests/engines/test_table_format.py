@@ -77,6 +77,8 @@ def test_a_log_without_its_lines_shows_the_first_line_with_the_mark(tmp_path: Pa
         (("it={step}", "it={stpe}"), "{stpe} is unknown"),
         (("{loss}", "{loss:hex}"), "allowed kinds: number, count, suffix, clock, date, text"),
         (("it={step}", "it=({step}"), "is not a regular expression"),
+        (("it={step}", "(it|iter)={step}"), "has groups of its own"),
+        (("'loss={loss}", "'loss={step}"), "{step} is unknown"),
         (("world of {num_devices}", "world of {ranks}"), "settings: {ranks} is unknown"),
         (("'loss={loss}", "'loss="), "must have one placeholder"),
         (("title:", "name:"), "title"),
@@ -99,3 +101,36 @@ def test_lines_without_step_numbers_are_counted_and_parts_are_added():
     log = check_read(table_format(table), b"fwd 100 bwd 200 opt 50;\n" * 5)
     assert log.steps().index.tolist() == [1, 2, 3, 4, 5]
     assert log.column("step_time_s").tolist() == pytest.approx([0.35] * 5)
+
+
+def test_thousands_in_step_numbers_and_lines_without_one():
+    table = FormatTable(
+        title="x",
+        mark="time ",
+        line="(?:step {step:count} )?time {step_time_s};",
+        example="step 1,000 time 0.5;",
+    )
+    text = b"time 9;\n" + b"".join(b"step 1,%03d time 0.5;\n" % n for n in range(9))
+    log = check_read(table_format(table), text)
+    assert log.steps().index.tolist() == list(range(1000, 1009))
+    assert log.column("step_time_s").tolist() == [0.5] * 9
+
+
+def test_a_users_format_may_not_have_the_name_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from paceline import engines
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = tmp_path / "paceline" / "log_formats"
+    folder.mkdir(parents=True)
+    write(folder, "My-Trainer.yaml", TABLE)
+    engines.table_formats.cache_clear()
+    try:
+        assert log_format("my-trainer").title == "My trainer"
+        write(folder, "megatron.yaml", TABLE)
+        engines.table_formats.cache_clear()
+        with pytest.raises(UserError, match="has the name of another log format"):
+            engines.log_formats()
+    finally:
+        engines.table_formats.cache_clear()

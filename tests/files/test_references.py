@@ -228,7 +228,7 @@ def test_a_name_may_be_a_source_a_table_or_a_row():
     table = {row.id for row in references.find_rows("lambda-1cc-opt-13b")}
     single = {row.id for row in references.find_rows("opt-13b-512")}
     assert single < table < everything
-    with pytest.raises(UserError, match="did you mean 'lambda-1cc'"):
+    with pytest.raises(UserError, match="did you mean lambda-1cc or lambda-1cc-subclusters"):
         references.find_rows("lambda-1c")
 
 

@@ -52,6 +52,76 @@ def test_step_times_are_found_in_lines(tmp_path: Path, form: str):
     assert any("generic reader: steps are column" in text for text in document.warnings)
 
 
+UNITS = {
+    "ms/step": "Step {n} | loss 2.0 | 500 ms/step | 1234 tok/s",
+    "milliseconds": "step: {n} step time: 500 milliseconds",
+    "microseconds": "step: {n}, time: 500000µs",
+    "nanoseconds": "step: {n} step_time: 500000000ns",
+    "minutes": "step: {n} | step time: 0.0083333 minutes",
+    "clock in minutes": "step: {n} elapsed: {minutes:.6f}m",
+    "clock in hours": "step: {n} time: {hours:.8f}h",
+    "date since 1970": '{{"step": {n}, "time": {date}}}',
+    "elapsed of a resumed run": "step: {n}, elapsed_time: {late}",
+    "clock in whole seconds": "step: {n} time: {whole}",
+    "a clock with it": "step: {n} time: 12:30:05 step_time: 0.5",
+    "a date with it": "step: {n} time: 2026-01-01 12:30:05 dt: 0.5s",
+    "other times": "step: {n} epoch_time: 300.5 generation_time: 3.0 step_time: 0.5",
+    "validation before it": "[eval] step: {n} step_time: 9.0\n[train] step: {n} step_time: 0.5",
+}
+
+
+@pytest.mark.parametrize("form", UNITS.values(), ids=UNITS)
+def test_units_and_clocks_are_told_apart(tmp_path: Path, form: str):
+    text = "".join(
+        form.format(
+            n=n,
+            minutes=n * 0.5 / 60,
+            hours=n * 0.5 / 3600,
+            date=1.7e9 + n * 0.5,
+            late=5000 + n * 0.5,
+            whole=n // 2,
+        )
+        + "\n"
+        for n in STEPS
+    )
+    document = parse(tmp_path, text).document
+    assert document.status == "ok" and document.n_steps == len(STEPS), document.reason
+    # The mean over the file is coarse where the clock shows whole seconds.
+    assert document.step_time_s and document.step_time_s.median == pytest.approx(0.5, rel=0.03)
+
+
+def test_suffixes_counts_and_averages_of_token_rates(tmp_path: Path):
+    rate = parse(tmp_path, lines("step: {n} dt: 0.5 tok/s: 12.5k tokens: 9 total_tokens: 99"))
+    assert rate.document.tokens_per_s == pytest.approx(12_500)
+    average = parse(tmp_path, lines("step: {n} dt: 0.5 tokens_per_s: 2000 avg_tokens_per_s: 777"))
+    assert average.document.tokens_per_s == pytest.approx(2000)
+    one = parse(tmp_path, lines("step: {n} dt: 0.5 gpu_tokens_per_s: 1000"))
+    assert one.document.tokens_per_s is None
+    two = parse(tmp_path, lines("step: {n} dt: 0.5 a/tokens_per_s: 1000 b/tokens_per_s: 5000"))
+    assert two.document.tokens_per_s is None
+    assert any("not taken, because several columns differ" in w for w in two.document.warnings)
+
+
+def test_bars_of_each_epoch_and_of_evaluations(tmp_path: Path):
+    bars = [f"Train: 3%|# | {n}/100 [00:{n // 10:02}<00:09, 10.0it/s]\r" for n in range(0, 101, 5)]
+    other = [f"Evaluating: 3%|# | {n}/900 [00:0{n // 100}<00:09, 9it/s]\r" for n in range(0, 900)]
+    document = parse(tmp_path, "".join(3 * [*bars, *other])).document
+    assert document.step_time_s and document.step_time_s.median == pytest.approx(0.1, rel=0.01)
+    only = parse(tmp_path, "".join(other)).document
+    assert only.status == "not-a-training-log"
+
+
+def test_decimal_commas(tmp_path: Path):
+    text = "step;loss;time\n" + "".join(f"{n};2,1;0,5\n" for n in STEPS)
+    document = parse(tmp_path, text).document
+    assert document.step_time_s and document.step_time_s.median == pytest.approx(0.5)
+
+
+def test_source_code_about_memory_is_no_run_out_of_memory(tmp_path: Path):
+    text = "import re\noom_kills_before = count('oom_kill')\n"
+    assert parse(tmp_path, text).document.status == "not-a-training-log"
+
+
 TABLES = {
     "W&B export": ("Step,_runtime,train/loss", "{n},{total},2.3"),
     "Lightning CSVLogger": ("epoch,step,step_time,train_loss", "0,{n},0.5,2.3"),

@@ -148,7 +148,7 @@ class _Run:
                 self._bar(int(count), int(total), *rate)
             elif b"'loss': " in record:
                 self._entry(next(entries))
-            elif b"'eval_runtime': " in record:
+            elif b"'eval_runtime': " in record and (self._place or self._pending):
                 self._summaries.add_evaluation(record)
             elif b"'train_runtime': " in record:
                 self._summaries.add(record)

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -43,54 +44,79 @@ _BAR = re.compile(
     r"(\d{1,12})/(\d{1,12}) \[((?:\d{1,4}:)?\d{1,2}:\d{2})<[^,\]]{1,24}, {0,4}"
     r"(?:[\d.]{1,16}|\?) ?(?:s/it|it/s|s/step|step/s)"
 )
+UNITS = {
+    **dict.fromkeys(("ns", "nanoseconds"), 1e-9),
+    **dict.fromkeys(("us", "µs", "μs", "usec", "microseconds"), 1e-6),
+    **dict.fromkeys(("ms", "msec", "msecs", "millisecond", "milliseconds"), 1e-3),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+}
+"""Seconds in the units of time, as they are printed behind values and at the end of names."""
+_SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
+_UNIT_WORDS = "|".join(sorted((*UNITS, "m"), key=len, reverse=True))
+_DIGITS = r"(?>-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,20})(?:\.\d{1,18})?(?:[eE][-+]?\d{1,3})?)"
 _PAIR = re.compile(
     r"(?<![\w.])([A-Za-z_][\w/%]{0,40}(?:[ .-][A-Za-z(][\w/%]{0,24}\)?){0,4}(?: ?\([\w/]{1,16}\))?)"
-    r"\s{0,4}[:=]\s{0,4}(-?[\d][\d,]{0,20}(?:\.\d{1,18})?(?:[eE][-+]?\d{1,3})?|nan|NaN|inf)"
-    r"(?:/\d{1,15})?(?:\s?(ms|us|s|secs?|seconds|min)(?![\w/]|\s{0,4}[:=]))?"
+    rf"\s{{0,4}}[:=]\s{{0,4}}({_DIGITS}|nan|NaN|inf)(?!:\d|-\d|\.\d)([kKMGB](?![\w/]))?"
+    rf"(?:/\d{{1,15}})?(?:\s?({_UNIT_WORDS})(?![\w/]|\s{{0,4}}[:=]))?(?![A-Za-zµμ])"
 )
+"""Name, value, suffix and unit. A value before another letter, a clock or a date is left out."""
 _STEP_WORD = re.compile(
     r"(?<![\w.])(?:[Ss]tep|STEP|[Ii]ter(?:ation)?|[Bb]atch|[Uu]pdate)s?[ #\[]{1,3}(\d{1,15})"
     r"(?![\d.]|:\d)"
 )
 _RATE_WORD = re.compile(
-    r"(?<![\w.])([\d][\d,]{0,15}(?:\.\d{1,9})?)([kKMG]?) ?"
-    r"(ms/step|ms/it|s(?:ec)?/(?:step|iter|it)|it/s|steps?/s(?:ec)?|tok(?:ens)?/s(?:ec)?"
-    r"|samples?/s(?:ec)?)(?![\w/])"
+    rf"(?<![\w.])({_DIGITS})([kKMG]?) ?"
+    r"(?:([mu]?s(?:ec)?)/(?:step|iter|it)|(it|steps?|tok(?:ens)?|samples?)/s(?:ec)?)"
+    r"(?![\w/]|\s{0,4}[:=])"
 )
-_FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
+"""Value, suffix, and a unit of time per step or an amount per second, without a name."""
 _STEPS = (
     *("step", "global_step", "steps", "iteration", "iter", "it", "update", "trainer/global_step"),
     *("_step", "train/global_step", "train_step", "num_steps", "batch", "num_updates", "n_iter"),
 )
 """Names of step numbers, most likely first."""
+_EVALUATION = re.compile(
+    r"(?:^|[^a-z])(?:val|valid\w*|eval\w*|test|testing)(?:[^a-z]|$)", re.IGNORECASE
+)
+_OTHER_BAR = re.compile(
+    r"eval|valid|test|tokeni|map|load|generat|sampl|sanity|filter|pack|sav|writ|extract|check",
+    re.IGNORECASE,
+)
+"""Descriptions of progress bars that count no training steps."""
 _NOT_OF_A_STEP = re.compile(
     r"(?:^|[_/ .])(?:data|load\w*|eval\w*|val\w*|test|f(?:or)?wa?r?d\w*|b(?:ack)?wa?r?d\w*|comm\w*"
     r"|optim\w*|save|saving|ckpt|checkpoint|wait|eta|remaining|total|avg|average|mean|running|max"
-    r"|min|warmup|startup|compile|peak|sched\w*|lr|lrate)(?:$|[_/ .(])"
+    r"|min|warmup|startup|compile|peak|sched\w*|lr|lrate|epoch|generation|rollout|inference|prompt"
+    r"|response|cumulative)(?:$|[_/ .(])"
 )
 _BEGIN = r"(?:^|[_/ .(])"
 _STEP_NOUN = r"(?:step|iter|iteration|batch|it|update)s?"
-_TIME_NOUN = r"(?:time|duration|dt|secs?|seconds|ms|s)"
+_END_UNIT = rf"(?:[_ ]?\(?(?:{_UNIT_WORDS})\)?)?$"
+_TIME_NOUN = rf"(?:time|duration|dt|{_UNIT_WORDS})"
 _PER = r"(?:/|[_ ]?per[_ ]?)"
 _PER_S = _PER + r"s(?:ec|econd)?"
 _PER_DEVICE_NOUN = _PER + r"(?:gpu|device|rank|npu|chip)"
 _TIME = re.compile(
     f"{_BEGIN}(?:{_STEP_NOUN}[_ ]?{_TIME_NOUN}|{_TIME_NOUN}{_PER}{_STEP_NOUN}|dt|time|duration"
-    r"|elapsed[_ ]per[_ ]\w+)(?:[_ ]?\(?(?:s|secs?|seconds|ms|milliseconds|us)\)?)?$"
+    rf"|elapsed[_ ]per[_ ]\w+){_END_UNIT}"
 )
-_CLOCK = re.compile(
-    f"{_BEGIN}(?:elapsed(?:[_ ]time)?|wall[_ ]?(?:clock|time)|_?runtime|_?timestamp"
-    r"|relative[_ ]time|time[_ ]elapsed|train[_ ]time|time)"
-    r"(?:[_ ]?\(?(?:s|secs?|seconds|ms|min|h)\)?)?$"
+_SINCE_START = (
+    r"(?:elapsed(?:[_ ]time)?|wall[_ ]?(?:clock|time)|_?runtime|_?timestamp|relative[_ ]time"
+    r"|time[_ ]elapsed|train(?:ing)?[_ ]time)"
 )
+_CLOCK_ONLY = re.compile(f"{_BEGIN}{_SINCE_START}{_END_UNIT}")
+"""Names of the time since the start, which is never that of a step."""
+_CLOCK = re.compile(f"{_BEGIN}(?:{_SINCE_START}|time){_END_UNIT}")
 _STEP_RATE = re.compile(rf"{_BEGIN}(?:{_STEP_NOUN}|iters|batches){_PER_S}\)?$")
 _TOKEN_RATE = re.compile(
-    rf"{_BEGIN}(?:toks?|tokens?|tps|tgs|wps)(?:{_PER_S})?(?:{_PER_DEVICE_NOUN})?\)?$"
+    rf"{_BEGIN}(?:(?:toks?|tokens?){_PER_S}|tps|tgs|wps)(?:{_PER_DEVICE_NOUN})?\)?$"
+    rf"|{_BEGIN}(?:toks?|tokens?){_PER_DEVICE_NOUN}{_PER_S}\)?$"
 )
 _SAMPLE_RATE = re.compile(rf"{_BEGIN}(?:samples?|sequences|examples|imgs|images){_PER_S}\)?$")
-_PER_DEVICE = re.compile(r"(?:/|per|[_ ])[_ ]?(?:gpu|device|rank|npu|chip)|tgs")
-_UNIT = re.compile(r"(?:[_ (]|^)(ms|milliseconds|us|min|h|s|sec|secs|seconds)\)?$")
-_UNIT_FACTORS = {"ms": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
+_PER_DEVICE = re.compile(r"gpu|device|rank|npu|chip|tgs")
+_UNIT = re.compile(rf"(?:[_ (]|^)({'|'.join(sorted(UNITS, key=len, reverse=True))})\)?$")
 _LOSSES = ("loss", "train_loss", "train/loss", "training_loss", "lm_loss", "lm loss", "step_loss")
 
 Record = dict[str, float]
@@ -200,7 +226,8 @@ def _with_joined_tables(tables: Iterable[_Table]) -> Iterator[_Table]:
     """
     by_step: dict[str, list[_Table]] = defaultdict(list)
     for table in tables:
-        if len(table.rows) >= 1 and (step := _step_name(table.names)):
+        is_evaluation = any(map(_EVALUATION.search, table.names))
+        if not is_evaluation and (step := _step_name(table.names)):
             by_step[step].append(table)
     for group in by_step.values():
         largest = max(group, key=lambda table: len(table.rows))
@@ -262,37 +289,61 @@ def _speed(
         times = {}
     if not times and rates:
         times = {name: 1 / np.where(rate > 0, rate, np.nan) for name, rate in rates.items()}
+        times = {name: values for name, values in times.items() if np.isfinite(values).any()}
     clocks = {} if times else _clocks(table, index)
     times = times or clocks
     columns: dict[str, FloatColumn] = {}
     parts: list[str] = []
     if times:
-        names, medians = list(times), [float(np.nanmedian(values)) for values in times.values()]
-        if max(medians) > (1 + SAME) * min(medians):
-            alternatives = ", ".join(
-                f"{n!r} ({m:.4g} s)" for n, m in zip(names, medians, strict=True)
-            )
-            return (
-                f"several columns may be the step time: {alternatives}; name one by --time-column"
-            )
-        columns["step_time_s"] = times[names[0]]
-        source = "differences of column" if clocks else "column"
-        parts.append(f"step times are {source} {names[0]!r}")
-    tokens = {name: table.column(name) for name in table.names if _TOKEN_RATE.search(_normal(name))}
-    for name, values in tokens.items():
-        if _PER_DEVICE.search(_normal(name)):
-            columns["tokens_per_s_per_device"] = values
-            parts.append(f"tokens/s per device are column {name!r}")
-        elif "step_time_s" in columns:
-            columns["tokens"] = values * columns["step_time_s"]
-            parts.append(f"tokens/s of all devices are column {name!r}")
-    samples = [name for name in table.names if _SAMPLE_RATE.search(_normal(name))]
-    if len(samples) == 1:
-        columns["samples_per_s"] = table.column(samples[0])
-        parts.append(f"samples/s of all devices are column {samples[0]!r}")
+        if differing := _differing(times, " s"):
+            return f"several columns may be the step time: {differing}; name one by --time-column"
+        name = next(iter(times))
+        columns["step_time_s"] = times[name]
+        parts.append(f"step times are {'differences of ' if clocks else ''}column {name!r}")
+    parts += _add_rates(table, columns)
     if not {"step_time_s", "samples_per_s", "tokens_per_s_per_device"} & columns.keys():
         return f"no column is a time or a rate: {', '.join(table.names)}"
     return columns, "; ".join(parts)
+
+
+def _differing(columns: Mapping[str, FloatColumn], unit: str) -> str:
+    """Return the columns with their medians if these differ; an empty text if they agree."""
+    medians = {name: float(np.nanmedian(values)) for name, values in columns.items()}
+    if max(medians.values()) <= (1 + SAME) * min(medians.values()):
+        return ""
+    return ", ".join(f"{name!r} ({median:.4g}{unit})" for name, median in medians.items())
+
+
+def _add_rates(table: _Table, columns: dict[str, FloatColumn]) -> Iterator[str]:
+    """Add token and sample rates to the columns; yield what was taken, or why not."""
+    kinds = ("tokens/s of all devices", "tokens/s per device", "samples/s of all devices")
+    rates_by_kind = {kind: dict[str, FloatColumn]() for kind in kinds}
+    for name in table.names:
+        normal, values = _normal(name), table.column(name)
+        if _NOT_OF_A_STEP.search(normal) or not (np.isfinite(values) & (values > 0)).any():
+            continue
+        is_per_device = _PER_DEVICE.search(normal) is not None
+        if _TOKEN_RATE.search(normal):
+            kind = "tokens/s per device" if is_per_device else "tokens/s of all devices"
+            rates_by_kind[kind][name] = values
+        elif _SAMPLE_RATE.search(normal) and not is_per_device:
+            rates_by_kind["samples/s of all devices"][name] = values
+    for kind, rates in rates_by_kind.items():
+        if not rates:
+            continue
+        if differing := _differing(rates, ""):
+            yield f"{kind} are not taken, because several columns differ: {differing}"
+            continue
+        name, values = next(iter(rates.items()))
+        if kind == "tokens/s per device":
+            columns["tokens_per_s_per_device"] = values
+        elif kind == "samples/s of all devices":
+            columns["samples_per_s"] = values
+        elif "step_time_s" in columns:
+            columns["tokens"] = values * columns["step_time_s"]
+        else:
+            continue
+        yield f"{kind} are column {name!r}"
 
 
 def _column_of(table: _Table, name: str) -> dict[str, FloatColumn]:
@@ -304,11 +355,12 @@ def _times(table: _Table) -> dict[str, FloatColumn]:
     candidates: dict[str, FloatColumn] = {}
     for name in table.names:
         normal = _normal(name)
-        if _TIME.search(normal) and not _NOT_OF_A_STEP.search(normal):
-            values = table.column(name) * _factor(normal)
-            sound = values[np.isfinite(values)]
-            if len(sound) and (sound > 0).mean() > MIN_GROWING and not _is_clock(sound):
-                candidates[name] = values
+        if not _TIME.search(normal) or _NOT_OF_A_STEP.search(normal) or _CLOCK_ONLY.search(normal):
+            continue
+        values = table.column(name) * _factor(normal)
+        sound = values[np.isfinite(values)]
+        if len(sound) and (sound > 0).mean() > MIN_GROWING and not _is_clock(sound):
+            candidates[name] = values
     best = {
         name: values
         for name, values in candidates.items()
@@ -318,12 +370,18 @@ def _times(table: _Table) -> dict[str, FloatColumn]:
 
 
 def _is_clock(values: FloatColumn) -> bool:
-    """Return whether values always grow, as the time since the start does."""
-    return (
-        len(values) >= MIN_RECORDS
-        and bool((np.diff(values) > 0).all())
-        and values[-1] > 2 * values[0]
+    """Return whether values grow from line to line, as the time since the start does."""
+    steps = np.diff(values)
+    if len(steps) < MIN_RECORDS - 1 or values.min() > LATEST_CLOCK_S:
+        return values.min() > LATEST_CLOCK_S
+    # A clock of whole seconds repeats values.
+    return (steps > 0).mean() >= MIN_GROWING or (
+        (steps >= 0).mean() >= MIN_GROWING and (steps > 0).mean() >= 0.3
     )
+
+
+LATEST_CLOCK_S = 1e8
+"""Seconds above which a time is a date since 1970."""
 
 
 def _step_rates(table: _Table) -> dict[str, FloatColumn]:
@@ -335,30 +393,38 @@ def _step_rates(table: _Table) -> dict[str, FloatColumn]:
 
 
 def _clocks(table: _Table, index: FloatColumn) -> dict[str, FloatColumn]:
-    """Return the times per step from the first clock, a time that grows from line to line."""
+    """Return the times per step from the first clock, a time that grows from line to line.
+
+    A clock or step number that goes back starts a new stretch, whose first step has no time. In a
+    stretch with equal clock values, which are too coarse, each step has the mean time.
+    """
     for name in table.names:
         normal = _normal(name)
-        if not _CLOCK.search(normal):
+        if not _CLOCK.search(normal) or _NOT_OF_A_STEP.search(normal):
             continue
         values = table.column(name) * _factor(normal)
-        if not np.isfinite(values).all() or (np.diff(values) >= 0).mean() < MIN_GROWING:
-            continue
         steps, seconds = np.diff(index), np.diff(values)
+        if not np.isfinite(values).all() or (seconds >= 0).mean() < MIN_GROWING:
+            continue
         times = np.full(len(index), np.nan)
-        sound = (steps > 0) & (seconds > 0)
-        times[1:][sound] = seconds[sound] / steps[sound]
-        # A clock of whole seconds has differences of 0: the mean over all lines is exact.
-        if not sound.any():
-            return {}
-        if not sound.all():
-            times[1:] = (values[-1] - values[0]) / (index[-1] - index[0])
-        return {name: times}
+        starts = [0, *(np.flatnonzero((steps <= 0) | (seconds < 0)) + 1).tolist(), len(index)]
+        is_coarse = bool((seconds == 0).any())
+        for first, end in pairwise(starts):
+            num_steps, duration = index[end - 1] - index[first], values[end - 1] - values[first]
+            if num_steps > 0 and duration > 0:
+                times[first + 1 : end] = (
+                    duration / num_steps
+                    if is_coarse
+                    else seconds[first : end - 1] / steps[first : end - 1]
+                )
+        if np.isfinite(times).any():
+            return {name: times}
     return {}
 
 
 def _factor(normal: str) -> float:
     match = _UNIT.search(normal)
-    return _UNIT_FACTORS.get(match[1], 1.0) if match else 1.0
+    return UNITS[match[1]] if match else 1.0
 
 
 def _store(reading: _Reading, log: LogContent) -> None:
@@ -415,6 +481,8 @@ def _csv_record(line: str, header: list[str], delimiter: str) -> Record:
     cells = next(csv.reader([line], delimiter=delimiter), list[str]())
     if len(cells) != len(header):
         return {}
+    if delimiter == ";":
+        cells = [_DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in cells]
     numbers = {name: _number(cell) for name, cell in zip(header, cells, strict=True)}
     return {name: value for name, value in numbers.items() if value is not None}
 
@@ -440,23 +508,44 @@ def _flatten(content: Mapping[str, Any], prefix: str, record: Record, depth: int
 
 
 def _text_record(line: str) -> Record:
-    """Return the named numbers of a line of text; a progress bar counts its own steps."""
+    """Return the named numbers of a line of text, times in seconds.
+
+    A progress bar has the steps that it counts. Lines of evaluations have none.
+    """
     if bar := _BAR.search(line):
-        # Bars with another total are downloads or evaluations: they form tables of their own.
+        if _OTHER_BAR.search(line[: bar.start()]):
+            return {}
         return {"step": float(bar[1]), "elapsed": _clock_seconds(bar[3]), f"bar of {bar[2]}": 0.0}
     record: Record = {}
-    for name, value, unit in _PAIR.findall(line):
-        number = _number(value)
-        if number is not None:
-            full = name.strip()
-            record.setdefault(f"{full} ({unit})" if unit else full, number)
+    first = len(line)
+    for pair in _PAIR.finditer(line):
+        number = _number(pair[2])
+        if number is None:
+            continue
+        first = min(first, pair.start())
+        name, unit = pair[1].strip(), pair[4]
+        if unit:
+            number *= 60.0 if unit == "m" else UNITS[unit]
+        record.setdefault(f"{name} (s)" if unit else name, number * _SUFFIXES.get(pair[3], 1.0))
     if not _step_name(record) and (word := _STEP_WORD.search(line)):
         record["step"] = float(word[1])
-    for value, suffix, unit in _RATE_WORD.findall(line):
+        first = min(first, word.start())
+    if _EVALUATION.search(line[:first]):
+        return {}
+    for value, suffix, unit, amount in _RATE_WORD.findall(line):
         number = _number(value)
         if number is not None:
-            record.setdefault(unit, number * _FACTORS.get(suffix, 1.0))
+            number *= _SUFFIXES.get(suffix, 1.0)
+            if unit:
+                record.setdefault("s/step", number * UNITS[unit])
+            else:
+                record.setdefault(f"{_AMOUNTS[amount[:2]]}/s", number)
     return record
+
+
+_AMOUNTS = {"it": "steps", "st": "steps", "to": "tokens", "sa": "samples"}
+_DECIMAL_COMMA = re.compile(r"^\s*(-?\d+),(\d+)\s*$")
+_GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
 
 def _clock_seconds(text: str) -> float:
@@ -466,7 +555,7 @@ def _clock_seconds(text: str) -> float:
 
 def _number(text: str) -> float | None:
     try:
-        value = float(text.replace(",", ""))
+        value = float(text.replace(",", "") if _GROUPED.fullmatch(text.strip()) else text)
     except ValueError:
         return None
     return value if abs(value) < LARGEST else math.inf

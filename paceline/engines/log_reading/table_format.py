@@ -119,6 +119,8 @@ def _pattern(text: str) -> str:
         raise ValueError(f"{text!r} is not a regular expression: {error}") from error
     if expression.match(b""):
         raise ValueError(f"{text!r} matches an empty line")
+    if expression.groups != len(_placeholders(text)):
+        raise ValueError(f"{text!r} has groups of its own; write (?:...)")
     return text
 
 
@@ -156,11 +158,9 @@ class FormatTable(Value):
 
     @model_validator(mode="after")
     def _check_placeholders(self) -> FormatTable:
-        in_line = [name for name, _ in _PLACEHOLDER.findall(self.line)]
-        in_fields = [_placeholders(text) for text in self.fields]
-        names_allowed = {"step", "total_steps", *FACTORS}
-        for names in (in_line, *in_fields):
-            for name in names:
+        for text in (self.line, *self.fields):
+            names_allowed = {*FACTORS, *(_COUNTERS if text == self.line else ())}
+            for name in _placeholders(text):
                 if name not in names_allowed:
                     raise ValueError(
                         f"{{{name}}} is unknown; allowed: {', '.join(sorted(names_allowed))}"
@@ -224,7 +224,8 @@ def _compile(text: str, groups: Literal["capture", "plain"]) -> tuple[re.Pattern
         if kind not in KINDS:
             raise ValueError(f"{{{name}:{kind}}}: allowed kinds: {', '.join(KINDS)}")
         kinds.append(kind)
-        value = rb"(\d{1,18})" if name in _COUNTERS else KINDS[kind]
+        is_counter = name in _COUNTERS and kind == "number"
+        value = rb"(\d{1,18})" if is_counter else KINDS[kind]
         if groups == "plain":
             value = re.sub(rb"^\((?!\?)", b"(?:", value)
         return value.decode()
@@ -249,8 +250,15 @@ class _Reader:
         self.figures = [
             (_compile(text, "capture")[0], _placeholders(text)[0]) for text in table.figures
         ]
+        self._step_group = 1 + self.line_names.index("step") if "step" in self.line_names else 0
         self.mark = table.mark.encode()
         self.incomplete = _incomplete(table)
+
+    def has_step(self, match: re.Match[bytes]) -> bool:
+        """Return whether a line has its step number, which the pattern may make optional."""
+        return (
+            bool(match[self._step_group].replace(b",", b"")) if match[self._step_group] else False
+        )
 
 
 def _field(text: str) -> tuple[str, re.Pattern[bytes], str]:
@@ -287,9 +295,12 @@ class _Totals(RunningTotals):
     def __init__(self) -> None:
         super().__init__(2)
         self._first_date: float | None = None
+        self.has_fractions = False
+        """True if a date had a fraction of a second."""
 
     def since_first_line(self, dates: FloatColumn) -> FloatColumn:
         """Return the seconds since the first date of the log."""
+        self.has_fractions |= bool((np.mod(dates[np.isfinite(dates)], 1.0) > 0).any())
         if self._first_date is None:
             finite = dates[np.isfinite(dates)]
             self._first_date = float(finite[0]) if len(finite) else None
@@ -315,7 +326,7 @@ def _read(reader: _Reader, blocks: Iterable[bytes], log: LogContent) -> None:
             for value in numbers(pattern.findall(text)):
                 if 0 < value < LARGEST:
                     log.figures[name] = float(value)
-        matches = list(reader.line.finditer(text))
+        matches = [match for match in reader.line.finditer(text) if reader.has_step(match)]
         if matches:
             count += _add_steps(reader, text, matches, log, totals, count)
         elif not example and (at := text.find(reader.mark)) >= 0:
@@ -323,7 +334,8 @@ def _read(reader: _Reader, blocks: Iterable[bytes], log: LogContent) -> None:
     fields = {*reader.line_names, *(name for name, _, _ in reader.fields)}
     clock_times = not fields.isdisjoint(CLOCKS) and fields.isdisjoint(PRINTED_TIMES)
     if count and clock_times:
-        log.resolution_s = (0.001 if "timestamp" in fields else 1.0) / totals.distance
+        fine = "timestamp" in fields and totals.has_fractions
+        log.resolution_s = (0.001 if fine else 1.0) / totals.distance
     if count and "tokens_per_s_per_device" in fields:
         _count_devices(log, clock_times)
     if not count:
@@ -349,7 +361,7 @@ def _add_steps(
             zip(reader.line_names, reader.line_kinds, strict=True), start=1
         )
     }
-    ends = _record_ends(text, matches, table.several_lines)
+    ends = _record_ends(text, matches, reader.mark if table.several_lines else None)
     rests = [
         text[match.end() : end].replace(b"\n", b" ")
         for match, end in zip(matches, ends, strict=True)
@@ -359,7 +371,7 @@ def _add_steps(
         if name not in printed and (texts := records.texts(pattern)) is not None:
             printed[name] = (kind, texts)
     if "step" in printed:
-        index = whole_numbers(printed.pop("step")[1])
+        index = whole_numbers([text.replace(b",", b"") for text in printed.pop("step")[1]])
     else:
         index = np.arange(count + 1, count + 1 + len(matches), dtype=np.int64)
     if "total_steps" in printed:
@@ -371,22 +383,28 @@ def _add_steps(
         earlier = columns.get(column, values)
         columns[column] = np.where(np.isnan(earlier), values, earlier)
         if column == "step_time_s" and (last := next(filter(None, reversed(texts)), b"")):
-            log.resolution_s = decimal_step(last) * factor
+            log.resolution_s = 1.0 if kind == "clock" else decimal_step(last) * factor
     new = _complete(columns, index, totals, log)
     new_columns = {name: values[new] for name, values in columns.items() if name in COLUMNS}
     log.add_steps(index[new], **new_columns)
     return len(matches)
 
 
-def _record_ends(text: bytes, matches: list[re.Match[bytes]], several_lines: bool) -> list[int]:
-    """Return where the record of each step ends: at the next one, or before that with its line."""
-    next_starts = [*(match.start() for match in matches[1:]), len(text)]
-    if several_lines:
-        return next_starts
+def _record_ends(text: bytes, matches: list[re.Match[bytes]], mark: bytes | None) -> list[int]:
+    """Return where the record of each step ends: at the next one, or before that with its line.
+
+    A record over several lines ends before the line of the next `mark`, where blocks are split.
+    """
     ends: list[int] = []
+    next_starts = [*(match.start() for match in matches[1:]), len(text)]
     for match, next_start in zip(matches, next_starts, strict=True):
-        line_end = text.find(b"\n", match.end(), next_start)
-        ends.append(next_start if line_end < 0 else line_end)
+        if mark is None:
+            end = text.find(b"\n", match.end(), next_start)
+        elif (at := text.find(mark, match.end())) >= 0:
+            end = max(match.end(), text.rfind(b"\n", 0, at) + 1)
+        else:
+            end = len(text)
+        ends.append(next_start if end < 0 else end)
     return ends
 
 

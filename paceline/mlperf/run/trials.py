@@ -248,7 +248,11 @@ class TrialRunner(TaskRunner[TrialTask, TrialState]):
         """Return the report of the run that an earlier controller left, else of a new run."""
         if task.was_started and (folder := self._earlier_run(run.plan.spec.key)):
             job, is_cancelled = run.plan.job, self.stop.is_set
-            report = flow.resume(folder, self.root, job, watch, is_cancelled=is_cancelled)
+            try:
+                report = flow.resume(folder, self.root, job, watch, is_cancelled=is_cancelled)
+            except SystemFaultError as fault:
+                # Its job may still run: the trial stays `running`, and no other one may start.
+                raise TrialSetupError(fault.where, fault.what, remedy=fault.remedy) from fault
             if report is not None:
                 return report
         return super().report_of(task, run, watch, submit)

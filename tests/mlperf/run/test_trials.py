@@ -24,6 +24,7 @@ from paceline.mlperf.run.trials import (
     SeriesReport,
     Trials,
     TrialSeries,
+    TrialSetupError,
     TrialState,
     TrialStatus,
     TrialTask,
@@ -464,3 +465,19 @@ def test_a_failed_trial_says_why_and_no_control_character():
 
     assert trial_text(trial).startswith("trial 3, seed 4: failed: rank 1: ")
     assert "\x1b" not in trial_text(trial)
+
+
+def test_no_trial_starts_while_slurm_does_not_say_whether_an_earlier_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    leave_run(monkeypatch, tmp_path, "running", Machine(tmp_path, "success"))
+    with monkeypatch.context() as patch:
+        patch.setattr(flow, "resume", raise_fault)
+        with pytest.raises(TrialSetupError, match="squeue: timed out"):
+            run_with(monkeypatch, tmp_path, 2, "success")
+    series, _, machine, _ = run_with(monkeypatch, tmp_path, 2, "success")
+    assert machine.seeds == [2] and statuses(series) == ["success", "success"]
+
+
+def raise_fault(*_: object, **__: object) -> None:
+    raise SystemFaultError("squeue", "timed out")
