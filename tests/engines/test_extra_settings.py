@@ -58,7 +58,7 @@ def test_arguments_reach_the_program_or_are_refused(name: str) -> None:
     job = engine(name).job(spec, "x")
     assert not refused
     if name == "hf_trainer":
-        assert '"some-new-option": "two words"' in job.files["hf_trainer.json"]
+        assert '"some_new_option": "two words"' in job.files["hf_trainer.json"]
     elif name == "nemo":
         words = ("--some-new-option", "'two words'", "--switch")
         assert " \\\n  ".join(words) in job.files["launch.sh"]

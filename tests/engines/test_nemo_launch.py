@@ -151,6 +151,7 @@ def tiny() -> RunSpec:
         (llama_70b(profile=True, profile_ranks="$(id)"), "ranks $(id) must be a list of ranks"),
         (llama_70b(profile=True, profile_stop_step="3;id"), "stop_step 3;id must be a whole"),
         (llama_70b(profile="no"), "engine_settings.profile no must be true or false"),
+        (llama_70b(environment="GBS=64"), "environment: GBS follows from the run"),
         (llama_70b(profile_cpu=True), "needs engine_settings.profile=true"),
         (
             llama_70b(nccl_trace=True),

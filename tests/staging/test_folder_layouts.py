@@ -180,3 +180,24 @@ def test_a_layout_needs_no_space_and_keeps_the_results_of_programs(tmp_path: Pat
     assert asset_state(folder) == "staged"
     assert (folder / "content/results/log.out").read_text() == "a result"
     assert asset_folder(tmp_path, recipe.assets[0], recipe.assets).is_dir()
+
+
+def test_files_of_one_name_are_joined_or_refused(tmp_path: Path):
+    inputs = {"s": write(tmp_path / "s", {"a/x.txt": "A", "b/x.txt": "B"})}
+    make("folder", tmp_path / "joined", inputs, {"all.txt": "s/*/x.txt"})
+    assert (tmp_path / "joined" / "all.txt").read_text() == "AB"
+    with pytest.raises(UserError, match="two files would have the name x.txt"):
+        make("folder", tmp_path / "folder", inputs, {"./": "s/*/x.txt"})
+
+
+@pytest.mark.parametrize("name", ["../../evil_{part}", "/tmp/{part}", "same", "x_{shard}"])
+def test_names_of_token_files_are_names_of_their_own(tmp_path: Path, name: str):
+    inputs = {
+        "text": write(tmp_path / "text", {"00.jsonl": PILE, "01.jsonl": PILE}),
+        "tokenizer": tmp_path / "tokenizer",
+    }
+    inputs["tokenizer"].mkdir()
+    make_tokenizer(inputs["tokenizer"])
+    settings = {"text": "text", "tokenizer": "tokenizer", "name": name}
+    with pytest.raises(UserError, match="is not the name of a file|would have the name of"):
+        make("tokenized", tmp_path / "out", inputs, settings)

@@ -19,7 +19,7 @@ from typing import Any
 from paceline.core.errors import UserError
 from paceline.core.hardware import ENVIRONMENT_NAME
 from paceline.core.run import RunSpec
-from paceline.core.secrets import has_secret, redact
+from paceline.core.secrets import has_secret, is_secret
 from paceline.files.recipe import Recipe
 from paceline.files.yaml_file import parse_value
 
@@ -42,7 +42,7 @@ def common_problems(spec: RunSpec) -> list[str]:
 
 def extra_arguments(spec: RunSpec) -> list[str]:
     """Return the words of engine_settings.arguments."""
-    return _words(spec, "arguments")
+    return extra_words(spec, "arguments")
 
 
 def extra_environment(run: RunSpec | Recipe) -> dict[str, str]:
@@ -51,7 +51,7 @@ def extra_environment(run: RunSpec | Recipe) -> dict[str, str]:
     They override all others, those of the cluster included.
     """
     variables: dict[str, str] = {}
-    for word in _words(run, "environment"):
+    for word in extra_words(run, "environment"):
         name, equals, value = word.partition("=")
         if not equals and name not in os.environ:
             raise UserError(
@@ -110,10 +110,13 @@ def with_extra_values(
     name = ""
     for word in extra_arguments(spec):
         if option_name(word):
-            name, _, value = word.lstrip("-").partition("=")
-            extra[name] = [value] if value else []
+            name, equals, value = word.lstrip("-").partition("=")
+            name = name.replace("-", "_")
+            extra[name] = [value] if equals else []
         elif name:
             extra[name].append(word)
+        else:
+            raise UserError(ARGUMENTS, f"{word!r} is not an option", allowed="--NAME VALUE")
     return {
         **values,
         **{
@@ -141,7 +144,7 @@ def _normal(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _words(run: RunSpec | Recipe, name: str) -> list[str]:
+def extra_words(run: RunSpec | Recipe, name: str) -> list[str]:
     """Return the words of a setting; none if it cannot be split, which is a problem of its own."""
     try:
         return shlex.split(str(run.engine_settings.get(name) or ""))
@@ -168,13 +171,13 @@ def _environment_problems(spec: RunSpec) -> Iterator[str]:
     if problem := _split_problem(spec, "environment"):
         yield problem
         return
-    for word in _words(spec, "environment"):
+    for word in extra_words(spec, "environment"):
         name, equals, value = word.partition("=")
         if not ENVIRONMENT_NAME.fullmatch(name):
             yield f"{ENVIRONMENT}: {name!r} cannot name a variable; write NAME=VALUE, or NAME"
         elif name in LAUNCH_VARIABLES or name.startswith(RESERVED_PREFIX):
             yield f"{ENVIRONMENT}: {name} is set by Paceline; leave it out"
-        elif equals and redact(f"{name}={value}", {name: value}) != f"{name}={value}":
+        elif equals and is_secret(name, value):
             yield (
                 f"{ENVIRONMENT}: {name} looks like a secret, which no file may contain; write "
                 f"{name} alone and export its value"

@@ -143,7 +143,7 @@ def config_sizes(variables: Mapping[str, str], devices_per_node: int) -> dict[st
         if name := next((name for name in names if name in variables), None):
             text = variables[name] or "empty"
             sizes[field] = ConfigSize(_size(name, variables), f"{name} {text}")
-    if "BATCHSIZE" in variables:
+    if variables.get("BATCHSIZE"):
         setting = f"BATCHSIZE {variables['BATCHSIZE']}"
         return {**sizes, BATCH: ConfigSize(_size("BATCHSIZE", variables), setting)}
     if "MINIBS" not in variables:
@@ -217,8 +217,8 @@ def _size(name: str, variables: Mapping[str, str]) -> int:
     text = variables[name].strip().strip("'\"").lower()
     if text in ("", "null", "none"):
         return 1
-    if not text.isdigit():
-        raise UserError(name, f"{variables[name]!r} is not a whole number")
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise UserError(name, f"{variables[name]!r} is not a whole number above 0")
     return int(text)
 
 

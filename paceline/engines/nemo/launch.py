@@ -23,7 +23,12 @@ from paceline.core.hardware import with_secrets
 from paceline.core.job import RUN_FOLDER, BatchScript, Job
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
-from paceline.engines.launch.extra_settings import extra_environment, with_extra_arguments
+from paceline.engines.launch.extra_settings import (
+    ENVIRONMENT,
+    extra_environment,
+    extra_words,
+    with_extra_arguments,
+)
 from paceline.engines.launch.programs import (
     needs_queue,
     requested_limit_s,
@@ -58,6 +63,13 @@ NO_ARGUMENTS = "the recipe's launch.sh takes variables (engine_settings.environm
 LOGS = ("results/*/*/*/*/log-*.out",)
 """Output of the whole job, in the folder structure of the recipe's results."""
 PROGRAM = "/opt/NeMo/examples/nlp/language_modeling/megatron_gpt_pretraining.py"
+DERIVED_VARIABLES = frozenset(
+    {
+        *("DTYPE", "MODEL_SIZE", "JOB_TOTAL_GPUS", "TP", "PP", "VP", "CP", "GBS", "MBS"),
+        *("MAX_STEPS", "SEQ_LEN", "RUN_CONF_RESULT_DIR", "RUN_CONF_INDEX_DIR", "STAGE_PATH"),
+    }
+)
+"""Variables of launch.sh that are derived from the run, whose figures depend on them."""
 TRACE_VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL,P2P,NET"}
 
 
@@ -262,6 +274,9 @@ def _setting_problems(spec: RunSpec) -> Iterator[str]:
     stray = [name for name in PROFILE if settings.get(name) is not None]
     if stray and not settings.get("profile"):
         yield f"engine_settings.{stray[0]} needs engine_settings.profile=true"
+    names = {word.partition("=")[0] for word in extra_words(spec, "environment")}
+    for name in sorted(names.intersection(DERIVED_VARIABLES)):
+        yield f"{ENVIRONMENT}: {name} follows from the run; set its field of the recipe"
     if settings.get("nccl_trace") and spec.training.steps != TRACE_STEPS:
         yield (
             f"training.steps must be {TRACE_STEPS} with engine_settings.nccl_trace (--set "
@@ -386,8 +401,9 @@ def launch_text(spec: RunSpec) -> str:
         "export RESULT_DIR=$RUN_CONF_RESULT_DIR",
         "export INDEX_MAPPING_DIR=$RESULT_DIR/index_mapping",
         'mkdir -p "$RESULT_DIR/nsys" "$INDEX_MAPPING_DIR"',
-        "export CUDA_DEVICE_MAX_CONNECTIONS=1 HYDRA_FULL_ERROR=1 PYTHONUNBUFFERED=1",
-        "export TOKENIZERS_PARALLELISM=False TRANSFORMERS_OFFLINE=1",
+        "export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1}",
+        "export HYDRA_FULL_ERROR=${HYDRA_FULL_ERROR:-1} PYTHONUNBUFFERED=1",
+        "export TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-False} TRANSFORMERS_OFFLINE=1",
         *exports,
         "export SLURM_MPI_TYPE=${SLURM_MPI_TYPE:-pmix}",
         f'srun --output="{log}.out" --error="{log}.err" \\',

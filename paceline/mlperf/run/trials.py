@@ -333,9 +333,11 @@ def run_trials(trials: Trials, observer: TrialObserver) -> tuple[TrialSeries, bo
         for trial in series.missing
     )
     runner = TrialRunner(observer, trials.root, flow.command_line(), trials=trials, series=series)
-    interrupted = runner.run_tasks(tasks)
-    series = runner.series.model_copy(update={"controller": None})
-    write_series(trials.folder, series)
+    try:
+        interrupted = runner.run_tasks(tasks)
+    finally:
+        series = runner.series.model_copy(update={"controller": None})
+        write_series(trials.folder, series)
     return series, interrupted
 
 

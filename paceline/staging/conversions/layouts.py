@@ -31,14 +31,17 @@ def make_folder(
         path
         for place, matches in matches_by_place.items()
         if not place.endswith("/") and len(matches) > 1
-        for path in matches.values()
+        for _, path in matches
     }
     for place, matches in matches_by_place.items():
         if not place.endswith("/"):
-            _join(list(matches.values()), folder / _inner(place), check)
+            _join([path for _, path in matches], folder / _inner(place), check)
             continue
+        names = [name for name, path in matches if path not in part_files]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(f"{WHERE} {place!r}", f"two files would have the name {twice}")
         base = folder if place == "./" else folder / _inner(place.rstrip("/"))
-        for name, path in matches.items():
+        for name, path in matches:
             check()
             if path not in part_files:
                 _link(path, base / name)
@@ -51,8 +54,8 @@ def _inner(place: str) -> str:
         raise UserError(f"{WHERE} {place!r}", str(error)) from error
 
 
-def _matches(inputs: Mapping[str, Path], source: str) -> dict[str, Path]:
-    """Return the matching files by their name at the new place, sorted."""
+def _matches(inputs: Mapping[str, Path], source: str) -> list[tuple[str, Path]]:
+    """Return the matching files with their names at the new place, sorted."""
     asset, _, pattern = source.partition("/")
     if asset not in inputs:
         raise UserError(
@@ -60,12 +63,12 @@ def _matches(inputs: Mapping[str, Path], source: str) -> dict[str, Path]:
         )
     root = inputs[asset]
     tops = sorted(root.glob(_inner(pattern))) if pattern else [root]
-    files: dict[str, Path] = {}
+    files: list[tuple[str, Path]] = []
     for top in tops:
         if top.is_dir():
-            files.update({file.relative_to(top).as_posix(): file for file in _files(top)})
+            files += [(file.relative_to(top).as_posix(), file) for file in _files(top)]
         else:
-            files[top.name] = top
+            files.append((top.name, top))
     if not files:
         raise UserError(f"{asset} in {root}", f"has no file {pattern or '*'}")
     return files
