@@ -186,7 +186,7 @@ def test_files_of_one_name_are_joined_or_refused(tmp_path: Path):
     inputs = {"s": write(tmp_path / "s", {"a/x.txt": "A", "b/x.txt": "B"})}
     make("folder", tmp_path / "joined", inputs, {"all.txt": "s/*/x.txt"})
     assert (tmp_path / "joined" / "all.txt").read_text() == "AB"
-    with pytest.raises(UserError, match="two files would have the name x.txt"):
+    with pytest.raises(UserError, match="two files would have the name"):
         make("folder", tmp_path / "folder", inputs, {"./": "s/*/x.txt"})
 
 
@@ -199,5 +199,5 @@ def test_names_of_token_files_are_names_of_their_own(tmp_path: Path, name: str):
     inputs["tokenizer"].mkdir()
     make_tokenizer(inputs["tokenizer"])
     settings = {"text": "text", "tokenizer": "tokenizer", "name": name}
-    with pytest.raises(UserError, match="is not the name of a file|would have the name of"):
+    with pytest.raises(UserError, match=r"is not the name of a file|would have the name of"):
         make("tokenized", tmp_path / "out", inputs, settings)
