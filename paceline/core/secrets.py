@@ -15,7 +15,7 @@ _SECRET_NAME = re.compile(
     r"(?:TOKENS?|(?<!(?<![A-Z])MON)(?<!(?<![A-Z])TUR)(?<!(?<![A-Z])HOT)KEYS?|SECRETS?"
     r"|(?<!BY)(?<!COM)PASS(?:W(?:OR)?D|PHRASE|CODE)?S?|CRED(?:ENTIAL)?S?"
     r"|AUTH(?:ORIZATION|ENTICATION)?|JWT"
-    r"|COOKIES?|BEARER|WEBHOOK|_PWD|_PW|_PAT|_SAS)(?:VAL(?:UE)?|HEADER|CONFIG|DATA|STRING|HASH)?S?"
+    r"|COOKIES?|BEARER|WEBHOOK|_PWD|_PW|_PAT|_SAS)(?:VALUE|VAL|HEADER|CONFIG|DATA|STRING|HASH)?S?"
     r"(?!(?-i:[a-z]|(?<=[A-Z])[A-Z](?!\d)))",
     re.IGNORECASE,
 )
