@@ -81,7 +81,7 @@ _EVALUATION = re.compile(
     r"(?:^|[^a-z])(?:val|valid\w*|eval\w*|test|testing)(?:[^a-z]|$)", re.IGNORECASE
 )
 _OTHER_BAR = re.compile(
-    r"eval|valid|test|tokeni|map|load|generat|sampl|sanity|filter|pack|saving|writ|extract|check",
+    r"eval|valid|test|tokeni|map|load|generating|generation|sampl|sanity|filter|pack|saving|writ|extract|check",
     re.IGNORECASE,
 )
 """Descriptions of progress bars that count no training steps."""
