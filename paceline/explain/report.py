@@ -167,15 +167,14 @@ CSV_KEYS = ("cause", "share", "seconds", "evidence", "remedy")
 
 def explanation_document(answer: Explanation) -> Document:
     """Return the causes by their share of the lost time, with evidence and remedies."""
-    first = answer.first
     return Document(
         kind="why a run is slow",
         title=answer.run,
         headline=headline(answer),
         source=answer.run,
-        verdict=Verdict(first.cause, "alert") if first else Verdict("no cause found"),
+        verdict=_verdict(answer),
         setup=(f"compared with {answer.baseline}",),
-        answer=(headline(answer),),
+        answer=(headline(answer), *_next_step(answer)),
         figures=tuple(_figures(answer)),
         sections=(
             Table(
@@ -218,6 +217,35 @@ def explanation_document(answer: Explanation) -> Document:
     )
 
 
+MIN_SLOWER = 0.05
+"""Minimum share of the step that is lost to call a run without a cause slower than its baseline."""
+
+
+def _is_slower(answer: Explanation) -> bool:
+    """Return whether a run is slower than its baseline by no recorded cause."""
+    is_known = answer.first is None and answer.baseline_s is not None
+    return is_known and answer.lost_s > MIN_SLOWER * answer.step_s
+
+
+def _verdict(answer: Explanation) -> Verdict:
+    if answer.first:
+        return Verdict(answer.first.cause, "alert")
+    if _is_slower(answer) and answer.baseline_s:
+        slower = percent(answer.step_s / answer.baseline_s - 1, 0)
+        return Verdict(f"{slower} slower than the baseline by no recorded cause", "alert")
+    return Verdict("no cause found")
+
+
+def _next_step(answer: Explanation) -> Iterator[str]:
+    """Yield what would find the cause that nothing recorded shows."""
+    if _is_slower(answer):
+        yield (
+            "Software, data loading or the cluster take the rest. `paceline probe profile` and "
+            "`paceline.steplog` record where the time goes; `--against` a faster run or log shows "
+            "what differs."
+        )
+
+
 def headline(answer: Explanation) -> str:
     """Return the step time, the loss and its largest cause in one sentence."""
     step = f"{significant(answer.step_s)} s per step (n = {answer.n})"
@@ -234,6 +262,8 @@ def headline(answer: Explanation) -> str:
     why = (
         f"largest cause: {first.cause}, {percent(first.share, 0)} of the lost time"
         if first
+        else "no recorded cause explains it"
+        if _is_slower(answer)
         else "no cause found"
     )
     return f"{answer.run}: {step}, {loss}; {why}"

@@ -9,7 +9,9 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.explain.diagnosis import explain
+from paceline.explain.report import explanation_document
 from paceline.logs.facts import UserSettings
+from paceline.report.terminal import plain_text
 from tests.command import paceline
 
 LINE = (
@@ -55,6 +57,10 @@ def test_a_log_with_known_model_and_gpus_is_compared_with_the_estimate(tmp_path:
     assert answer.baseline_kind == "estimate" and answer.baseline_s is not None
     assert answer.baseline_s == pytest.approx(7, rel=0.5)
     assert answer.lost_s == pytest.approx(40 - answer.baseline_s)
+    text = plain_text(explanation_document(answer))
+    slower = 40 / answer.baseline_s - 1
+    assert f"{slower:.0%} slower than the baseline by no recorded cause" in text
+    assert "`paceline probe profile`" in text and "no cause found" not in text
 
 
 def test_a_stored_log_is_compared_with_the_estimate_like_the_log_itself(tmp_path: Path) -> None:
