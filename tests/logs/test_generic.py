@@ -126,6 +126,7 @@ TABLES = {
     "W&B export": ("Step,_runtime,train/loss", "{n},{total},2.3"),
     "Lightning CSVLogger": ("epoch,step,step_time,train_loss", "0,{n},0.5,2.3"),
     "semicolons": ("step;loss;time per step (ms)", "{n};2.3;500"),
+    "validation in every row": ("step,train_loss,val_loss,step_time", "{n},2.3,2.4,0.5"),
     "tabs": ("iteration\tit/s", "{n}\t2.0"),
 }
 

@@ -224,11 +224,11 @@ def _with_joined_tables(tables: Iterable[_Table]) -> Iterator[_Table]:
 
     A program that prints a value only sometimes makes two tables of one.
     """
+    with_steps = [table for table in tables if _step_name(table.names)]
+    training = [table for table in with_steps if not any(map(_EVALUATION.search, table.names))]
     by_step: dict[str, list[_Table]] = defaultdict(list)
-    for table in tables:
-        is_evaluation = any(map(_EVALUATION.search, table.names))
-        if not is_evaluation and (step := _step_name(table.names)):
-            by_step[step].append(table)
+    for table in training or filter(_trains, with_steps):
+        by_step[_step_name(table.names) or ""].append(table)
     for group in by_step.values():
         largest = max(group, key=lambda table: len(table.rows))
         names = largest.names
@@ -242,6 +242,11 @@ def _with_joined_tables(tables: Iterable[_Table]) -> Iterator[_Table]:
             rows.sort(key=lambda row: row[at])
             yield _Table(names, rows)
         yield from group
+
+
+def _trains(table: _Table) -> bool:
+    """Return whether a table with columns of evaluations also has those of training."""
+    return any(_normal(name) in _LOSSES or "train" in name.lower() for name in table.names)
 
 
 def _step_name(names: Iterable[str]) -> str | None:
