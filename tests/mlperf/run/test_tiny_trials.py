@@ -120,7 +120,7 @@ def test_a_frozen_model_does_not_reach_the_target(home: Path, name: str):
 
 
 def test_a_limit_that_passes_before_run_start_stops_the_series(home: Path):
-    """No program starts within a second, so the run is no trial and the next would fail too."""
+    """No program starts within a second, so the run does not count as a trial."""
     short = ("--trials", "2", "--timeout", "1", "--name", "short", "--format", "csv")
     done = paceline(home, "run", "flux1", "--tiny", *short)
 
