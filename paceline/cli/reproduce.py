@@ -241,18 +241,20 @@ def _run(state: StepState, root: Path, lock: IO[str]) -> int:
     """
     echo(f"\n[{state.number}] {state.command}", err=True)
     sys.stderr.flush()
-    with deferred_interrupts():
-        process = subprocess.Popen(
-            [sys.executable, "-m", "paceline", *state.words],
-            env={**os.environ, "PACELINE_RUNS": str(root.absolute())},
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),
-            process_group=0,
-            pass_fds=(lock.fileno(),),
-        )
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with deferred_interrupts():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "paceline", *state.words],
+                env={**os.environ, "PACELINE_RUNS": str(root.absolute())},
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                process_group=0,
+                pass_fds=(lock.fileno(),),
+            )
         return process.wait()
     except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)
-        process.wait()
+        if process is not None:
+            process.send_signal(signal.SIGINT)
+            process.wait()
         raise
