@@ -109,9 +109,15 @@ _BEGINNING = re.compile(
 """Possible beginnings of a secret, in lower case. One pass finds the few positions to examine."""
 
 
+class SecretText(str):
+    """Value that must be kept out of files, arguments and reports, whatever its name."""
+
+    __slots__ = ()
+
+
 def is_secret(name: str, value: str) -> bool:
     """Return whether a variable must be kept out of files, arguments and reports."""
-    return has_secret_name(name, value) or has_secret(value)
+    return isinstance(value, SecretText) or has_secret_name(name, value) or has_secret(value)
 
 
 def has_secret_name(name: str, value: str) -> bool:

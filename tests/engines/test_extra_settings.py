@@ -14,7 +14,7 @@ from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.engines import engine, engine_names
 from paceline.engines.launch.extra_settings import option_name, with_extra_arguments
-from paceline.machines.node.script import render_node
+from paceline.machines.node.script import open_variables, render_node, secret_variables
 from paceline.runs.plan import Plan
 from tests.engines.batch_site import MLPERF, NEMO
 from tests.engines.megatron_specs import study
@@ -85,6 +85,15 @@ def test_extra_settings_are_part_of_the_key_and_of_the_script(tmp_path: Path) ->
     script = render_node(job)
     assert "--eval-iters 5 --log-params-norm" in script and "export NOTE='a; b'" in script
     assert "--eval-iters 0" not in script
+
+
+def test_a_name_alone_keeps_its_value_out_of_every_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name need not be that of a secret."""
+    monkeypatch.setenv("LICENSE", "plainword")
+    job = engine("megatron").job(spec_for("megatron", environment="LICENSE A=1"), "x")
+    assert secret_variables(job.env) == {"LICENSE": "plainword"}
+    assert "A" in open_variables(job.env) and "LICENSE" not in open_variables(job.env)
+    assert "plainword" not in render_node(job) + "".join(job.files.values())
 
 
 def test_a_dry_run_shows_extra_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from paceline.core.errors import UserError
 from paceline.core.hardware import ENVIRONMENT_NAME
 from paceline.core.run import RunSpec
-from paceline.core.secrets import has_secret, is_secret
+from paceline.core.secrets import SecretText, has_secret, is_secret
 from paceline.files.recipe import Recipe
 from paceline.files.yaml_file import parse_value
 
@@ -59,7 +59,7 @@ def extra_environment(run: RunSpec | Recipe) -> dict[str, str]:
                 f"{name} has no value, and is not set in the environment",
                 remedy=f"export {name}, or write {name}=VALUE",
             )
-        variables[name] = value if equals else os.environ[name]
+        variables[name] = value if equals else SecretText(os.environ[name])
     return variables
 
 
