@@ -11,6 +11,7 @@ from paceline.cli import quantities
 from paceline.cli.options import Panel
 from paceline.core.errors import UserError
 from paceline.engines.log_reading.generic import NAME as GENERIC
+from paceline.engines.log_reading.generic import ColumnChoice, chosen_format
 from paceline.logs.facts import UserSettings
 
 
@@ -30,7 +31,11 @@ EngineName = Annotated[
 ]
 StepColumn = Annotated[
     str | None,
-    _fact("--step-column", metavar="NAME", help="Column of step numbers, in any other log."),
+    _fact(
+        "--step-column",
+        metavar="NAME",
+        help="Column of step numbers, for a log of no known format.",
+    ),
 ]
 TimeColumn = Annotated[
     str | None, _fact("--time-column", metavar="NAME", help="Column of step times.")
@@ -137,15 +142,16 @@ class LogOptions:
     @property
     def log_format(self) -> str | None:
         """The requested log format: the generic one if columns are named."""
-        columns = {"step": self.step_column, "time": self.time_column, "rate": self.rate_column}
-        choice = ",".join(f"{key}={value}" for key, value in columns.items() if value)
-        if choice and self.engine and self.engine.lower() != GENERIC:
+        choice = ColumnChoice(self.step_column, self.time_column, self.rate_column)
+        if choice == ColumnChoice():
+            return self.engine
+        if self.engine and self.engine.lower() != GENERIC:
             raise UserError(
                 f"--engine {self.engine}",
-                "finds its own columns",
+                "takes no names of columns",
                 remedy="leave out --engine, or the columns",
             )
-        return f"{GENERIC}:{choice}" if choice else self.engine
+        return chosen_format(choice)
 
     def settings(self) -> UserSettings:
         """Return the given settings; raise UserError for unknown values."""

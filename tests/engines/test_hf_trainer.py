@@ -202,6 +202,20 @@ def test_evaluations_are_no_steps():
     assert not log.figures
 
 
+@pytest.mark.parametrize(("first", "factor"), [(True, 1.0), (False, 2.0)])
+def test_evaluations_within_the_run_time_are_subtracted(first: bool, factor: float):
+    """`train_runtime` begins with the training, so that an earlier evaluation is not in it."""
+    evaluation = "{'eval_loss': 0.5, 'eval_runtime': 100.0, 'epoch': 1.0}\n"
+    training = entry(0.1) + entry(0.2)
+    text = evaluation + training if first else training + evaluation
+    log = check(
+        f"{text}{{'train_runtime': 200.0, 'train_samples_per_second': 16.0, "
+        "'train_steps_per_second': 0.500, 'epoch': 1.0}\n"
+    )
+    assert log.figures["samples_per_s"] == pytest.approx(16 * factor)
+    assert ("evaluation_s" in log.figures) is not first
+
+
 def test_a_loss_that_is_no_number_is_infinite():
     text = entry(0.1) + entry(0.2, loss=float("nan")) + quoted(0.3, loss=float("nan"))
     assert np.isinf(check(text).steps()["loss"]).tolist() == [False, True, True]

@@ -103,6 +103,17 @@ def test_lines_without_step_numbers_are_counted_and_parts_are_added():
     assert log.column("step_time_s").tolist() == pytest.approx([0.35] * 5)
 
 
+def test_a_printed_time_comes_before_a_rounded_rate():
+    line = "step {step} tokens {tokens} rate {tokens_per_s:suffix} "
+    fields = {"title": "x", "mark": "rate ", "example": "step 1 rate 2K"}
+    text = b"".join(b"step %d tokens 1000 rate 2.0K time 0.512;\n" % n for n in range(1, 6))
+    timed = FormatTable.model_validate({**fields, "line": line, "fields": ["time {step_time_s};"]})
+    log = check_read(table_format(timed), text)
+    assert log.column("step_time_s").tolist() == [0.512] * 5
+    log = check_read(table_format(FormatTable.model_validate({**fields, "line": line})), text)
+    assert log.column("step_time_s").tolist() == [0.5] * 5
+
+
 def test_thousands_in_step_numbers_and_lines_without_one():
     table = FormatTable(
         title="x",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import UserError
 from paceline.engines import log_format
+from paceline.engines.log_reading.generic import ColumnChoice, chosen_format
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import Parsing, parse_log
 from tests.engines.promises import check_read
@@ -109,6 +110,13 @@ def test_bars_of_each_epoch_and_of_evaluations(tmp_path: Path):
     assert document.step_time_s and document.step_time_s.median == pytest.approx(0.1, rel=0.01)
     only = parse(tmp_path, "".join(other)).document
     assert only.status == "not-a-training-log"
+
+
+def test_a_column_may_have_any_name(tmp_path: Path):
+    text = 'step,"wait, s",loss\n' + lines("{n},0.5,2.3")
+    name = chosen_format(ColumnChoice(time="wait, s"))
+    document = parse(tmp_path, text, engine=name).document
+    assert document.step_time_s and document.step_time_s.median == pytest.approx(0.5)
 
 
 def test_decimal_commas(tmp_path: Path):

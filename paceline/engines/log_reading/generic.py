@@ -14,10 +14,11 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
+from urllib.parse import quote, unquote
 
 import numpy as np
 
@@ -159,7 +160,8 @@ def generic_format(choice: ColumnChoice) -> LogFormat:
 def column_choice(name: str) -> ColumnChoice | None:
     """Return the columns in `generic:step=it,time=dt`; None for another name.
 
-    Raises UserError for a part that is not `step=`, `time=` or `rate=`.
+    Commas and other signs in the name of a column are written as in a URL. Raises UserError for a
+    part that is not `step=`, `time=` or `rate=`.
     """
     head, _, text = name.partition(":")
     if head.lower() != NAME:
@@ -173,7 +175,13 @@ def column_choice(name: str) -> ColumnChoice | None:
                 f"{key!r} is not a column's purpose with a name",
                 allowed=", ".join(f"{each}=NAME" for each in allowed),
             )
-    return ColumnChoice(**{key: value for key, _, value in parts})
+    return ColumnChoice(**{key: unquote(value) for key, _, value in parts})
+
+
+def chosen_format(choice: ColumnChoice) -> str:
+    """Return the name of the generic format with a choice of columns, as `column_choice` reads."""
+    parts = [f"{key}={quote(value, safe='')}" for key, value in asdict(choice).items() if value]
+    return f"{NAME}:{','.join(parts)}" if parts else NAME
 
 
 def read(choice: ColumnChoice, blocks: Iterable[bytes], log: LogContent) -> None:
@@ -477,7 +485,7 @@ def _header(first: str, second: str) -> tuple[list[str], str]:
 
 
 def _is_name(text: str) -> bool:
-    return bool(re.fullmatch(r"[A-Za-z_][\w /().:%-]{0,80}", text)) and not re.search(
+    return bool(re.fullmatch(r"[A-Za-z_][\w /().,:%-]{0,80}", text)) and not re.search(
         r"[:=] ?\d", text
     )
 

@@ -256,9 +256,7 @@ class _Reader:
 
     def has_step(self, match: re.Match[bytes]) -> bool:
         """Return whether a line has its step number, which the pattern may make optional."""
-        return (
-            bool(match[self._step_group].replace(b",", b"")) if match[self._step_group] else False
-        )
+        return bool((match[self._step_group] or b"").strip(b","))
 
 
 def _field(text: str) -> tuple[str, re.Pattern[bytes], str]:
@@ -340,7 +338,9 @@ def _read(reader: _Reader, blocks: Iterable[bytes], log: LogContent) -> None:
         _count_devices(log, clock_times)
     if not count:
         where = (
-            f"the first line with the mark is: {excerpt(example)}" if example else "nor the mark"
+            f"the first line with the mark is: {excerpt(example)}"
+            if example
+            else f"no line has its mark {table.mark!r} either"
         )
         log.refusal = f"no line matches the pattern of {table.title}; {where}"
 
@@ -429,12 +429,13 @@ def _complete(columns: dict[str, FloatColumn], index: Any, totals: _Totals, log:
             columns["step_time_s"] = ratio(np.ones(len(index)), columns["steps_per_s"])
     if "tokens" not in columns and "total_tokens" in columns:
         columns["tokens"] = _spread(tokens, new)
+    total_rate = columns.get("tokens_per_s")
+    if "step_time_s" not in columns and total_rate is not None and "tokens" in columns:
+        columns["step_time_s"] = ratio(columns["tokens"], total_rate)
     if "step_time_s" not in columns and not np.isnan(clock).all():
         columns["step_time_s"] = _spread(per_step, new)
-    total_rate, times = columns.get("tokens_per_s"), columns.get("step_time_s")
-    if total_rate is not None and "tokens" in columns:
-        columns["step_time_s"] = ratio(columns["tokens"], total_rate)
-    elif total_rate is not None and times is not None:
+    times = columns.get("step_time_s")
+    if total_rate is not None and times is not None and "tokens" not in columns:
         columns["tokens"] = product_of(total_rate, times)
     if "samples_per_s" in columns and times is not None and "global_batch" not in columns:
         batches = product_of(columns["samples_per_s"], times)
