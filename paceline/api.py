@@ -105,17 +105,17 @@ def parse(
     if not path.exists():
         raise UserError(str(path), "does not exist")
     settings = UserSettings(
-        engine,
-        recipe,
-        model,
-        device,
-        gpus,
-        global_batch,
-        seq_len,
-        dtype,
-        convention,
-        tokens,
-        window,
+        engine=engine,
+        recipe=recipe,
+        model=model,
+        device=device,
+        num_devices=gpus,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        dtype=dtype,
+        convention=convention,
+        total_tokens=tokens,
+        window=window,
     )
     settings.check()
     parsing = parse_log(path, settings)
@@ -156,15 +156,15 @@ def estimate(
     fields |= dict(overrides or {})
     file_evidence = read_evidence(Path(calibration)) if calibration else None
     request = EstimateRequest(
-        recipe,
-        device,
-        gpus,
-        variant,
-        tuple(f"{name}={value}" for name, value in fields.items()),
-        per_node,
-        intra,
-        inter,
-        software,
+        recipe=recipe,
+        device=device,
+        devices=gpus,
+        variant=variant,
+        overrides=tuple(f"{name}={value}" for name, value in fields.items()),
+        devices_per_node=per_node,
+        intra_link=intra,
+        inter_link=inter,
+        software=software,
         tokens=tokens,
         prices=Prices(per_device_hour=price),
         calibration=file_evidence.calibration if file_evidence else None,

@@ -171,7 +171,15 @@ def compare(
         from paceline.cli.sequential import compare_in_pairs
         from paceline.runs.sequential_comparison import SequentialRequest
 
-        question = SequentialRequest(root, first, second or "", gate, max_pairs, group, runs_dir)
+        question = SequentialRequest(
+            root=root,
+            first=first,
+            second=second or "",
+            options=gate,
+            max_pairs=max_pairs,
+            group=group,
+            runs_dir=runs_dir,
+        )
         answer = compare_in_pairs(question, _json_alone(form, as_json), probe)
         raise typer.Exit(VERDICT_EXIT.get(answer.verdict, 3))
     refuse_unused(context, "runs that there are (--sequential makes them)", USED_WITHOUT_PAIRS)

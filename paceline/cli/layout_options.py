@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from typing import Annotated, ClassVar
 
 import typer
 
 from paceline.cli import quantities
 from paceline.cli.options import Panel
+from paceline.core.axes import AXES
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.layout import AXIS_FIELDS, MODEL_AXES, Layout
 
@@ -68,14 +69,23 @@ class TrainingOptions:
         )
 
 
+AxisOptions: type[TrainingOptions] = make_dataclass(
+    "AxisOptions",
+    [
+        (axis.name, Annotated[int | None, _size(f"Number of {axis.size_name}.")], None)
+        for axis in AXES
+        if axis.name in AXIS_FIELDS
+    ],
+    bases=(TrainingOptions,),
+    frozen=True,
+)
+"""Options of TrainingOptions and the size of each axis that is a field of a layout."""
+
+
 @dataclass(frozen=True)
-class LayoutOptions(TrainingOptions):
+class LayoutOptions(AxisOptions):
     """Layout and settings of the training; each overrides the recipe's."""
 
-    tp: Annotated[int | None, _size("Tensor-parallel size.")] = None
-    pp: Annotated[int | None, _size("Pipeline-parallel size.")] = None
-    cp: Annotated[int | None, _size("Context-parallel size.")] = None
-    ep: Annotated[int | None, _size("Expert-parallel size.")] = None
     dp: Annotated[int | None, _size("Data-parallel size; it determines the number of GPUs.")] = None
     zero: Annotated[int | None, typer.Option(min=0, max=3, help="ZeRO stage, 0 to 3.")] = None
     mbs: Annotated[int | None, _size("Micro-batch size, in sequences.")] = None

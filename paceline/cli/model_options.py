@@ -161,15 +161,15 @@ def question(
     For a calibrated processor, both rates and coefficients come from the file in `evidence`.
     """
     return EstimateRequest(
-        recipe,
-        device,
-        gpus,
-        variant,
-        tuple(overrides or ()),
-        per_node or DEVICES_PER_NODE,
-        intra,
-        inter,
-        stack,
+        recipe=recipe,
+        device=device,
+        devices=gpus,
+        variant=variant,
+        overrides=tuple(overrides or ()),
+        devices_per_node=per_node or DEVICES_PER_NODE,
+        intra_link=intra,
+        inter_link=inter,
+        software=stack,
         calibration=evidence.calibration if evidence else None,
     )
 

@@ -116,18 +116,18 @@ def network(
     placement = location.where()
     links = catalog.cluster(cluster) if cluster else None
     request = NetworkRequest(
-        placement,
-        device.value,
-        devices,
-        _operations(operations),
-        least,
-        most,
-        seconds,
-        pairs,
-        time_limit,
-        wait,
-        intra or (links.intra_link if links else None),
-        inter or (links.inter_link if links else None),
+        where=placement,
+        device=device.value,
+        devices=devices,
+        operations=_operations(operations),
+        min_bytes=least,
+        max_bytes=most,
+        seconds=seconds,
+        pairs=pairs,
+        limit_s=time_limit,
+        wait_s=wait,
+        intra_link=intra or (links.intra_link if links else None),
+        inter_link=inter or (links.inter_link if links else None),
     )
     outcome = measure_network(
         request, runs_root(runs_dir), lambda what: echo(f"  {what}", err=True)

@@ -133,16 +133,16 @@ def storage(
     if assume_devices and not recipe:
         raise UserError("--assume-devices", "requires --recipe", remedy="--recipe R")
     request = StorageRequest(
-        placement,
-        tuple(dict.fromkeys(paths or [Path()])),
-        device.value,
-        devices,
-        _operations(operations),
-        _counts(processes),
-        _bytes(size),
-        sample,
-        seconds,
-        wait,
+        where=placement,
+        paths=tuple(dict.fromkeys(paths or [Path()])),
+        device=device.value,
+        devices=devices,
+        operations=_operations(operations),
+        processes=_counts(processes),
+        size_bytes=_bytes(size),
+        sample_bytes=sample,
+        seconds=seconds,
+        wait_s=wait,
     )
     outcome = measure_storage(
         request,
@@ -215,7 +215,9 @@ def estimated_demand(recipe: str, on: str | None, cluster: Cluster) -> StorageDe
     per_node = cluster.devices_per_node
     if number and not is_cpu(name or cluster.device):  # processes need fill no hosts
         per_node = _devices_per_node(f"--assume-devices {on}", total, cluster)
-    question = EstimateRequest(recipe, name or cluster.device, total, devices_per_node=per_node)
+    question = EstimateRequest(
+        recipe=recipe, device=name or cluster.device, devices=total, devices_per_node=per_node
+    )
     dtype = question.resolved_recipe.training.dtype
     source = f"the estimate for {total} x {question.device}"
     try:

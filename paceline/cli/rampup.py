@@ -154,7 +154,15 @@ def rampup(
     setting = ramp_context(question, model.chosen_evidence(file_evidence, question))
     batches = tuple(int(n) for n in _numbers("--stages", stages, whole=True))
     each = _numbers("--samples", samples)
-    options = RampOptions(batches, max_nodes, min_efficiency, each, tokens, all_batches, max_tp)
+    options = RampOptions(
+        batches=batches,
+        max_nodes=max_nodes,
+        min_efficiency=min_efficiency,
+        samples=each,
+        tokens=tokens,
+        one_stage_per_batch=all_batches,
+        max_tp=max_tp,
+    )
     schedule = read_schedule(check, setting.recipe.layout) if check else None
     plan = plan_ramp_up(setting, options)
     checked_schedule = check_schedule(setting, options, schedule, plan) if schedule else None

@@ -159,7 +159,15 @@ def reproduce(
             record = record.model_copy(update={"finished": finished})
             write_value(file, record)
         states = list(_states(part, where, name, record))
-    reproduction = Reproduction(definition, part, tiny, name, tuple(states), root, dry_run)
+    reproduction = Reproduction(
+        study=definition,
+        part=part,
+        tiny=tiny,
+        name=name,
+        steps=tuple(states),
+        root=root,
+        dry_run=dry_run,
+    )
     document = reproduction_document(reproduction)
     emit(document, output.output_format, page=html)
     if failed:

@@ -231,7 +231,14 @@ def tune(
     )
     space = SearchSpace(max_tp=max_tp, max_cp=max_cp, schedules=SCHEDULES)
     tune_request = TuneOptions(
-        request, parse_budget(budget), space, steps, name, save_recipe, oversubscribe, tag
+        request=request,
+        budget=parse_budget(budget),
+        space=space,
+        steps=steps,
+        name=name,
+        write=save_recipe,
+        oversubscribe=oversubscribe,
+        tag=tag,
     )
     raise typer.Exit(
         _tune(tune_request, runs_root(runs_dir), output.output_format, file_evidence, dry_run)

@@ -94,10 +94,10 @@ def request_for_run(
     check_link("inter", requested_settings.inter)
     spec, cluster, software = run.spec, run.spec.cluster, software_of(run.spec)
     return EstimateRequest(
-        spec.recipe,
-        cluster.device,
-        spec.world_size,
-        spec.variant,
+        recipe=spec.recipe,
+        device=cluster.device,
+        devices=spec.world_size,
+        variant=spec.variant,
         devices_per_node=cluster.devices_per_node,
         intra_link=cluster.intra_link or requested_settings.intra,
         inter_link=cluster.inter_link or requested_settings.inter,

@@ -178,9 +178,9 @@ def _request_for_log(run: ObservedRun, settings: UserSettings) -> EstimateReques
     engine = (from_log.engine or "").lower()
     software = engine if engine in SOFTWARE else software_name(engine)
     return EstimateRequest(
-        _recipe_name(run, settings) or "",
-        from_log.device or settings.device or "",
-        from_log.num_devices or settings.num_devices or 0,
+        recipe=_recipe_name(run, settings) or "",
+        device=from_log.device or settings.device or "",
+        devices=from_log.num_devices or settings.num_devices or 0,
         overrides=(
             *(f"layout.{name}={value}" for name, value in layout.items()),
             *(f"training.{name}={value}" for name, value in training.items() if value),

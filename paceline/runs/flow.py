@@ -277,7 +277,15 @@ def _launch_and_wait(
     record = record.model_copy(update={"status": "running", **now})
     write_value(folder / RUN_FILE, record)
     job = (submit or job_launcher.submit)(plan.job, folder)
-    return _wait(job, plan.spec, folder, record, watch, is_cancelled, kills_before)
+    return _wait(
+        job,
+        plan.spec,
+        folder,
+        record,
+        watch=watch,
+        is_cancelled=is_cancelled,
+        kills_before=kills_before,
+    )
 
 
 def _follow_orphan(
@@ -294,7 +302,15 @@ def _follow_orphan(
     if spec.cluster.capabilities.queues:
         if handle := slurm.attach(job, folder):
             write_value(folder / RUN_FILE, record)
-            return _wait(handle, spec, folder, record, watch, is_cancelled, oom_kills())
+            return _wait(
+                handle,
+                spec,
+                folder,
+                record,
+                watch=watch,
+                is_cancelled=is_cancelled,
+                kills_before=oom_kills(),
+            )
         earlier = read_slurm_record(folder)
         code = earlier.attempts[-1].exit_code if earlier and earlier.attempts else None
     ending = find_run_ending(folder, record, code or 0, False, None)
@@ -309,6 +325,7 @@ def _wait(
     spec: RunSpec,
     folder: Path,
     record: RunRecord,
+    *,
     watch: Watcher,
     is_cancelled: Callable[[], bool],
     kills_before: int,

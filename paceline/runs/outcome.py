@@ -86,7 +86,9 @@ def evaluate(folder: Path) -> RunReport:
     status, reason = _checked_status(ending.status, ending.reason, window)
     if status == "ok" and (wrong_model := wrong_model_reason(record, ranks)):
         status, reason = "failed", wrong_model
-    result = _result(folder, record, ranks, series, merged, window, status, reason)
+    result = _result(
+        folder, record, ranks, series, merged=merged, window=window, status=status, reason=reason
+    )
     return RunReport(
         result=result,
         steps=merged,
@@ -160,6 +162,7 @@ def _result(
     record: RunRecord,
     ranks: Mapping[int, RankLog],
     series: Mapping[int, Steps],
+    *,
     merged: Steps,
     window: Window | None,
     status: Status,

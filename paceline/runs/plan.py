@@ -393,7 +393,13 @@ def probe_machine(
     }
     threads = cores if kind == "cpu" else None
     return probe_gemm(
-        python or sys.executable, identity, kind, dtypes, threads, matmul_precision, fresh
+        python=python or sys.executable,
+        identity=identity,
+        device=kind,
+        dtypes=dtypes,
+        threads=threads,
+        matmul_precision=matmul_precision,
+        fresh=fresh,
     )
 
 

@@ -153,12 +153,26 @@ def _plan_asset(recipe: Recipe, asset: Asset, root: Path) -> PlannedAsset:
     manifest = read_manifest(folder) if state == "staged" else None
     if manifest:
         size, count = manifest.bytes, len(manifest.files)
-        return PlannedAsset(asset, folder, state, size, size, count, count)
+        return PlannedAsset(
+            asset=asset,
+            folder=folder,
+            state=state,
+            total_bytes=size,
+            present_bytes=size,
+            total_files=count,
+            present_files=count,
+        )
     # Cloned, pulled and made assets start again almost from nothing.
     keeps_partial = asset.kind not in ("git", "container", "made") or can_resume(asset)
     sizes = _resumed_sizes(folder) if keeps_partial else []
     return PlannedAsset(
-        asset, folder, state, _stated_bytes(asset), sum(sizes), len(asset.files) or None, len(sizes)
+        asset=asset,
+        folder=folder,
+        state=state,
+        total_bytes=_stated_bytes(asset),
+        present_bytes=sum(sizes),
+        total_files=len(asset.files) or None,
+        present_files=len(sizes),
     )
 
 

@@ -343,15 +343,15 @@ class Stager:
         ):
             for part in unstaged_parts:
                 stage = AssetStage(
-                    part.asset,
-                    part.folder,
-                    {name: folders[name] for name in part.asset.needs},
-                    listings.get(part.asset.name),
-                    runtime,
-                    files,
-                    log,
-                    self.stop,
-                    self.notify,
+                    asset=part.asset,
+                    folder=part.folder,
+                    inputs={name: folders[name] for name in part.asset.needs},
+                    listing=listings.get(part.asset.name),
+                    runtime=runtime,
+                    pool=files,
+                    log=log,
+                    stop=self.stop,
+                    waiting=self.notify,
                 )
                 before = [futures[name] for name in part.asset.needs if name in futures]
                 futures[part.asset.name] = assets.submit(_run_after, before, stage)

@@ -122,7 +122,15 @@ def train(
     load_initial_weights(config, replica, heartbeat)
     heartbeat.follow(steps, replica.parts, replica.stages)
     profiler = make_profiler(config.profile, world, mesh, heartbeat.pause)
-    trainer = Trainer(config, replica, world, steps, events, memory, profiler=profiler)
+    trainer = Trainer(
+        config=config,
+        replica=replica,
+        world=world,
+        steps=steps,
+        events=events,
+        memory=memory,
+        profiler=profiler,
+    )
     if config.mlperf is not None:
         start_clock(trainer, config, timed_run, heartbeat)
     corpus = corpus or load_corpus(config)

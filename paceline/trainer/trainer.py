@@ -106,13 +106,13 @@ class Trainer:
         from paceline.trainer.checkpoint import Checkpoints  # takes 0.1 s
 
         self.checkpoints = Checkpoints(
-            self.config,
-            self.replica,
-            self.optimizer,
-            self.scaler,
-            self.world,
-            num_windows,
-            pause_watchdog,
+            config=self.config,
+            replica=self.replica,
+            optimizer=self.optimizer,
+            scaler=self.scaler,
+            world=self.world,
+            num_windows=num_windows,
+            pause_watchdog=pause_watchdog,
         )
         return self.checkpoints.restore()
 
@@ -148,17 +148,17 @@ class Trainer:
             self.profiler.after_step(step)
             self._pending.append(
                 Pending(
-                    step,
-                    lap,
-                    values,
-                    batch.samples,
-                    batch.real_tokens,
-                    batch.attended_share,
-                    data_wait_s,
-                    skipped,
-                    is_tracked,
-                    checkpoint_s,
-                    cores.lap(),
+                    step=step,
+                    lap=lap,
+                    loss_and_norm=values,
+                    samples=batch.samples,
+                    real_tokens=batch.real_tokens,
+                    attended_share=batch.attended_share,
+                    data_wait_s=data_wait_s,
+                    skipped=skipped,
+                    tracked=is_tracked,
+                    checkpoint_s=checkpoint_s,
+                    cores=cores.lap(),
                 )
             )
             while len(self._pending) > behind:

@@ -59,7 +59,17 @@ def short_trainings(
         short
         for recipe in recipes
         for layers, axes in _layouts(ranks)
-        if (short := short_training(recipe, machine_inventory, device, dtype, ranks, layers, axes))
+        if (
+            short := short_training(
+                recipe=recipe,
+                machine_inventory=machine_inventory,
+                device=device,
+                dtype=dtype,
+                ranks=ranks,
+                layers=layers,
+                axes=axes,
+            )
+        )
         is not None
     ]
     return list({short.name: short for short in trainings}.values())

@@ -308,7 +308,15 @@ def memory_of_step(config: TrainerConfig, world: World, mesh: Mesh) -> dict[str,
         replica = make_replica(config, world, mesh, steps)
         memory = MemoryWatch(world.device)
         # A trace writes no events: its steps are not steps of a run.
-        trainer = Trainer(config, replica, world, steps, cast(EventLog, None), memory, masked)
+        trainer = Trainer(
+            config=config,
+            replica=replica,
+            world=world,
+            steps=steps,
+            events=cast(EventLog, None),
+            memory=memory,
+            masked=masked,
+        )
         fake = LocalBatch(
             mode.from_tensor(batch.inputs),
             mode.from_tensor(batch.targets),

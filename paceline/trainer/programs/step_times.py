@@ -78,11 +78,11 @@ def train_case(case: dict[str, Any], world: World) -> list[float]:
     steps = StepClock(clock_of(world.device))
     corpus, times = load_corpus(config), StepTimer()
     trainer = Trainer(
-        config,
-        make_replica(config, world, mesh, steps),
-        world,
-        steps,
-        times,  # type: ignore[arg-type]
+        config=config,
+        replica=make_replica(config, world, mesh, steps),
+        world=world,
+        steps=steps,
+        events=times,  # type: ignore[arg-type]
         masked=corpus.masked,
     )
     sampler = sampler_of(config, corpus.num_windows)
