@@ -34,8 +34,8 @@ NATIVE_NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Pattern of variable names. Names go into scripts unquoted, and shells accept no others."""
 
-NO_GRES = "none"
-"""Value of `cluster.slurm.gres` that omits the option, for sites without generic resources."""
+OMIT = "none"
+"""Value of `cluster.slurm.gres` and `cluster.slurm.mem` that omits the option."""
 CONTAINER_PYTHON = "python3"
 """Interpreter in a container, found through the PATH of the image."""
 
@@ -134,6 +134,10 @@ class SlurmSettings(Value):
     """Generic resources per node. Unset requests the GPUs of the run, `none` omits the option."""
     cpus_per_task: Annotated[PositiveInt | None, SlurmOption("cpus-per-task")] = None
     """CPUs per node; there is one task per node."""
+    mem: Annotated[str | None, SlurmOption("mem", "SBATCH_MEM_PER_NODE")] = None
+    """Memory per node. Unset requests all of it, `none` omits the option."""
+    time: Annotated[str | None, SlurmOption("time", "SBATCH_TIMELIMIT")] = None
+    """Time limit of a job, for example `2:00:00`. Unset requests the time limit of the run."""
     hint: Annotated[str | None, SlurmOption("hint", "SBATCH_HINT")] = None
     """CPU usage hint, for example `nomultithread`."""
     exclude: Annotated[tuple[str, ...], SlurmOption("exclude")] = ()
@@ -166,7 +170,7 @@ class SlurmSettings(Value):
         options: dict[str, str] = {}
         for field, option in self.declared_options().items():
             value: str | int | tuple[str, ...] | None = getattr(self, field)
-            is_unset = value in (None, ()) or (field == "gres" and value == NO_GRES)
+            is_unset = value in (None, ()) or (field in ("gres", "mem") and value == OMIT)
             if not is_unset and (option.in_steps or not steps):
                 options[option.name] = ",".join(value) if isinstance(value, tuple) else str(value)
         return options

@@ -101,6 +101,7 @@ def test_slurm_is_asked_for_what_the_study_asked_for(tmp_path: Path):
         "--hint=nomultithread",
     ):
         assert f"#SBATCH {option}\n" in text
+    assert "--mem" not in text
 
 
 def test_a_whole_batch_from_the_start_is_counted_in_samples_as_the_rate_is(tmp_path: Path):

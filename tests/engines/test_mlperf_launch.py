@@ -283,13 +283,13 @@ def test_paths_are_absolute_because_sbatch_is_called_elsewhere(
 def test_what_of_the_cluster_file_does_not_reach_the_script_is_listed(tmp_path: Path) -> None:
     cluster = (
         "env: {MICRO_BATCH_SIZE: '4', NEXP: '10', DATADIR: /elsewhere, KEPT: '1', LR: '1e-3'}\n"
-        "slurm: {container_image: a.sqsh, container_mounts: ['/a:/a'], requeue: true}\n"
+        "slurm: {container_image: a.sqsh, container_mounts: ['/a:/a'], requeue: true, time: '9'}\n"
     )
     plan = planned(tmp_path, 'engine_settings.environment="LR=2e-3"', cluster=cluster)
     ignored = [notice.split(" ")[0] for notice in plan.notices if "has no effect" in notice]
     assert ignored == [
         *("MICRO_BATCH_SIZE", "NEXP", "DATADIR"),
-        *("slurm.container_image", "slurm.container_mounts", "slurm.requeue"),
+        *("slurm.container_image", "slurm.container_mounts", "slurm.requeue", "slurm.time"),
     ]
     assert "export KEPT=1\n" in plan.script and "export LR=2e-3\n" in plan.script
 

@@ -75,6 +75,18 @@ def test_a_sites_gpus_are_asked_for_unless_it_has_none_to_ask_for() -> None:
     assert batch and batch.options == ("-A", "acct", "-p", "batch", "--gres=gpu:8", "-N", "8")
 
 
+@pytest.mark.parametrize(("mem", "options"), [("none", ()), ("900G", ("--mem=900G",))])
+def test_a_site_replaces_or_omits_the_memory_of_our_script(
+    mem: str, options: tuple[str, ...]
+) -> None:
+    spec = llama_70b(8)
+    slurm_site = spec.cluster.slurm.model_copy(update={"mem": mem})
+    cluster = spec.cluster.model_copy(update={"slurm": slurm_site})
+    job = engine("nemo").job(spec.model_copy(update={"cluster": cluster}), "x")
+    assert "#SBATCH --mem" not in job.files["launch.sh"] and job.batch
+    assert tuple(word for word in job.batch.options if "mem" in word) == options
+
+
 def test_our_own_script_says_all_that_the_run_is() -> None:
     text = engine("nemo").job(llama_70b(8), "x").files["launch.sh"]
     words = text.replace("\\\n", "").split()

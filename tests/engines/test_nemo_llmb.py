@@ -80,7 +80,7 @@ def test_a_recipe_is_asked_for_with_its_layout_batch_and_steps() -> None:
 
 
 def test_precisions_nodes_and_switches_are_words_of_llmb_run() -> None:
-    asked = {"exclude": ["n3"], "reservation": "r", "constraint": "c", "segment": 8}
+    asked = {"exclude": ["n3"], "reservation": "r", "constraint": "c", "segment": 8, "mem": "64G"}
     env = {"NCCL_IB_HCA": "mlx5_0", "HF_TOKEN": "secret-1"}
     cluster = site(1, 8, "B200", **asked).model_copy(update={"hosts": ("n1",), "env": env})
     own: dict[str, Any] = {"profile": True, "force": True, "variant": "v1"}
@@ -90,7 +90,13 @@ def test_precisions_nodes_and_switches_are_words_of_llmb_run() -> None:
     settings = engine("nemo").settings(spec)
     words = {
         *("--nodelist=n1", "--exclude=n3", "--reservation=r", "--segment=8", "-p", "--force"),
-        *("--slurm-arg=constraint=c", "--env=NCCL_IB_HCA=mlx5_0", "fp8", "8b"),
+        *(
+            "--slurm-arg=constraint=c",
+            "--slurm-arg=mem=64G",
+            "--env=NCCL_IB_HCA=mlx5_0",
+            "fp8",
+            "8b",
+        ),
         "--mbridge-arg=--use_megatron_fsdp=true",
     }
     assert words <= set(settings["command"])

@@ -43,7 +43,7 @@ def requested_limit_s(spec: RunSpec) -> float | None:
 
 
 def site_options(cluster: Cluster, *, gpus: bool) -> tuple[str, ...]:
-    """Return the site's sbatch options, account and partition first, without nodes and time.
+    """Return the site's sbatch options, account and partition first, without nodes.
 
     `gpus` requests the GPUs of a node if `cluster.slurm.gres` is not set. Without `gpus`, the
     script's own #SBATCH lines decide.

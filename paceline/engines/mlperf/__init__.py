@@ -242,6 +242,7 @@ UNUSED_SLURM_SETTINGS = {
     "container_mounts": "run.sub has its own mounts",
     "cpus_per_task": "the #SBATCH lines of run.sub decide",
     "requeue": "a trial is started once",
+    "time": "WALLTIME of the config decides",
 }
 """Reason for each Slurm setting of a cluster that run.sub does not get."""
 IMAGE_SUFFIXES = (".sqsh", ".sqfs", ".squashfs")
@@ -312,6 +313,8 @@ def job(spec: RunSpec, name: str) -> Job:
     Raises UserError for a config that cannot be sourced.
     """
     variables = _variables(spec, spec.cluster)
+    site = spec.cluster.slurm.model_copy(update={"time": None})
+    cluster = spec.cluster.model_copy(update={"slurm": site})
     words = ("-N", variables["DGXNNODES"], "-t", variables["WALLTIME"])
     return Job(
         name=name,
@@ -326,7 +329,7 @@ def job(spec: RunSpec, name: str) -> Job:
         batch=BatchScript(
             script=_script(spec),
             folder=str(implementation(spec)),
-            options=(*words, *site_options(spec.cluster, gpus=False)),
+            options=(*words, *site_options(cluster, gpus=False)),
         ),
         logs=LOGS,
     )

@@ -394,7 +394,7 @@ def launch_text(spec: RunSpec) -> str:
         "#!/bin/bash",
         "#SBATCH --job-name=paceline-nemo",
         "#SBATCH --exclusive",
-        "#SBATCH --mem=0",
+        *(["#SBATCH --mem=0"] if spec.cluster.slurm.mem is None else []),
         f"#SBATCH --ntasks-per-node={spec.cluster.devices_per_node}",
         *([f"#SBATCH --time={ceil(limit_s / 60)}"] if (limit_s := spec.time_limit_s) else []),
         "set -eu -o pipefail",

@@ -166,8 +166,9 @@ def _own_command(spec: RunSpec) -> Iterator[str]:
         "segment": site.segment,
     }
     yield from (f"--{name}={value}" for name, value in flags.items() if value)
-    for name, value in {"constraint": site.constraint, "hint": site.hint, "qos": site.qos}.items():
-        if value:
+    options = site.options()
+    for name in ("constraint", "hint", "mem", "qos", "time"):
+        if value := options.get(name):
             yield f"--slurm-arg={name}={value}"
     for name, value in (spec.cluster.env | extra_environment(spec)).items():
         if value != REDACTED and not is_secret(name, value):

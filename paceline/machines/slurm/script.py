@@ -116,11 +116,11 @@ def batch_options(job: Job) -> list[str]:
         "job-name": _NAME.sub("-", job.name).strip("-")[:60] or "paceline",
         "nodes": job.nodes,
         "ntasks-per-node": 1,
-        "mem": 0,  # all memory of the node
+        "mem": 0 if site.mem is None else None,  # 0 is all memory of the node
         "nodelist": nodes or None,
         **_run_gpus(job),
         **site.options(),
-        "time": minutes,
+        "time": minutes if site.time is None else site.time,
         "export": "ALL",
         "output": "slurm-%j.log",
         "open-mode": "append",  # a requeued job must not truncate its earlier output

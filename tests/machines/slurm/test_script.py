@@ -18,7 +18,7 @@ from paceline.core.layout import Layout
 from paceline.engines import native
 from paceline.machines import slurm
 from paceline.machines.node.script import render_node
-from paceline.machines.slurm.script import array_script, restart_lines
+from paceline.machines.slurm.script import array_script, batch_options, restart_lines
 from tests.example import make_spec
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -133,6 +133,29 @@ def test_gpus_are_asked_for_and_processors_are_not() -> None:
     assert "gres" not in slurm.render(on_cpu)
 
 
+@pytest.mark.parametrize(
+    ("site", "expected"),
+    [
+        ({}, ["--mem=0", "--time=20"]),
+        ({"mem": "none"}, ["--time=20"]),
+        ({"mem": "180G", "time": "2:00:00"}, ["--mem=180G", "--time=2:00:00"]),
+        ({"mem": "none", "qos": "dev", "account": "a"}, ["--account=a", "--qos=dev", "--time=20"]),
+    ],
+)
+def test_a_site_sets_memory_and_time_or_leaves_memory_out(
+    site: dict[str, str], expected: list[str]
+) -> None:
+    options = batch_options(make_job(timeout_s=1200, **site))
+    names = ("--mem=", "--time=", "--qos=", "--account=")
+    assert [option for option in options if option.startswith(names)] == expected
+
+
+def test_memory_and_time_come_from_the_variables_of_sbatch() -> None:
+    variables = {"SBATCH_MEM_PER_NODE": "64G", "SBATCH_TIMELIMIT": "30"}
+    site = SlurmSettings(time="2:00:00").with_variables(variables)
+    assert (site.mem, site.time) == ("64G", "2:00:00")
+
+
 HOSTILE = [
     "x y",
     "x\n#SBATCH --nodes=9",
@@ -160,6 +183,8 @@ HOSTILE = [
         "reservation",
         "constraint",
         "gres",
+        "mem",
+        "time",
         "hint",
         "exclude",
         "allocation",
