@@ -7,7 +7,7 @@ reported as the cause.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from paceline.core.flops import CONVENTIONS, flops_per_token, hardware_flops_per_token
@@ -24,6 +24,7 @@ CAUSE_TOLERANCES = (0.002, 0.01)
 
 UNKNOWN = "no known cause gives this ratio; check the settings that were given"
 
+RUNNING_AVERAGE = "it is a running average that includes warm-up or skipped steps"
 Candidates = Iterator[tuple[str, float]]
 """Pairs of a cause and the ratio printed / computed that it would give."""
 
@@ -48,9 +49,12 @@ class PrintedFigure:
 
 
 def find_disagreements(
-    facts: RunSettings, figures: list[PrintedFigure], running_average: float | None = None
+    facts: RunSettings, figures: list[PrintedFigure], other_rates: Mapping[str, float] | None = None
 ) -> tuple[Disagreement, ...]:
-    """Return the figures that differ by more than rounding, each with its likely cause."""
+    """Return the figures that differ by more than rounding, each with its likely cause.
+
+    `other_rates` are the samples per second that a cause would print, by cause.
+    """
     disagreements: list[Disagreement] = []
     for figure in figures:
         ratio = figure.printed / figure.computed
@@ -62,20 +66,20 @@ def find_disagreements(
                     computed=figure.computed,
                     unit=figure.unit,
                     ratio=ratio,
-                    cause=likely_cause(facts, figure, ratio, running_average),
+                    cause=likely_cause(facts, figure, ratio, other_rates or {}),
                 )
             )
     return tuple(disagreements)
 
 
 def likely_cause(
-    facts: RunSettings, figure: PrintedFigure, ratio: float, running_average: float | None
+    facts: RunSettings, figure: PrintedFigure, ratio: float, other_rates: Mapping[str, float]
 ) -> str:
     """Return the first known cause whose ratio matches `ratio` within 0.2%, else within 1%.
 
     Both tolerances are widened to the figure's own rounding.
     """
-    candidates = [c for c in _candidates(facts, figure, running_average) if c[1] > 0]
+    candidates = [c for c in _candidates(facts, figure, other_rates) if c[1] > 0]
     for tolerance in (max(t, figure.tolerance) for t in CAUSE_TOLERANCES):
         for cause, expected in candidates:
             if abs(ratio / expected - 1) <= tolerance:
@@ -91,20 +95,22 @@ def last_digit(printed: float) -> float:
 
 
 def _candidates(
-    facts: RunSettings, figure: PrintedFigure, running_average: float | None
+    facts: RunSettings, figure: PrintedFigure, other_rates: Mapping[str, float]
 ) -> Candidates:
     if figure.unit in ("FLOP/s", "fraction"):
         yield from _other_counts(facts)
     if figure.unit == "fraction":
         yield from _other_peaks(facts, figure)
-    yield from _other_devices(facts)
-    if figure.unit == "samples/s":
-        yield "milliseconds were divided by as if they were seconds", 1e-3
-        if running_average:
-            yield (
-                "it is a running average that includes warm-up or skipped steps",
-                (running_average / figure.computed),
-            )
+    if figure.unit != "samples/s":
+        yield from _other_devices(facts)
+        return
+    for cause, rate in other_rates.items():
+        yield cause, rate / figure.computed
+    yield "milliseconds were divided by as if they were seconds", 1e-3
+    for cause, ratio in _other_samples(facts):
+        yield cause, ratio
+        for other, rate in other_rates.items():
+            yield f"{cause}, and {other}", ratio * rate / figure.computed
 
 
 def _other_counts(facts: RunSettings) -> Candidates:
@@ -155,6 +161,23 @@ def _other_devices(facts: RunSettings) -> Candidates:
     per_node = facts.devices_per_node
     if per_node and per_node not in (1, n):
         yield f"it is of one node of {per_node} devices", float(per_node)
+
+
+def _other_samples(facts: RunSettings) -> Candidates:
+    """Yield ratios of a rate of another unit than samples per second of all devices."""
+    n = facts.num_devices or 1
+    dp = facts.layout.dp(n) if facts.layout else n
+    if n > 1:
+        yield f"it is of one device, not of all {n}", 1 / n
+        yield f"every device counted the whole batch, and all {n} were added", float(n)
+    if dp not in (1, n):
+        yield f"it is of one replica, not of all {dp}", 1 / dp
+    if (per_node := facts.devices_per_node or 1) not in (1, n):
+        yield f"it is of one node of {per_node} devices, not of all {n}", per_node / n
+    if facts.seq_len:
+        yield f"it counts tokens, {facts.seq_len:,} of each sample", float(facts.seq_len)
+        if n > 1:
+            yield f"it counts tokens of one device of {n}", facts.seq_len / n
 
 
 def peak_doubt(flops_per_s: float | None, device: str | None, dtype: str | None) -> str | None:

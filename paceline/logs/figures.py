@@ -18,7 +18,13 @@ from paceline.core.units import TERA
 from paceline.core.window import Window, uneven_warning
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
 from paceline.logs.completion import completed_steps
-from paceline.logs.disagreement import PrintedFigure, find_disagreements, last_digit, peak_doubt
+from paceline.logs.disagreement import (
+    RUNNING_AVERAGE,
+    PrintedFigure,
+    find_disagreements,
+    last_digit,
+    peak_doubt,
+)
 from paceline.logs.parsed_log import Disagreement
 from paceline.machines.placement import find_device
 
@@ -95,7 +101,7 @@ def figures_of(
         metrics=metrics,
         reported_figures=log_figures,
         disagreements=find_disagreements(
-            facts, _printed_figures(run, log_figures), log.figures.get("running_samples_per_s")
+            facts, _printed_figures(run, log_figures), _other_rates(log)
         ),
         conventions={
             "flops": facts.flops_convention or "unknown",
@@ -315,6 +321,12 @@ def _printed_figures(run: TimedRun, reported_values: dict[str, float]) -> list[P
         for figure, computed, unit, column in rows
         if reported_values.get(figure) and computed
     ]
+
+
+def _other_rates(log: LogContent) -> dict[str, float]:
+    """Return the samples per second that the log's possible mistakes would print."""
+    running = log.figures.get("running_samples_per_s")
+    return {RUNNING_AVERAGE: running, **log.other_rates} if running else log.other_rates
 
 
 def _rounding(run: TimedRun, column: str) -> float | None:

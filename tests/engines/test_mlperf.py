@@ -189,6 +189,7 @@ class TestPublicLogs:
             "run_time_s": 854.346,
             "timed_steps": 5130,
             "samples_to_target": 184680,
+            "evaluation_s": pytest.approx(18.192),
         }
         assert log.facts == {
             "model": "llama31_8b",
@@ -226,6 +227,7 @@ class TestPublicLogs:
 
         assert lora.steps().index.tolist() == [192, 240, 288, 336, 384, 432]
         assert lora.steps()["samples_per_s"][0] == pytest.approx(5.878038957077605)
+        assert lora.steps()["step_time_s"][0] == pytest.approx(8 / 5.878, rel=0.03)
         assert lora.facts["submitter"] == "AMD" and lora.facts["platform"] == "1xMI355X"
         assert lora.facts.get("num_devices") is None
         assert dense.steps().index[[0, -1]].tolist() == [384, 5376]
@@ -461,6 +463,96 @@ def test_a_printed_overall_rate_counts_where_no_line_tells_a_speed(tmp_path: Pat
     silent = parse_log(path, UserSettings()).document
     assert silent.status == "not-a-training-log"
     assert silent.reason == "it is complete but reports no step time and no throughput"
+
+
+def test_step_times_come_from_the_blocks_when_only_a_throughput_is_printed():
+    blocks = b"".join(
+        line("block_start", time_s=110 * n, samples_count=384 * n)
+        + stats({"throughput": 0.5}, step=384 * (n + 1))
+        + line("block_stop", time_s=110 * n + 96, samples_count=384 * (n + 1))
+        + line("eval_start", time_s=110 * n + 96, samples_count=384 * (n + 1))
+        + line("eval_stop", time_s=110 * n + 110, samples_count=384 * (n + 1))
+        for n in range(3)
+    )
+    log = check_read(LOG_FORMAT, BEGIN + blocks + END)
+    steps = log.steps()
+    assert steps.index.tolist() == [48, 96, 144]
+    assert steps["step_time_s"].tolist() == pytest.approx([2.0] * 3)  # 96 s of 48 steps
+    assert steps["samples_per_s"].tolist() == [0.5] * 3
+    assert log.figures["evaluation_s"] == pytest.approx(42)
+    assert log.other_rates == {"its time includes the evaluations": pytest.approx(1152 / 330)}
+
+
+@pytest.mark.parametrize("cumulative", [True, False])
+def test_blocks_alone_give_the_step_time(cumulative: bool):
+    """The samples of a block may be counted from its start or from that of the run."""
+    blocks = b"".join(
+        line("block_start", time_s=100 * n, samples_count=160 * (n if cumulative else 1))
+        + line("block_stop", time_s=100 * n + 90, samples_count=160 * (n + 1 if cumulative else 1))
+        + line("eval_accuracy", 0.95, 100 * n + 95, samples_count=160 * (n + 1))
+        for n in range(4)
+    )
+    steps = check_read(LOG_FORMAT, BEGIN + blocks + END).steps()
+    assert steps["step_time_s"].tolist() == pytest.approx([4.5] * 4)  # 90 s of 20 steps
+
+
+@pytest.mark.parametrize(
+    ("rate", "step_time_s"),
+    [
+        (20.0, 0.4),  # 2,000 batches of 8 samples in 800 s
+        (5.0, 0.4),  # the same, of one device of four
+        (2.5, 3.2),  # 2,000 samples in 800 s
+        (0.625, 3.2),  # the same, of one device of four
+    ],
+)
+def test_the_printed_rate_shows_whether_train_samples_counts_batches(
+    rate: float, step_time_s: float
+):
+    begin = BEGIN + line("local_batch_size", 2) + line("train_samples", 2000)
+    epochs = b"".join(
+        line("epoch_start", n, 820 * n, epoch_num=n)
+        + line("epoch_stop", n, 820 * n + 800, epoch_num=n)
+        + stats({"throughput": rate}, step=n + 1)
+        + line("eval_start", n + 1, 820 * n + 800, epoch_num=n + 1)
+        + line("eval_stop", n + 1, 820 * n + 820, epoch_num=n + 1)
+        for n in range(3)
+    )
+    log = check_read(LOG_FORMAT, begin + epochs + END)
+    assert log.facts["num_devices"] == 4
+    assert log.steps()["step_time_s"].tolist() == pytest.approx([step_time_s] * 3)
+
+
+def test_evaluations_within_an_epoch_stop_the_clock():
+    log = check_read(
+        LOG_FORMAT,
+        BEGIN
+        + line("train_samples", 1600)
+        + line("epoch_start", time_s=0, epoch_num=0)
+        + b"".join(
+            line("eval_start", time_s=60 * n + 50, epoch_num=(n + 1) / 4)
+            + line("eval_stop", time_s=60 * n + 60, epoch_num=(n + 1) / 4)
+            for n in range(3)
+        )
+        + line("run_stop", time_s=180, status="success", epoch_num=0.75)
+        + line("epoch_stop", time_s=181, epoch_num=0.75)
+        + stats({"throughput": 1200 / 180}, step=0.75),
+    )
+    assert log.steps()["step_time_s"].tolist() == [1.0, 1.0, 1.0]  # 50 s of 400 / 8 steps
+    assert log.figures["samples_per_s"] == pytest.approx(1200 / 180)
+    assert log.other_rates.popitem()[1] == pytest.approx(1200 / 180)
+
+
+def test_time_outside_the_printed_steps_is_remarked():
+    blocks = b"".join(
+        line("block_start", time_s=100 * n, step=10 * n)
+        + stats({"train_step_time": 8.0}, samples_count=80)
+        + line("block_stop", time_s=100 * n + 96, step=10 * (n + 1))
+        + line("eval_start", time_s=100 * n + 96, step=10 * (n + 1))
+        for n in range(3)
+    )
+    log = check_read(LOG_FORMAT, BEGIN + blocks + END)
+    assert log.steps()["step_time_s"].tolist() == [8.0, 8.0, 8.0]
+    assert "a step takes 9.600 s, 20% more than the printed step times" in log.remarks[0]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,13 @@ from paceline.core.layout import Layout
 from paceline.core.run import RunSettings
 from paceline.files.recipe import load_recipe
 from paceline.logs import figures
-from paceline.logs.disagreement import UNKNOWN, PrintedFigure, find_disagreements, likely_cause
+from paceline.logs.disagreement import (
+    RUNNING_AVERAGE,
+    UNKNOWN,
+    PrintedFigure,
+    find_disagreements,
+    likely_cause,
+)
 
 
 def facts(**fields: object) -> RunSettings:
@@ -33,7 +39,7 @@ def facts(**fields: object) -> RunSettings:
 
 def cause(ratio: float, unit: str = "FLOP/s", sparse: float | None = None, **fields: object) -> str:
     printed = PrintedFigure("figure", ratio * 100.0, 100.0, unit, sparse)
-    return likely_cause(facts(**fields), printed, ratio, fields.get("running"))  # type: ignore[arg-type]
+    return likely_cause(facts(**fields), printed, ratio, {})  # type: ignore[arg-type]
 
 
 def counted(convention: str) -> float:
@@ -113,7 +119,30 @@ def test_a_sparse_peak_halves_the_share():
     ],
 )
 def test_a_batch_divided_or_summed_over_devices_is_recognised(ratio: float, words: str):
+    assert words in cause(ratio, "tokens/s")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (1 / 64, "it is of one device, not of all 64"),
+        (1 / 16, "it is of one replica, not of all 16"),
+        (1 / 8, "it is of one node of 8 devices, not of all 64"),
+        (64.0, "every device counted the whole batch"),
+        (8192.0, "it counts tokens, 8,192 of each sample"),
+        (128.0, "it counts tokens of one device of 64"),
+    ],
+)
+def test_a_total_is_recognised_in_another_unit(ratio: float, words: str):
     assert words in cause(ratio, "samples/s")
+
+
+def test_evaluations_in_the_time_are_recognised_alone_and_of_one_device():
+    other_rates = {"its time includes the evaluations": 85.0}
+    figure = PrintedFigure("samples_per_s", 85.0, 100.0, "samples/s")
+    assert likely_cause(facts(), figure, 0.85, other_rates) == "its time includes the evaluations"
+    both = likely_cause(facts(), figure, 0.85 / 64, other_rates)
+    assert both == "it is of one device, not of all 64, and its time includes the evaluations"
 
 
 def test_milliseconds_taken_for_seconds_are_recognised():
@@ -122,7 +151,7 @@ def test_milliseconds_taken_for_seconds_are_recognised():
 
 def test_a_running_average_is_recognised_by_its_own_value():
     figure = PrintedFigure("samples_per_s", 950.76, 943.46, "samples/s")
-    sentence = likely_cause(facts(), figure, 950.76 / 943.46, 950.76)
+    sentence = likely_cause(facts(), figure, 950.76 / 943.46, {RUNNING_AVERAGE: 950.76})
     assert "running average" in sentence
 
 

@@ -49,6 +49,8 @@ class LogContent:
     figures: dict[str, float] = field(default_factory=dict[str, float])
     """Figures for the whole run, in base units, by the names of FIGURE_NAMES.
     """
+    other_rates: dict[str, float] = field(default_factory=dict[str, float])
+    """Samples per second of all devices that include other times, by what they include."""
     memory_bytes: dict[str, float] = field(default_factory=dict[str, float])
     """Largest printed memory peak by kind: allocated, reserved, used."""
     resolution_s: float = 0.0

@@ -3,7 +3,9 @@
 They are in `tracked_stats` (losses also in `train_loss`), whose content no rule defines. A step
 time is that of a single step if the line has both `step` and `samples_count`, or (since round 6.0)
 the step's own `reduced_train_loss` and `samples_count`. Otherwise it is, like a throughput, the
-mean of the block since the last evaluation. One log may contain both, from different ranks.
+mean of the block since the last evaluation. One log may contain both, from different ranks. A
+throughput has no stated unit, so the times of blocks without a step time come from their interval
+lines.
 """
 
 from __future__ import annotations
@@ -15,11 +17,16 @@ from typing import Any, cast
 
 import numpy as np
 
+from paceline.core.steps import FloatColumn
+from paceline.core.units import significant
 from paceline.engines.log_reading.log_content import LogContent, numbers, whole_numbers
 from paceline.engines.log_reading.mllog import TOKEN, MlRecord, number
+from paceline.engines.log_reading.mlperf_intervals import Interval
 
 ROWS_PER_BLOCK = 4096
 MAX_ENDS = 10_000
+OUTSIDE = 0.03
+"""Part of an interval outside its steps, relative to the steps, above which it is remarked."""
 LARGEST_STEP = 1 << 62
 LOSSES = ("train_loss", "reduced_train_loss")
 
@@ -118,11 +125,12 @@ class StepLines:
     def keep(self, log: LogContent) -> None:
         """Store the better series in the log, with the number of steps per line."""
         self._flush()
-        self.blocks.end(None)
-        self.blocks.flush()
+        self.blocks.end_run(log)
         series = self._single if len(self._single) else self.blocks.log
         interval = 1 if series is self._single else self.blocks.usual_length
         log.take_steps(series)
+        if doubt := self.blocks.time_outside(series.column("step_time_s")):
+            log.remark(doubt)
         if interval:
             log.facts["log_interval"] = interval
 
@@ -169,11 +177,18 @@ class _Blocks:
         self._mean: tuple[Place, float, float] | None = None
         self._ends: list[int] = []
         self._end = self._samples = 0
+        self._has_rates = False
+        self._seconds = self._steps = 0.0
 
     @property
     def usual_length(self) -> int | None:
         """Median number of steps per block; the first may be longer, as evaluation starts late."""
         return int(np.median(np.diff(self._ends, prepend=0))) if self._ends else None
+
+    @property
+    def rate(self) -> float:
+        """Throughput printed since the last evaluation, or NaN."""
+        return self._mean[2] if self._mean else nan
 
     def add_loss(self, place: Place, loss: float) -> None:
         """Add a loss if its step is known."""
@@ -186,17 +201,52 @@ class _Blocks:
         self.end(None)
         self._mean = place, step_time_s, rate
 
-    def end(self, evaluation: Place | None) -> None:
-        """Add the pending mean at the step of `evaluation`, or at its own estimate if None."""
-        if self._mean is None:
+    def end(self, evaluation: Place | None, interval: Interval | None = None) -> None:
+        """Add the pending mean at the step of `evaluation`, or at its own estimate if None.
+
+        A mean without a step time gets that of the block's `interval`.
+        """
+        if self._mean is None and interval is None:
             return
-        place, step_time_s, rate = self._mean
+        place, step_time_s, rate = self._mean or ((None, None), nan, nan)
         self._mean = None
+        if interval and self.global_batch:
+            self._seconds += interval.seconds
+            self._steps += interval.samples / self.global_batch
+            self._has_rates |= rate == rate
+            evaluation = None, interval.end
+            if step_time_s != step_time_s:
+                step_time_s = interval.seconds * self.global_batch / interval.samples
         step = self.step_of(evaluation) if evaluation else self._own_step(place)
         self._end = self._end + 1 if step is None else step
         if len(self._ends) < MAX_ENDS:
             self._ends.append(min(self._end, LARGEST_STEP))
         self._add(self._end, step_time_s, rate, nan)
+
+    def end_run(self, log: LogContent) -> None:
+        """Add what is pending.
+
+        After all intervals, a throughput is that of the run, or of an epoch that was not finished.
+        """
+        if self._seconds and self._mean and self._mean[1] != self._mean[1]:
+            if not self._has_rates:
+                log.figures["samples_per_s"] = self._mean[2]
+            self._mean = None
+        self.end(None)
+        self.flush()
+
+    def time_outside(self, step_times_s: FloatColumn) -> str | None:
+        """Return a sentence if the intervals are longer than the printed times of their steps."""
+        if not self._steps or np.isnan(step_times_s).all():
+            return None
+        per_step, printed = self._seconds / self._steps, float(np.nanmean(step_times_s))
+        if per_step < printed * (1 + OUTSIDE):
+            return None
+        return (
+            f"between the evaluations a step takes {significant(per_step, 4)} s, "
+            f"{per_step / printed - 1:.0%} more than the printed step times: the rest of the time "
+            "is outside the steps"
+        )
 
     def step_of(self, place: Place) -> int | None:
         """Return the step number in a line, or the one derived from its samples."""

@@ -8,7 +8,15 @@ from math import inf
 from typing import Any
 
 from paceline.engines.log_reading.log_content import LogContent, LogFormat, excerpt
-from paceline.engines.log_reading.mllog import TOKEN, MlRecord, number, record_of, texts
+from paceline.engines.log_reading.mllog import (
+    TOKEN,
+    MlRecord,
+    number,
+    record_of,
+    texts,
+    whole_number,
+)
+from paceline.engines.log_reading.mlperf_intervals import KEYS, WITH_EVALUATIONS, TrainingClock
 from paceline.engines.log_reading.mlperf_steps import StepLines
 from paceline.engines.log_reading.mlperf_system import System
 from paceline.engines.log_reading.records import watch_end
@@ -51,6 +59,7 @@ class _Run:
     def __init__(self, log: LogContent) -> None:
         self._log = log
         self._lines = StepLines()
+        self._clock = TrainingClock()
         self._markers: dict[str, MlRecord] = {}
         self._last_eval: MlRecord | None = None
         self._rate: float | None = None
@@ -79,6 +88,7 @@ class _Run:
         """Store all results in the log."""
         self._lines.keep(self._log)
         self._keep_times()
+        self._keep_devices()
         if self._unread:
             self._log.remark(f":::MLLOG lines without a complete record, ignored: {self._unread:,}")
         if self._over:
@@ -92,14 +102,27 @@ class _Run:
             self._markers.setdefault(key, record)
         elif key in FACT_KEYS:
             self._state(FACT_KEYS[key], record.value)
+        elif key == "train_samples":
+            self._clock.train_samples = whole_number(record.value) or 0
+        elif key == "local_batch_size":
+            self._clock.local_batch = whole_number(record.value) or 0
         elif key in SPEED:
             self._lines.take(record)
-        elif key == "eval_start":
-            self._lines.blocks.end((record.count("step"), record.count("samples_count")))
-        elif key == "eval_accuracy":
-            self._last_eval = record
+        elif key in KEYS:
+            self._follow(record)
         elif key == "overall_throughput":
             self._rate = number(record.value)
+
+    def _follow(self, record: MlRecord) -> None:
+        """Follow a line of a block, an epoch or an evaluation."""
+        key, blocks = record.key, self._lines.blocks
+        if key == "eval_accuracy":
+            self._last_eval = record
+        if "run_stop" in self._markers:
+            return
+        interval = self._clock.take(record, blocks.rate)
+        if key == "eval_start" or interval:
+            blocks.end((record.count("step"), record.count("samples_count")), interval)
 
     @property
     def _has_run(self) -> bool:
@@ -116,7 +139,7 @@ class _Run:
         if amount is not None and 0 < amount < 1e15 and amount.is_integer():
             self._log.facts.setdefault(fact, int(amount))
             if fact == "global_batch":
-                self._lines.blocks.global_batch = int(amount)
+                self._lines.blocks.global_batch = self._clock.global_batch = int(amount)
 
     def _keep_times(self) -> None:
         """Store the initialization time, and run time = run_stop - run_start as in the rules."""
@@ -131,8 +154,20 @@ class _Run:
             self._log.incomplete_reason = f"the log has no {' and no '.join(missing)} line{why}"
         if stop:
             self._keep_ending(stop)
-        if self._rate and 0 < self._rate < inf and not len(self._log):
+        if self._rate and 0 < self._rate < inf:
             figures["samples_per_s"] = self._rate
+        if self._clock.evaluation_s > 0:
+            figures["evaluation_s"] = self._clock.evaluation_s
+        if rate := self._clock.rate_with_evaluations:
+            self._log.other_rates[WITH_EVALUATIONS] = rate
+
+    def _keep_devices(self) -> None:
+        """Store the device count that follows from the batch of one device."""
+        facts, local = self._log.facts, self._clock.local_batch
+        accumulation, batch = facts.get("gradient_accumulation", 1), self._clock.global_batch
+        per_device = local * int(accumulation) if isinstance(accumulation, int) else 0
+        if per_device and batch and batch % per_device == 0:
+            facts.setdefault("num_devices", batch // per_device)
 
     def _keep_ending(self, stop: MlRecord) -> None:
         log = self._log
