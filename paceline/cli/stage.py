@@ -6,28 +6,22 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from paceline.cli import host_options as place
 from paceline.cli.options import ClusterName, Json, Panel, Variant
-from paceline.cli.output import (
-    TableForm,
-    TableFormat,
-    emit_json,
-    emit_table,
-)
+from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.stage_progress import stage_display
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_SYSTEM_FAULT, SystemFaultError, UserError
 from paceline.core.hardware import Cluster
-from paceline.core.units import pluralize, seconds, si
+from paceline.core.units import pluralize
 from paceline.engines import engine_names
 from paceline.files import catalog
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.staged import (
-    CONTENT_FOLDER,
     STAGE_VARIABLE,
     hub_id,
     stage_root,
@@ -35,7 +29,6 @@ from paceline.files.staged import (
     staging_error,
 )
 from paceline.machines.placement import HostPlacement, with_placement
-from paceline.report.document import Column
 from paceline.staging.node_copies import (
     NodeOutcome,
     NodeShell,
@@ -43,21 +36,10 @@ from paceline.staging.node_copies import (
     node_shells,
     sync_nodes,
 )
-from paceline.staging.plan import (
-    REMEDY,
-    DiskSpace,
-    PlannedAsset,
-    StagingPlan,
-    disk_space,
-    space_shortage,
-    staging_plan,
-)
+from paceline.staging.plan import StagingPlan, disk_space, staging_plan
+from paceline.staging.report import nodes_document, plan_document, verification_document
 from paceline.staging.stager import DEFAULT_JOBS, Stager
 from paceline.staging.verification import StageFault, verify
-
-MEGA = 1e6
-REVISION_DIGITS = 12
-"""Digits of a commit hash in the table; JSON has all."""
 
 
 def stage(
@@ -166,9 +148,6 @@ def stage(
     if variant and not asset:
         asset = _assets_of_variant(selected_recipe) or None
     plan = staging_plan(selected_recipe, engine, _folder(to), asset or ())
-    if not plan.assets:
-        of_engine = f" for engine {engine}" if engine and plan.recipe.assets else ""
-        echo(f"note: {plan.recipe.name} declares no assets{of_engine}", err=True)
     if check and target is None:
         raise typer.Exit(_verify(plan, form, jobs))
     if check and target:
@@ -179,9 +158,8 @@ def stage(
         plan = Stager(jobs=jobs).with_sizes(plan)
     if target and not dry_run:
         raise typer.Exit(_on_nodes(plan, target, form))
-    _print_plan(plan, form, bandwidth)
-    if target:
-        echo(f"note: staging would then copy the assets to {target}", err=True)
+    copies_to = str(target) if target else ""
+    emit(plan_document(plan, disk_space(plan.root), bandwidth, copies_to), form)
 
 
 def _assets_of_variant(recipe: Recipe) -> list[str]:
@@ -227,95 +205,8 @@ def _on_nodes(
 ) -> int:
     """Copy to all nodes or verify the copies, print the outcome, and return the exit code."""
     outcomes = copy_to_nodes(plan, target, verify)
-    rows = node_rows(plan, outcomes)
-    if form is TableFormat.json:
-        document = _document(plan, disk_space(plan.root), None)
-        emit_json({**document, "local": target.local, "nodes": rows})
-    else:
-        print_nodes(rows, target, form)
+    emit(nodes_document(plan, disk_space(plan.root), target.local, outcomes), form)
     return nodes_exit(outcomes)
-
-
-def _document(plan: StagingPlan, space: DiskSpace, rate: float | None) -> dict[str, Any]:
-    return {
-        "recipe": plan.recipe.name,
-        "engine": plan.engine,
-        "folder": str(plan.root),
-        "assets": [_row(part, rate) for part in plan.assets],
-        "bytes_needed": plan.bytes_needed,
-        "bytes_unknown": list(plan.unknown),
-        "bytes_free": space.bytes_free,
-        "files_needed": plan.files_needed,
-        "files_free": space.files_free,
-        "space_shortage": space_shortage(plan, space),
-        "seconds": plan.bytes_fetched / (rate * MEGA) if rate else None,
-    }
-
-
-def _print_plan(plan: StagingPlan, form: TableFormat, rate: float | None) -> None:
-    rows, space = [_row(part, rate) for part in plan.assets], disk_space(plan.root)
-    emit_table(rows, _columns(rate), form, document=_document(plan, space, rate))
-    if form is TableFormat.text and rows:
-        echo(f"in {plan.root}: {_sentence(plan, space, rate)}")
-        for part in plan.assets:
-            if part.asset.gate and part.state != "staged":
-                echo(f"{part.asset.name}: request access at {part.asset.gate}")
-            if part.asset.note and part.missing_bytes is None:
-                echo(f"{part.asset.name}: {part.asset.note}")
-        if shortage := space_shortage(plan, space):
-            echo(f"note: {plan.root}: {shortage}; {REMEDY}", err=True)
-
-
-def _sentence(plan: StagingPlan, space: DiskSpace, rate: float | None) -> str:
-    if all(part.state == "staged" for part in plan.assets):
-        return "all assets are staged"
-    need, download_bytes, unknown = plan.bytes_needed, plan.bytes_fetched, len(plan.unknown)
-    missing = sum(part.state != "staged" for part in plan.assets)
-    parts = [f"{missing:,} of {pluralize(len(plan.assets), 'asset')} to stage"]
-    if need:
-        download = f"{si(download_bytes, 'B')} to fetch"
-        parts.append(download if download_bytes == need else f"{si(need, 'B')} needed, {download}")
-    if unknown:
-        hint = "" if need else " (see --query-sizes)"
-        parts.append(f"{unknown:,} without a stated size{hint}")
-    if rate and (fetched_bytes := plan.bytes_fetched):
-        least = "at least " if unknown else ""
-        parts.append(f"{least}{seconds(fetched_bytes / (rate * MEGA))} at {rate:g} MB/s")
-    return "; ".join([*parts, f"{si(space.bytes_free, 'B')} free"])
-
-
-def _row(part: PlannedAsset, rate: float | None) -> dict[str, Any]:
-    asset, remaining_bytes, is_generated = part.asset, part.missing_bytes, part.asset.kind == "made"
-    return {
-        "name": asset.name,
-        "kind": asset.kind,
-        "source": asset.source,
-        "revision": asset.revision,
-        "bytes": part.total_bytes,
-        "digest": asset.digest,
-        "needs": list(asset.needs),
-        "engines": list(asset.engines),
-        "gate": asset.gate,
-        "note": asset.note,
-        "state": part.state,
-        "bytes_left": remaining_bytes,
-        "seconds": None
-        if rate is None or remaining_bytes is None or is_generated
-        else remaining_bytes / (rate * MEGA),
-        "path": str(part.folder / CONTENT_FOLDER),
-    }
-
-
-def _columns(rate: float | None) -> list[Column]:
-    return [
-        Column("name", "asset"),
-        Column("kind", "kind"),
-        Column("bytes", "size", lambda value: si(value, "B"), "right"),
-        *([Column("seconds", "time", seconds, "right")] if rate else []),
-        Column("state", "state"),
-        Column("revision", "revision", lambda value: value[:REVISION_DIGITS]),
-        Column("source", "source", wraps=True),
-    ]
 
 
 def _verify(plan: StagingPlan, form: TableFormat, jobs: int) -> int:
@@ -330,19 +221,8 @@ def _verify(plan: StagingPlan, form: TableFormat, jobs: int) -> int:
         wrong = verify(part.folder, part.asset.name, jobs)
         states[part.asset.name] = "damaged" if wrong else "verified"
         faults += wrong
-    rows = [{"asset": fault.asset, "fault": fault.fault, "path": fault.path} for fault in faults]
-    if form is TableFormat.json:
-        emit_json({"recipe": plan.recipe.name, "states": states, "faults": rows})
-    else:
-        columns = [Column(name, name) for name in ("asset", "fault", "path")]
-        if rows or form is not TableFormat.text:
-            emit_table(rows, columns, form)
-    incomplete = any(state != "verified" for state in states.values())
-    if form is TableFormat.text:
-        echo("; ".join(f"{name}: {state}" for name, state in states.items()))
-        if incomplete:
-            echo(f"run `paceline recipes stage {plan.recipe.name}` to repair it", err=True)
-    return EXIT_GATE_FAILED if incomplete else 0
+    emit(verification_document(plan, states, faults), form)
+    return 0 if all(state == "verified" for state in states.values()) else EXIT_GATE_FAILED
 
 
 Local = Annotated[
@@ -400,57 +280,6 @@ def copy_to_nodes(plan: StagingPlan, target: NodeTarget, verify: bool) -> tuple[
     request = NodeSyncRequest(plan.root, target.local, folders, verify)
     with stage_display() as (watch, _):
         return sync_nodes(target.shells, request, watch)
-
-
-def node_rows(plan: StagingPlan, outcomes: Sequence[NodeOutcome]) -> list[dict[str, Any]]:
-    """Return one row per node, with assets by name."""
-    names = {part.folder.name: part.asset.name for part in plan.assets}
-    return [
-        {
-            "host": outcome.host,
-            "state": outcome.state,
-            "assets": {names[folder]: state for folder, state in outcome.assets.items()},
-            "copied": [names[folder] for folder in outcome.copied_assets],
-            "transfer": outcome.transfer,
-            "faults": [
-                {"asset": names[folder], "fault": fault, "path": path}
-                for folder, path, fault in outcome.faults
-            ],
-            "bytes_copied": outcome.bytes_copied,
-            "seconds": outcome.seconds,
-            "fault": outcome.fault,
-            "remedy": outcome.remedy,
-        }
-        for outcome in outcomes
-    ]
-
-
-def print_nodes(rows: Sequence[dict[str, Any]], target: NodeTarget, form: TableFormat) -> None:
-    """Print the table of nodes, and in text output their faults."""
-    table_rows = [
-        {**row, "assets": None, "copied": ", ".join(row["copied"]) or None} for row in rows
-    ]
-    columns = [
-        Column("host", "host"),
-        Column("state", "state"),
-        Column("copied", "copied"),
-        Column("transfer", "transfer"),
-        Column("bytes_copied", "size", lambda value: si(value, "B"), "right"),
-        Column("seconds", "time", seconds, "right"),
-        Column("fault", "fault"),
-        Column("remedy", "remedy", wraps=True),
-    ]
-    emit_table(table_rows, columns, form)
-    if form is not TableFormat.text:
-        return
-    for row in rows:
-        for fault in row["faults"]:
-            echo(f"{row['host']}: {fault['asset']}: {fault['path']} is {fault['fault']}")
-    num_staged = sum(row["state"] == "staged" for row in rows)
-    echo(
-        f"in {target.local}: all assets are staged on {num_staged:,} of "
-        f"{pluralize(len(rows), 'node')}"
-    )
 
 
 def nodes_exit(outcomes: Sequence[NodeOutcome]) -> int:
