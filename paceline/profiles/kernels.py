@@ -26,7 +26,8 @@ _OF_KIND: tuple[tuple[Kind, re.Pattern[str]], ...] = (
         # cuBLAS 12.8 and later (nvjet), Tensile on AMD (Cijk), Inductor's templates (triton_mm).
         re.compile(
             r"gemm|gemv|nvjet|cutlass(?!.*elementwise)|wgmma|xmma|Cijk_|split_?k_?reduce"
-            r"|triton_(?:tem_fused_)?\w*(?:mm|matmul|dot)\b|triton_mm|dot_kernel|matmul|cublas|conv",
+            r"|triton_(?:tem_fused_)?\w*(?:mm|matmul|dot)(?![a-z])|triton_mm|dot_kernel|matmul|cublas"
+            r"|conv(?!ert)",
             re.I,
         ),
     ),
@@ -35,11 +36,15 @@ _OF_KIND: tuple[tuple[Kind, re.Pattern[str]], ...] = (
         re.compile(
             r"elementwise|reduce|norm|softmax|copy|memcpy|memset|fill|cat_?array|index|gather"
             r"|scatter|embedding|dropout|triton_(?:poi|red|per)|transpose|rotary|rope|swiglu|silu"
-            r"|gelu|relu|cross_?entropy|nll_loss|cast|quantize|amax|permute|arange|cub::|cpp_fused",
+            r"|gelu|relu|cross_?entropy|nll_loss|cast|quantize|amax|permute|arange|cpp_fused",
             re.I,
         ),
     ),
 )
+
+
+_NAMESPACES = re.compile(r"(?:\w+|\(anonymous namespace\))::")
+_BRACKETS = re.compile(r"[<>]|\((?!anonymous namespace)")
 
 
 @lru_cache(maxsize=65536)
@@ -50,11 +55,27 @@ def is_communication(name: str) -> bool:
 
 @lru_cache(maxsize=65536)
 def kind_of(name: str) -> Kind:
-    """Return the kind of a kernel that computes."""
-    for kind, pattern in _OF_KIND:
-        if pattern.search(name):
-            return kind
-    return "other"
+    """Return the kind of a kernel that computes.
+
+    The function's own name decides, else its template arguments: `cutlass::device_kernel<...Gemm>`.
+    Namespaces and parameters do not count: every kernel of `fbgemm_gpu::` has "gemm" in its name.
+    """
+    function, _, arguments = _without_parameters(name).partition("<")
+    for text in (_NAMESPACES.sub("", function), _NAMESPACES.sub("", arguments)):
+        for kind, pattern in _OF_KIND:
+            if pattern.search(text):
+                return kind
+    return "memory_bound" if "cub::" in function else "other"
+
+
+def _without_parameters(name: str) -> str:
+    """Return a demangled name up to its parameter list, the first one outside of `<...>`."""
+    depth = 0
+    for bracket in _BRACKETS.finditer(name):
+        if bracket[0] == "(" and depth == 0:
+            return name[: bracket.start()]
+        depth += {"<": 1, ">": -1}.get(bracket[0], 0)
+    return name
 
 
 _AXES: tuple[tuple[str, re.Pattern[str]], ...] = (

@@ -369,11 +369,18 @@ class _TraceReader:
     def _spans(self) -> list[StepSpan]:
         """Return the steps, each ending where the next one starts.
 
-        The marks on the device count if there are any, because the CPU runs ahead of its device."""
+        The marks on the device count if there are any, because the CPU runs ahead of its device. A
+        mark on the device covers only the kernels that the marking thread launches, which excludes
+        the backward pass. So the last step lasts at least as long as on the CPU.
+        """
         marks = self.device_steps if self.device_steps else self.steps
         by_time = sorted(marks.items(), key=lambda item: item[1])
         begins = [begin for _, (begin, _) in by_time]
-        ends = [*begins[1:], by_time[-1][1][1]] if by_time else []
+        ends = begins[1:]
+        if by_time:
+            number, (begin, end) = by_time[-1]
+            cpu_begin, cpu_end = self.steps.get(number, (begin, end))
+            ends.append(max(end, begin + cpu_end - cpu_begin))
         return [
             StepSpan(number, begin, end)
             for (number, _), begin, end in zip(by_time, begins, ends, strict=True)

@@ -156,6 +156,25 @@ def test_every_form_of_a_field(changed: dict[str, str | None], values: dict[str,
     assert {name: column(log, name)[1] for name in values} == values
 
 
+def test_the_rate_in_front_of_a_record_gives_the_batch():
+    """As GPT-NeoX prints it."""
+    lines = b"".join(
+        b" samples/sec: %.3f | iteration %8d/   10000 | elapsed time per iteration (ms): %.1f |"
+        b" lm_loss: 1.1E+01 |\n" % (32 / seconds, number, 1000 * seconds)
+        for number, seconds in enumerate((4.0, 3.9, 4.1), 10)
+    )
+    log = check_read(LOG_FORMAT, lines)
+    assert column(log, "samples_per_s") == pytest.approx([8.0, 8.205, 7.805])
+    assert column(log, "global_batch") == [32, 32, 32]
+
+
+def test_a_rate_that_gives_no_whole_batch_gives_none():
+    line = b" samples/sec: 8.100 | iteration 10/ 100 | elapsed time per iteration (ms): 4000.0 |\n"
+    log = check_read(LOG_FORMAT, line)
+    assert column(log, "samples_per_s") == pytest.approx([8.1])
+    assert "global_batch" not in log.steps().columns
+
+
 @pytest.mark.parametrize("unsound", ["8.0K", "1,444.5", "None", "", "1.2.3", "?"])
 def test_a_value_that_is_no_plain_number_is_not_taken(unsound: str):
     log = read(LOG_FORMAT, record(1) + record(2, {"global batch size": unsound}) + record(3))

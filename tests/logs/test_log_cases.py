@@ -10,7 +10,7 @@ import pytest
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
 
-OPEN = frozenset({"neox_samples_per_sec.log"})
+OPEN = frozenset[str]()
 """Cases whose format does not give all expected values yet."""
 FIGURES = ("step_time_s", "tokens_per_s", "samples_per_s", "global_batch", "num_devices")
 

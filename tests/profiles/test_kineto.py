@@ -17,6 +17,7 @@ from paceline.core.errors import UserError
 from paceline.profiles import kineto
 from paceline.profiles.attribution import breakdowns, critical_path, top_kernels
 from paceline.profiles.breakdown import CATEGORIES, Breakdown
+from paceline.profiles.kernels import kind_of
 from paceline.profiles.kineto import TraceFile, read_timeline
 from tests.command import paceline
 from tests.profiles.traces import collective, event, kernel, step, write
@@ -73,6 +74,43 @@ def test_every_moment_of_a_gpus_step_belongs_to_one_category(tmp_path: Path) -> 
         "dp": 80,
     }
     assert covered_s(found) == pytest.approx(found.step_time_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void fbgemm_gpu::quantize_fp8_rowwise<float>(long, float const*)", "memory_bound"),
+        ("void permute_2D_data_kernel<false, int>(int, fbgemm_gpu::Divisor)", "memory_bound"),
+        ("void (anonymous namespace)::fill_kernel<X<int>>(flash::Params<1>)", "memory_bound"),
+        ("void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<4>>(P)", "gemm"),
+        ("void cutlass::device_kernel<flash::enable<flash::FlashFwd<cutlass::gemm::X>>>(P)",
+         "attention"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_256x128>(Params)", "gemm"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<AdamFunctor>(T)",
+         "optimizer"),
+        ("void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<int>(x)", "memory_bound"),
+        ("triton_tem_fused_mm_3", "gemm"),
+        ("Memcpy DtoD (Device -> Device)", "memory_bound"),
+        ("void convert_layout<float>(x)", "other"),
+    ],
+)  # fmt: skip
+def test_a_kernels_own_name_decides_its_kind(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+def test_the_last_step_includes_what_other_threads_launch(tmp_path: Path) -> None:
+    """A mark on the device covers the kernels that its own thread launches, so no backward pass."""
+    path = write(
+        tmp_path / "trace.json",
+        [
+            event("user_annotation", "ProfilerStep#1", 0, 100, 1),
+            event("gpu_user_annotation", "ProfilerStep#1", 2, 30, 7),
+            kernel("nvjet_forward", 2, 30),
+            kernel("nvjet_backward", 30, 92),
+        ],
+    )
+    (span,) = read_timeline(path).steps
+    assert (span.begin_s, span.end_s) == pytest.approx((2e-6, 102e-6))
 
 
 def test_waiting_for_another_stage_is_the_bubble(tmp_path: Path) -> None:

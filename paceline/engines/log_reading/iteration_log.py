@@ -58,6 +58,13 @@ _COLUMNS = tuple((re.compile(name, re.I), column, divisor) for name, column, div
 _WANTED = re.compile(b"|".join([*(name for name, _, _ in COLUMNS), *map(re.escape, OTHERS)]), re.I)
 
 
+_RATE_BEFORE = re.compile(
+    rb"samples/sec: {0,8}+([0-9.eE+-]{1,24}+) {0,8}+\| {0,8}+iteration {1,24}+(\d{1,18})/"
+)
+"""Rate at the start of a record, as GPT-NeoX prints it."""
+ROUNDING = 1e-3
+"""Largest relative rounding of a printed rate and step time whose product is a batch."""
+
 _ATTEMPT = re.compile(rb"(?=using world size: \d|-{8,60} arguments -{8,60})")
 """Text at the start of a program, before its settings."""
 
@@ -116,6 +123,8 @@ class IterationLog:
     def _batch(self, text: bytes, rows: Rows) -> Batch:
         self._note_totals(text, rows)
         index, columns = whole_numbers(rows.numbers), self._columns(rows)
+        if b"samples/sec: " in text and "samples_per_s" not in columns:
+            columns |= _rates_before(text, rows, columns.get("step_time_s"))
         self._count_power(rows)
         self._mark_overflows(rows, columns)
         unknown = np.full(len(index), np.nan)
@@ -221,6 +230,23 @@ def _parts(texts: Iterable[bytes]) -> Iterator[bytes]:
     for text in texts:
         begins = b"using world size: " in text or b" arguments -" in text
         yield from filter(None, _ATTEMPT.split(text) if begins else [text])
+
+
+def _rates_before(
+    text: bytes, rows: Rows, step_time_s: FloatColumn | None
+) -> dict[str, FloatColumn]:
+    """Return the rates in front of the records, and the batches that follow from the step times."""
+    rates = _RATE_BEFORE.findall(text)
+    if tuple(number for _, number in rates) != rows.numbers:
+        return {}
+    samples_per_s = numbers([rate for rate, _ in rates])
+    columns = {"samples_per_s": samples_per_s}
+    if step_time_s is not None:
+        batch = samples_per_s * step_time_s
+        whole = np.abs(batch - np.round(batch)) <= np.minimum(ROUNDING * batch, 0.25)
+        if whole.all():
+            columns["global_batch"] = np.round(batch)
+    return columns
 
 
 def _counts(texts: Sequence[bytes]) -> FloatColumn:

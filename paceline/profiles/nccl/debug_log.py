@@ -80,6 +80,8 @@ SOCKET = re.compile(
 )
 INTERFACE = re.compile(rb"^(?:\[\d+\])?([\w.-]+):")
 SETTING = re.compile(rb"NCCL INFO (N?R?CCL_\w{2,40}) set by environment to ([^\r\n]{1,80})")
+PROCESS = re.compile(rb"([\w.-]{1,253}):(\d{1,10}):\d{1,10} \[\d+\] (?:\d+ )?NCCL INFO ")
+"""(host, process)."""
 COMPLAINT = re.compile(rb"NCCL WARN ([^\r\n]{1,300})")
 
 
@@ -125,8 +127,18 @@ class LogFacts:
     sockets: set[str] = field(default_factory=set[str])
     settings: dict[str, str] = field(default_factory=dict[str, str])
     transports: Counter[str] = field(default_factory=Counter[str])
+    processes: set[tuple[bytes, bytes]] = field(default_factory=set[tuple[bytes, bytes]])
+    """Host and number of each process."""
+    num_ranks: int = 0
+    """Ranks of the largest communicator."""
     no_infiniband: bool = False
     complaints: dict[str, None] = field(default_factory=dict[str, None])
+
+    @property
+    def spans_hosts(self) -> bool:
+        """True unless all processes of the job are in the log and on one host."""
+        hosts = {host for host, _ in self.processes}
+        return len(hosts) > 1 or self.num_ranks > len(self.processes)
 
 
 def network_warnings(facts: LogFacts) -> Iterator[str]:
@@ -139,7 +151,9 @@ def network_warnings(facts: LogFacts) -> Iterator[str]:
             if name.startswith(begin) and name.endswith(end)
         )
 
-    if num("NET/Socket") or ("Socket" in facts.networks and not facts.transports):
+    if num("NET/Socket") or (
+        "Socket" in facts.networks and not facts.transports and facts.spans_hosts
+    ):
         over = f" ({', '.join(sorted(facts.sockets))})" if facts.sockets else ""
         why = "; NCCL found no InfiniBand device" if facts.no_infiniband else ""
         yield f"Hosts communicate over TCP sockets{over}, not over InfiniBand or RoCE{why}."
@@ -264,7 +278,9 @@ class DebugLog:
 
     def _read_setup(self, block: bytes) -> None:
         facts = self.facts
+        _add_limited(facts.processes, PROCESS.findall(block), MAX_MEMBERS)
         for process, pointer, rank, size, shared in COMMUNICATOR.findall(block):
+            facts.num_ranks = max(facts.num_ranks, int(size))
             name = (shared or process + b" " + pointer).decode()
             if len(self._members) < MAX_MEMBERS and int(size) > 0:
                 member = Membership(process.decode(), name, int(size), int(rank))
@@ -305,8 +321,8 @@ def _text(word: bytes) -> str:
     return word.decode("utf-8", "replace").strip()
 
 
-def _add_limited(names: set[T], more: Iterable[T]) -> None:
-    """Add names up to MAX_NAMES."""
+def _add_limited(names: set[T], more: Iterable[T], limit: int = MAX_NAMES) -> None:
+    """Add names up to `limit`."""
     for name in more:
-        if len(names) < MAX_NAMES:
+        if len(names) < limit:
             names.add(name)

@@ -180,6 +180,15 @@ SOCKETS = [
 ]
 
 
+def test_one_host_communicates_with_no_other(tmp_path: Path) -> None:
+    one_host = [f"{who(rank)} Using network Socket" for rank in (0, 1)]
+    assert told(tmp_path, one_host).warnings == ()
+    two_hosts = [*one_host, f"{who(4)} Using network Socket"]
+    assert "TCP sockets" in told(tmp_path, two_hosts).warnings[0]
+    other_logs_missing = [*one_host, begun(0, "0xa0", 0, 8, None)]
+    assert "TCP sockets" in told(tmp_path, other_logs_missing).warnings[0]
+
+
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
