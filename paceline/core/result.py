@@ -29,10 +29,12 @@ LONG_WARMUP_SHARE = 0.25
 
 
 class LevelShift(Value):
-    """A lasting step change of the step time, such as thermal throttling causes."""
+    """A step change of the step time, such as thermal throttling causes."""
 
     first_step: int
     """First step at the new level, as numbered in the log."""
+    last_step: int | None = None
+    """Last step at the new level if the step time recovers; None if the change lasts."""
     ratio: float
     """Step time of the new level divided by that of the old level."""
     left_out: bool = False
@@ -43,6 +45,11 @@ class LevelShift(Value):
         """Description of the shift for readers of the report."""
         way = "slower" if self.ratio > 1 else "faster"
         size = abs(self.ratio - 1)
+        if self.last_step is not None:
+            return (
+                f"level-shift: steps {self.first_step:,} to {self.last_step:,} are {size:.1%} "
+                f"{way} than the others; the median is that of the level with more steps"
+            )
         if self.left_out:
             return (
                 f"level-shift: from step {self.first_step:,} on the steps are {size:.1%} {way} "
@@ -73,7 +80,7 @@ class WindowRecord(Value):
     drift: float | None = None
     """Relative change of the step time over the window, from the Theil-Sen slope."""
     shift: LevelShift | None = None
-    """Lasting step change, after which the run has no single step time."""
+    """Step change, because of which the run has no single step time."""
     global_batch: int | None = None
     seq_len: int | None = None
 

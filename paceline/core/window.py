@@ -33,7 +33,7 @@ MIN_SHARE = 0.25
 MIN_EXPLAINED_VARIANCE = 0.95
 """Minimum share of the variance between the levels. Splitting one normal distribution explains
 0.64."""
-MIN_DISTANCE = 0.05
+MIN_DISTANCE = 0.02
 """Minimum distance between the levels, relative to the lower one."""
 MAX_SAMPLE = 5000
 
@@ -237,11 +237,13 @@ def _shift_before(
 
 
 def _shift_inside(steps: Steps, rows: Rows) -> LevelShift | None:
-    """Return the lasting step change inside the window; None if there is none."""
-    shift = level_shift(steps["step_time_s"][rows])
+    """Return the step change inside the window, lasting or temporary; None if there is none."""
+    times, numbers = steps["step_time_s"][rows], steps.index[rows]
+    shift = level_shift(times) or temporary_level(times)
     if shift is None:
         return None
-    return LevelShift(first_step=int(steps.index[rows][shift.at]), ratio=shift.ratio)
+    last = None if shift.stop is None else int(numbers[shift.stop - 1])
+    return LevelShift(first_step=int(numbers[shift.at]), last_step=last, ratio=shift.ratio)
 
 
 def band_half_width(times: FloatColumn, resolution_s: float = 0.0) -> float:
@@ -359,6 +361,14 @@ MIN_SHIFT = 0.01
 SHIFT_NOISES = 4.5
 """Standard errors that the best of all possible shifts must exceed. Chance reaches 3.2 in 5% of
 cases."""
+EPISODE_NOISES = 5.5
+"""Standard errors that the best of all windows must exceed."""
+SHORTEST_EPISODE_SHARE = 20
+"""Minimum length of a temporary level: five steps, and a twentieth of all steps."""
+EDGE_SHARE = 0.4
+"""Maximum length of a gradual edge, relative to the temporary level."""
+MAX_SCANNED_VALUES = 400
+"""Maximum number of values in the scan for a temporary level, which takes their square."""
 TREND_NOISES = 2.0
 """Standard errors by which the beginning of the window may be slower than its second half."""
 MIN_LEVEL_STEPS = 5
@@ -372,10 +382,14 @@ MAX_CORRELATION = 0.95
 
 @dataclass(frozen=True)
 class Shift:
-    """A step change: from index `at` on, steps take `ratio` times as long as before."""
+    """A step change: from index `at` on, steps take `ratio` times as long as before.
+
+    With `stop`, the change is temporary: index `stop` is the first one back at the old level.
+    """
 
     at: int
     ratio: float
+    stop: int | None = None
 
 
 def settling_steps(times: FloatColumn) -> tuple[int, bool]:
@@ -424,6 +438,46 @@ def level_shift(times: FloatColumn) -> Shift | None:
     if separation[at - 1] <= SHIFT_NOISES * error or abs(ratio - 1) <= MIN_SHIFT:
         return None
     return Shift(at * size, ratio)
+
+
+def temporary_level(times: FloatColumn) -> Shift | None:
+    """Return the best temporary level that differs by more than 1%; None if there is none.
+
+    It is the window i..j with the largest |m_in - m_out| / (s sqrt(1/k + 1/(n - k))), for k steps
+    inside and steps outside at both ends. s is the spread around both levels.
+    """
+    size = -(-len(times) // MAX_SCANNED_VALUES)
+    values = group_medians(times, MAX_SCANNED_VALUES)
+    n = len(values)
+    if n < MIN_TEST_STEPS:
+        return None
+    min_steps = max(MIN_LEVEL_STEPS, n // SHORTEST_EPISODE_SHARE)
+    y = winsorize(values)
+    sums = np.concatenate([[0.0], np.cumsum(y - y.mean())])
+    lengths = np.arange(n + 1) - np.arange(n + 1)[:, None]
+    is_window = (lengths >= min_steps) & (lengths <= n - 2 * MIN_LEVEL_STEPS)
+    is_window[:MIN_LEVEL_STEPS] = False
+    is_window[:, n - MIN_LEVEL_STEPS + 1 :] = False
+    inside = np.where(is_window, lengths, 1)
+    # The sum of all deviations is 0, so the difference of the means is n / (k (n - k)) times that
+    # of the window.
+    weights = np.sqrt(n / (inside * (n - inside)))
+    separation = np.where(is_window, np.abs(sums - sums[:, None]) * weights, 0.0)
+    at, stop = np.unravel_index(int(np.argmax(separation)), separation.shape)
+    if separation[at, stop] <= 0:
+        return None
+    mask = np.zeros(n, dtype=np.bool_)
+    mask[at:stop] = True
+    level, base = float(np.median(values[mask])), float(np.median(values[~mask]))
+    deviations = values - np.where(mask, level, base)
+    residual, places = winsorize(deviations), np.arange(n)
+    # Steps on a gradual edge belong to neither level. Clipped, they look like correlated noise.
+    from_edge = np.minimum(np.abs(places - at), np.abs(places - stop))
+    residual[(residual != deviations) & (from_edge <= EDGE_SHARE * (stop - at))] = 0.0
+    error = float(np.std(residual)) * correlation_widening(residual)
+    if separation[at, stop] <= EPISODE_NOISES * error or abs(level / base - 1) <= MIN_SHIFT:
+        return None
+    return Shift(int(at) * size, level / base, min(int(stop) * size, len(times)))
 
 
 def winsorize(values: FloatColumn) -> FloatColumn:

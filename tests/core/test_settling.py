@@ -14,6 +14,7 @@ from paceline.core.window import (
     relative_drift,
     settling_steps,
     steady_window,
+    temporary_level,
 )
 from tests.example import make_steps
 
@@ -75,6 +76,60 @@ def test_noise_and_spikes_alone_change_no_level(rho: float):
         noise[rng.random(150) < 0.1] *= 1.4
         shifts += level_shift(noise) is not None
     assert shifts <= 3
+
+
+def recovering(rng: np.random.Generator, n: int, size: float, gradual: bool) -> Times:
+    """Steps that are slower by `size` from 40% of the run on, for a quarter of it."""
+    edge = 0.08 if gradual else 1e-9
+    at = np.arange(n) / n - 0.4
+    slow = np.clip(at / edge, 0, 1) * np.clip((0.25 - at) / edge, 0, 1)
+    return 1 + autoregressive(rng, n, 0.3, 0.004) + size * slow
+
+
+@pytest.mark.parametrize("gradual", [False, True])
+@pytest.mark.parametrize("size", [0.03, 0.08])
+@pytest.mark.parametrize("n", [40, 200, 3000])
+def test_throttling_that_recovers_leads_to_a_warning(n: int, size: float, gradual: bool):
+    rng = np.random.default_rng(1)
+    records = [record_of(recovering(rng, n, size, gradual)) for _ in range(20)]
+    warned = sum(bool(record.remarks) or record.state == "uneven" for record in records)
+    assert warned >= (18 if n > 40 else 15)
+
+
+def test_a_temporary_level_is_reported_with_its_steps():
+    record = record_of(recovering(np.random.default_rng(1), 200, 0.03, False))
+    assert record.shift and record.shift.last_step is not None
+    assert abs(record.shift.first_step - 81) <= 1 and abs(record.shift.last_step - 130) <= 1
+    assert record.shift.ratio == pytest.approx(1.03, abs=0.002)
+    span = f"steps {record.shift.first_step} to {record.shift.last_step} are"
+    assert span in record.remarks[-1] and "slower than the others" in record.remarks[-1]
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("n", [60, 200, 1000])
+def test_noise_and_spikes_alone_are_no_temporary_level(rho: float, n: int):
+    rng = np.random.default_rng(4)
+    found = 0
+    for _ in range(60):
+        noise = 1 + autoregressive(rng, n, rho, 0.008)
+        noise[rng.random(n) < 0.1] *= 1.4
+        found += temporary_level(noise) is not None
+    assert found <= (6 if (n, rho) == (60, 0.8) else 3)
+
+
+def test_equal_steps_have_no_temporary_level():
+    assert temporary_level(np.full(60, 0.5)) is None
+    assert temporary_level(np.full(19, 0.5)) is None
+
+
+def test_two_clocks_lead_to_a_warning_in_most_runs():
+    rng, warned = np.random.default_rng(9), 0
+    for _ in range(30):
+        switches = rng.random(500) < np.where(np.arange(500) % 140 < 100, 1 / 100, 1 / 40)
+        slow = np.cumsum(switches) % 2
+        record = record_of(1 + autoregressive(rng, 500, 0.3, 0.003) + 0.04 * slow)
+        warned += bool(record.remarks) or record.state == "uneven"
+    assert warned >= 24
 
 
 def test_a_long_warm_up_is_worth_a_warning():
