@@ -2,7 +2,8 @@
 
 Ranks wait for each other, so a delay on one rank is a wait on all others. Each delay is therefore
 counted once, on the rank where it is largest. Communication is the wait for collectives that all
-ranks share: the minimum over the ranks.
+ranks share: the minimum over the ranks. Delays of several ranks that overlap share the time in
+which they delay the step.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ SPIKE = 1.5
 """A step is a spike above this multiple of the median step."""
 BEYOND_ERROR = 4.0
 """Standard errors by which a straggler must be slower than the other ranks of its stage."""
+MIN_VARIATION = 0.05
+"""Relative variation of a wait over the steps from which its effect on collectives is fitted."""
 
 Table = npt.NDArray[np.float64]
 """(ranks, steps), in seconds."""
@@ -205,16 +208,20 @@ class _Tables:
 def _series(tables: _Tables, straggler: Row, bubble_share: float) -> dict[str, Row]:
     """Return the seconds of every step by part, keyed by the names of StepParts."""
     times, network = tables.step.max(axis=0), tables.comm.min(axis=0)
-    # Two ranks that wait for cores at different times delay each other twice.
     core_waits = np.sort(tables.core_wait, axis=0)
-    twice = np.minimum(network, core_waits[-2]) if len(core_waits) > 1 else np.zeros(len(times))
+    twice = _repeated_wait(network, core_waits[-2]) if len(core_waits) > 1 else 0.0 * network
     network = network - twice
     waits = {
         "data": tables.data.max(axis=0),
-        "checkpoint": np.median(tables.checkpoint, axis=0),
+        "checkpoint": tables.checkpoint.max(axis=0),
         "straggler": straggler,
         "core_wait": core_waits[-1] + twice,
     }
+    # The rank with the least work needs this time even if nothing delays it.
+    available = np.maximum(times - network - tables.own_work.min(axis=0), 0.0)
+    delays = sum(waits.values())
+    share = np.divide(available, delays, out=np.ones_like(times), where=delays > available)
+    waits = {name: seconds * share for name, seconds in waits.items()}
     remaining = times - sum(waits.values())
     bubble = np.minimum(network, bubble_share * np.maximum(remaining, 0.0))
     exchange = {"bubble": bubble, "communication": network - bubble}
@@ -222,6 +229,21 @@ def _series(tables: _Tables, straggler: Row, bubble_share: float) -> dict[str, R
     median = np.median(work)
     spikes = np.where(times > SPIKE * np.median(times), np.maximum(work - median, 0.0), 0.0)
     return {"compute": work - spikes, **waits, **exchange, "spikes": spikes}
+
+
+def _repeated_wait(network: Row, second_wait: Row) -> Row:
+    """Return the part of `network` in which the second rank that waits for a core delays all.
+
+    Ranks that wait for cores at different times delay each other twice, and the collective then
+    takes longer with that wait (slope 1). Ranks that wait simultaneously do not (slope 0). Without
+    variation the slope is unknown, and no wait is counted twice.
+    """
+    centred = second_wait - second_wait.mean()
+    power = float((centred * centred).sum())
+    if power <= MIN_VARIATION**2 * float((second_wait * second_wait).sum()):
+        return 0.0 * network
+    slope = float((centred * (network - network.mean())).sum()) / power
+    return np.minimum(network, min(max(slope, 0.0), 1.0) * second_wait)
 
 
 def _table(rows: Rows, quantity: Callable[[StepEvent], float | None]) -> Table:

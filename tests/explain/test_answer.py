@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.core.errors import UserError
@@ -16,9 +17,10 @@ from paceline.explain.baseline import baseline_of
 from paceline.explain.diagnosis import explain, explain_run
 from paceline.explain.explanation import Explanation
 from paceline.explain.observed_run import observed_run
-from paceline.explain.step_breakdown import StepParts
+from paceline.explain.step_breakdown import RankEvents, StepParts, break_down_steps
 from paceline.explain.work_causes import recomputed_share
 from paceline.files.documents import write_text, write_value
+from paceline.files.events import StepEvent
 from paceline.profiles.profile import PROFILE_FILE, Profile
 from tests.command import paceline
 from tests.example import SHAPE
@@ -217,6 +219,63 @@ def test_the_parts_add_up_to_the_step(tmp_path: Path):
     explanation = answer(tmp_path)
     assert sum(explanation.parts_s.values()) == pytest.approx(explanation.step_s)
     assert list(explanation.parts_s) == [field.name for field in fields(StepParts)]
+
+
+def parts_of(root: Path, *ranks: dict[str, float]) -> dict[str, float]:
+    """Return the parts of a run whose ranks have these times."""
+    write_parts(root, "it", ranks)
+    explanation = answer(root)
+    assert sum(explanation.parts_s.values()) == pytest.approx(explanation.step_s)
+    return dict(explanation.parts_s)
+
+
+def test_delays_of_two_ranks_that_overlap_are_counted_once(tmp_path: Path):
+    parts = parts_of(tmp_path, {"data": 0.3, "comm": 0.05}, {"work": 2.5, "comm": 0.05})
+    assert parts["compute"] == pytest.approx(0.2, rel=0.05)
+    assert parts["data"] + parts["straggler"] == pytest.approx(0.3, rel=0.05)
+    assert min(parts["data"], parts["straggler"]) > 0.1
+
+
+def test_a_checkpoint_that_one_rank_saves_is_a_checkpoint_wait(tmp_path: Path):
+    parts = parts_of(tmp_path, {"checkpoint": 0.2}, {"comm": 0.2})
+    assert parts["checkpoint"] == pytest.approx(0.2)
+    assert parts["compute"] == pytest.approx(0.2, rel=0.02)
+
+
+def test_ranks_that_wait_for_cores_at_once_wait_once(tmp_path: Path):
+    parts = parts_of(tmp_path, *({"waited": 0.1, "comm": 0.15},) * 2)
+    assert parts["core_wait"] == pytest.approx(0.1)
+    assert parts["communication"] == pytest.approx(0.15)
+
+
+def test_ranks_that_wait_for_cores_in_turns_delay_each_other():
+    rng = np.random.default_rng(3)
+    ranks: list[list[StepEvent]] = [[], []]
+    for step, (first, second) in enumerate(rng.uniform(0, 0.2, (200, 2)), 1):
+        # Each rank waits 0.1 s for the link, and in a second collective for the other rank.
+        for rank, mine, other in ((0, first, second), (1, second, first)):
+            event = {
+                "step": step,
+                "step_time_s": 0.3 + mine + other,
+                "comm_wait_s": 0.1 + other,
+                "cores": {"waited_s": mine},
+            }
+            ranks[rank].append(StepEvent.model_validate(event))
+    account = break_down_steps(
+        {r: RankEvents(None, tuple(e)) for r, e in enumerate(ranks)}, None, None
+    )
+    assert account
+    assert account.parts.core_wait == pytest.approx(0.2, rel=0.1)
+    assert account.parts.communication == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_part_is_negative(seed: int, tmp_path: Path):
+    rng = np.random.default_rng(seed)
+    names = ("data", "checkpoint", "waited", "comm")
+    ranks = [{name: float(rng.exponential(0.2)) for name in names} for _ in range(2)]
+    parts = parts_of(tmp_path, *({**rank, "work": rng.uniform(1, 5)} for rank in ranks))
+    assert min(parts.values()) >= 0
 
 
 def write_clock(folder: Path, mhz: float) -> None:
