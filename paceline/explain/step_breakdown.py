@@ -238,11 +238,11 @@ def _repeated_wait(network: Row, second_wait: Row) -> Row:
     takes longer with that wait (slope 1). Ranks that wait simultaneously do not (slope 0). Without
     variation the slope is unknown, and no wait is counted twice.
     """
-    centred = second_wait - second_wait.mean()
-    power = float((centred * centred).sum())
+    deviations = second_wait - second_wait.mean()
+    power = float((deviations * deviations).sum())
     if power <= MIN_VARIATION**2 * float((second_wait * second_wait).sum()):
         return 0.0 * network
-    slope = float((centred * (network - network.mean())).sum()) / power
+    slope = float((deviations * (network - network.mean())).sum()) / power
     return np.minimum(network, min(max(slope, 0.0), 1.0) * second_wait)
 
 
