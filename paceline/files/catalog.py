@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import PositiveFloat
 
+from paceline.core.bandwidth import parse_bandwidth
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.hardware import Cluster, Device, Dtype, Link, Site
 from paceline.core.value import PositiveInt, Value
@@ -26,6 +27,8 @@ from paceline.files.yaml_file import Document, line_of, read_model, read_shipped
 # Words that describe a device without naming another product: sizes, watts, memory, form factor.
 _DESCRIBES_DEVICE = re.compile(r"\d+(gb|gib|g|w)|hbm\d?e?|sxm\d?|pcie|nvl\d*")
 # Words that state the number or rate of links, not the kind of link.
+_OF_NODE = re.compile(r"\d\s*[x×]\s*\d|per node", re.IGNORECASE)
+"""Text of a rate that all devices of a node share."""
 _DESCRIBES_LINK = re.compile(r"\d+(x\d+)?x?(gb|gbps|gbit|tb)?|s|uni|per|node|gpu|nic|port|connectx")
 
 LinkPlace = Literal["intra", "inter"]
@@ -344,11 +347,7 @@ def _link_in(words: frozenset[str]) -> Link | None:
 
 
 def _node_bytes_per_s(text: str) -> float | None:
-    ports = re.search(r"(\d+)x\s?(\d+)\s?Gb/s", text)
-    if ports:
-        return int(ports[1]) * int(ports[2]) * 1e9 / 8
-    total = re.search(r"(\d+)\s?Gb/s.*per node", text)
-    return int(total[1]) * 1e9 / 8 if total else None
+    return parse_bandwidth(text, 1) if _OF_NODE.search(text) else None
 
 
 @cache

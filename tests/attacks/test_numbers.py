@@ -43,6 +43,11 @@ def test_true_is_no_number(tmp_path: Path, setting: str):
         ([*ESTIMATE, "--inter", "infGB/s"], "inf"),
         ([*ESTIMATE, "--inter", "nanGB/s"], "nan"),
         ([*ESTIMATE, "--inter", "1e400GB/s"], "1e400"),
+        ([*ESTIMATE, "--inter", "8.5x400 Gb/s"], "no valid number of ports"),
+        ([*ESTIMATE, "--inter", "1e3x400 Gb/s"], "no valid number of ports"),
+        ([*ESTIMATE, "--inter", "-8x400 Gb/s"], "no valid number of ports"),
+        ([*ESTIMATE, "--inter", "0x400 Gb/s"], "no valid number of ports"),
+        ([*ESTIMATE, "--inter", "9" * 30 + "x400 Gb/s"], "no valid number of ports"),
     ],
     ids=" ".join,
 )
@@ -58,7 +63,14 @@ def test_no_table_counts_beyond_whole_numbers(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("written", "plain"),
-    [("1e2GB/s", "100 GB/s"), ("4e2 Gb/s", "400 Gb/s"), ("1,200 GB/s", "1200 GB/s")],
+    [
+        ("1e2GB/s", "100 GB/s"),
+        ("4e2 Gb/s", "400 Gb/s"),
+        ("1,200 GB/s", "1200 GB/s"),
+        ("100 GiB/s", "107.3741824 GB/s"),
+        ("800 Gibit/s", "858.9934592 Gb/s"),
+        ("8×400 Gb/s", "8x400 Gb/s"),
+    ],
 )
 def test_a_rate_means_the_same_however_it_is_written(tmp_path: Path, written: str, plain: str):
     documents = [

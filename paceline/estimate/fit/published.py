@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
+from paceline.core.bandwidth import parse_bandwidth
 from paceline.core.errors import UserError
 from paceline.core.hardware import Dtype
 from paceline.estimate.fit.origin import (
@@ -37,7 +38,7 @@ from paceline.estimate.fit.row_details import (
     with_chat_adapters,
 )
 from paceline.estimate.model.case import Case, Implementation, cases_of
-from paceline.estimate.model.machine import FOUR_BIT, NARROW, machine, parse_bandwidth
+from paceline.estimate.model.machine import FOUR_BIT, NARROW, machine
 from paceline.estimate.model.weights import block_weights, trained_tensors
 from paceline.files import catalog
 

@@ -7,23 +7,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
+from paceline.core.bandwidth import parse_bandwidth
 from paceline.core.errors import UserError
 from paceline.core.hardware import NARROW, Device, Dtype, Site
 from paceline.estimate.model.case import Generation
 from paceline.files import catalog
 
 FALLBACK_LINK = 25e9
-_BANDWIDTH = re.compile(
-    r"(?<![\d.,])(?<!\d[eE])(?<!\d[eE][+-])"  # nothing that a number ends with
-    r"(?:(?P<ports>\d+)\s*x\s*)?(?P<minus>(?<!\w)[-\u2212]\s*)?"
-    r"(?P<rate>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?)"
-    r"\s*(?P<scale>[GTM])(?P<unit>i?B|i?b(?:it)?)(?:\s*/\s*s|ps|it/s)?(?![a-zA-Z])"
-)
-MAX_LINK_BYTES_PER_S = 1e15
-"""Maximum plausible bytes/s of a link; today's fastest links reach a thousandth of it."""
-_SCALES = {"M": 1e6, "G": 1e9, "T": 1e12}
-_PER_NODE = re.compile(r"\bnode\b|ethernet|\d\s*GbE\b", re.IGNORECASE)
-_BIDIRECTIONAL = re.compile(r"\bbi\b|bidir|both directions", re.IGNORECASE)
 
 
 class Rate(NamedTuple):
@@ -33,32 +23,6 @@ class Rate(NamedTuple):
     assumed: bool = False
     """True if the link is not specified."""
     note: str | None = None
-
-
-def parse_bandwidth(text: str, per_node: int) -> float | None:
-    """Return the bytes/s of one device in one direction; None if `text` contains no rate.
-
-    "8x400 Gb/s" are the ports of a node. One port of Ethernet, or a rate "per node", also belongs
-    to a node and is shared by its devices. Any other rate belongs to a device: "100 GB/s". A rate
-    for both directions together counts half. Raises UserError for a rate that is negative or beyond
-    all links.
-    """
-    match = _BANDWIDTH.search(text)
-    if match is None:
-        return None
-    if match["minus"]:
-        raise UserError(f"link {text!r}", "states a negative rate", allowed="100 GB/s, 8x400 Gb/s")
-    rate = (
-        float(match["rate"].replace(",", ""))
-        * _SCALES[match["scale"]]
-        / (1 if "B" in match["unit"] else 8)
-    )
-    of_node = bool(match["ports"]) or bool(_PER_NODE.search(text))
-    share = per_node if of_node else 1
-    rate *= int(match["ports"] or 1) / share / (2 if _BIDIRECTIONAL.search(text) else 1)
-    if rate > MAX_LINK_BYTES_PER_S:
-        raise UserError(f"link {text!r}", f"is read as {rate / 1e9:g} GB/s", allowed="up to 1 PB/s")
-    return rate or None
 
 
 def intra_rate(name: str | None, device: Device) -> Rate:

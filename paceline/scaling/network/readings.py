@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from paceline.core.bandwidth import parse_bandwidth
 from paceline.core.errors import UserError
 from paceline.core.stats import NORMAL_MAD, mad_around
 from paceline.core.units import percent, si
 from paceline.core.value import Value
-from paceline.estimate.model.machine import parse_bandwidth
 from paceline.files import catalog
 
 OPERATIONS = {

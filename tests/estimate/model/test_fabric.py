@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.core.bandwidth import parse_bandwidth
 from paceline.core.errors import UserError
 from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.fit.interval import log_sd
 from paceline.estimate.model.case import cases_of
 from paceline.estimate.model.collectives import group_rate
-from paceline.estimate.model.machine import inter_rate, machine, parse_bandwidth
+from paceline.estimate.model.machine import inter_rate, machine
 from paceline.files import catalog
 from tests.estimate.model.test_pipeline import MODEL, C
 
