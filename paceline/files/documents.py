@@ -8,14 +8,19 @@ an error that states the problem.
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
+import sqlite3
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, Protocol, TypeVar
+from typing import Any, BinaryIO, NoReturn, Protocol, TypeVar, cast
+from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 
@@ -29,6 +34,15 @@ LARGEST_BYTES = 1 << 28
 """Maximum size of a document, a hundred times the largest that Paceline writes."""
 LONGEST_LINE = 1 << 20
 """Maximum characters in a line of events; Paceline writes about 500."""
+GZIP_MAGIC = b"\x1f\x8b"
+MAX_EXPANSION = 300
+"""Maximum ratio of a gzip file's content to its size; text reaches 100, zeros 1,032."""
+MIN_EXPANDED_BYTES = 1 << 26
+"""Size in bytes up to which any ratio is accepted."""
+MAX_CELL_BYTES = 1 << 20
+"""Maximum size of one value in a database."""
+DATABASE_LIMIT_S = 300.0
+"""Time limit in seconds for all queries of one database."""
 
 
 def read_text(path: Path, largest: int = LARGEST_BYTES) -> str:
@@ -59,6 +73,63 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(handle)
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return os.fdopen(handle, "rb")
+
+
+class _BoundedGzip(gzip.GzipFile):
+    """A gzip file that raises OSError once it expands beyond all real text."""
+
+    expanded_bytes = 0
+
+    def __init__(self, packed: BinaryIO) -> None:
+        super().__init__(fileobj=packed)
+        self._packed = packed
+        packed_bytes = os.fstat(packed.fileno()).st_size
+        self.max_bytes = max(MIN_EXPANDED_BYTES, packed_bytes * MAX_EXPANSION)
+
+    def close(self) -> None:
+        super().close()
+        self._packed.close()
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._checked(super().read(size))
+
+    def read1(self, size: int = -1) -> bytes:
+        return self._checked(super().read1(size))
+
+    def _checked(self, data: bytes) -> bytes:
+        self.expanded_bytes += len(data)
+        if self.expanded_bytes > self.max_bytes:
+            what = f"expands to more than {self.max_bytes:,} bytes, {MAX_EXPANSION} times its size"
+            raise OSError(errno.EFBIG, what)
+        return data
+
+
+def open_expanded(path: Path) -> BinaryIO:
+    """Open a regular file, decompressed if its first bytes are those of gzip; raise OSError.
+
+    Reading raises EOFError, zlib.error or OSError for damaged or oversized compression.
+    """
+    file = open_regular(path)
+    is_packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+    file.seek(0)
+    return cast(BinaryIO, _BoundedGzip(file)) if is_packed else file
+
+
+@contextmanager
+def open_database(path: Path, limit_s: float = DATABASE_LIMIT_S) -> Iterator[sqlite3.Connection]:
+    """Open a regular SQLite file of somebody else, read-only; raise OSError and sqlite3.Error.
+
+    Every value is at most MAX_CELL_BYTES long, also if the file computes it. All queries together
+    end after `limit_s` seconds. Query tables only, not views, which may join without end.
+    """
+    open_regular(path).close()
+    uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+    end_at = time.monotonic() + limit_s
+    with closing(sqlite3.connect(uri, uri=True)) as database:
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_CELL_BYTES)
+        database.set_progress_handler(lambda: time.monotonic() > end_at, 100_000)
+        database.execute("PRAGMA trusted_schema = OFF")
+        yield database
 
 
 def parse_json(text: str, *, nan: bool = False) -> Any:

@@ -6,7 +6,8 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+
+from paceline.files.documents import open_expanded
 
 BLOCK_BYTES = 1 << 18
 """Larger blocks are not faster, and parsing a block takes many times its size in memory."""
@@ -17,7 +18,6 @@ MAX_LINE_BYTES = 1 << 20
 RECORD_BYTES = 1 << 14
 """Maximum size of a record that may be split by the end of a block."""
 
-GZIP_MAGIC = b"\x1f\x8b"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 FIRST_BYTES = 1 << 12
 """Number of bytes from which the encoding is detected."""
@@ -107,21 +107,12 @@ class LogFile:
 
     def _pieces(self) -> Iterator[bytes]:
         """Yield the decompressed content in pieces of at most BLOCK_BYTES."""
-        with self.path.open("rb") as raw:
-            if raw.peek(2)[:2] == GZIP_MAGIC:
-                yield from self._gunzip(raw)
-                return
-            while data := raw.read(BLOCK_BYTES):
-                yield data
-
-    def _gunzip(self, raw: BinaryIO) -> Iterator[bytes]:
-        """Yield all bytes before the first damage."""
         parts: list[bytes] = []
         size = 0
         try:
-            with gzip.GzipFile(fileobj=raw) as file:
-                # read() would lose up to a block before the damage, read1() a few KiB.
-                while part := file.read1(BLOCK_BYTES - size):
+            with open_expanded(self.path) as file:
+                # read() would lose up to a block before damage, read1() a few KiB.
+                while part := file.read1(BLOCK_BYTES - size):  # pyright: ignore
                     parts.append(part)
                     size += len(part)
                     if size == BLOCK_BYTES:

@@ -7,20 +7,20 @@ For a GPU's trace only kernels count, not operations of the CPU. The format is t
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from paceline.core.errors import UserError
-from paceline.files.documents import open_regular
+from paceline.files.documents import open_expanded
 from paceline.profiles.kernels import (
     Calls,
     annotation_label,
@@ -32,6 +32,7 @@ from paceline.profiles.kernels import (
 )
 from paceline.profiles.timeline import (
     COMMUNICATION,
+    MAX_NAME_CHARS,
     NO_INTERVALS,
     Intervals,
     StepSpan,
@@ -86,7 +87,7 @@ class _PendingCalls:
 
     def __init__(self, calls: list[TracedCall]) -> None:
         self.calls, self.is_matched = calls, [False] * len(calls)
-        self.first = 0
+        self.first = self.open = 0
 
     def match_enclosing(self, work: TracedCall) -> TracedCall | None:
         """Return and mark the call that encloses a transfer; transfers must be ordered by time."""
@@ -103,10 +104,10 @@ class _PendingCalls:
 
     def match_earlier(self, work: TracedCall) -> TracedCall | None:
         """Return and mark the first unmatched call that started before a transfer."""
-        if all(self.is_matched):
-            return None
-        at = self.is_matched.index(False)
-        if self.calls[at].begin_s > work.begin_s:
+        while self.open < len(self.calls) and self.is_matched[self.open]:
+            self.open += 1
+        at = self.open
+        if at == len(self.calls) or self.calls[at].begin_s > work.begin_s:
             return None
         self.is_matched[at] = True
         return self.calls[at]
@@ -120,10 +121,13 @@ def _family(name: str) -> str:
 EVENTS = "traceEvents"
 CHUNK = 1 << 20
 """Number of characters per read."""
-MAX_VALUE_CHARS = 1 << 26
+MAX_VALUE_CHARS = 1 << 23
 """Maximum length of a field or an event in characters."""
-_BLANK = " \t\r\n"
-_GZIP = b"\x1f\x8b"
+MAX_BLANKS = 1 << 20
+"""Maximum number of blanks in a row."""
+FIELDS = ("distributedInfo", "paceline")
+"""Fields beside the events that are used."""
+_BLANKS = re.compile(r"[ \t\r\n]*")
 
 Event = dict[str, Any]
 
@@ -139,11 +143,12 @@ class TraceFile:
         self.fields: dict[str, Any] = {}
         self.num_events = 0
         self._text, self._at = "", 0
+        self._num_blanks = 0
         self._decoder = json.JSONDecoder()
 
     def __iter__(self) -> Iterator[Event]:
         try:
-            with open_regular(self.path) as raw, _open_text(raw) as self._source:
+            with TextIOWrapper(open_expanded(self.path), encoding="utf-8") as self._source:
                 yield from self._document()
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise self._corrupt_error(f"its compression is broken: {error}") from error
@@ -172,7 +177,9 @@ class TraceFile:
                     raise UserError(str(self.path), f"is not a trace: {EVENTS} is not a list")
                 yield from self._events()
             else:
-                self.fields[name] = self._value()
+                value = self._value()
+                if name in FIELDS:
+                    self.fields[name] = value
 
     def _events(self) -> Iterator[Event]:
         while (mark := self._next()) != "]":
@@ -187,13 +194,14 @@ class TraceFile:
     def _next(self) -> str:
         """Consume and return the next character that is not a blank."""
         while True:
-            text, at = self._text, self._at
-            while at < len(text) and text[at] in _BLANK:
-                at += 1
-            self._at = at
-            if at < len(text):
-                self._at = at + 1
-                return text[at]
+            blanks = cast(re.Match[str], _BLANKS.match(self._text, self._at))
+            self._at = at = blanks.end()
+            self._num_blanks += at - blanks.start()
+            if self._num_blanks > MAX_BLANKS:
+                raise self._corrupt_error(f"it holds {MAX_BLANKS:,} blanks")
+            if at < len(self._text):
+                self._at, self._num_blanks = at + 1, 0
+                return self._text[at]
             if not self._more():
                 if not self._text:
                     raise UserError(str(self.path), "is empty", allowed="a trace in JSON")
@@ -233,19 +241,13 @@ class TraceFile:
         )
 
 
-def _open_text(raw: BinaryIO) -> io.TextIOWrapper:
-    """Return the text of a file, decompressed if it is gzip regardless of its name."""
-    is_gzip = raw.read(2) == _GZIP
-    raw.seek(0)
-    content = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
-    return io.TextIOWrapper(content, encoding="utf-8")
-
-
-MAX_EVENTS = 20_000_000
+MAX_EVENTS = 4_000_000
 """Maximum number of events in memory, 24 bytes each."""
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-_STEP = re.compile(r"ProfilerStep#(\d+)")
-_RANK = re.compile(r"rank[-_]?(\d+)")
+_STEP = re.compile(r"ProfilerStep#(\d{1,15})(?!\d)")
+_RANK = re.compile(r"rank[-_]?(\d{1,9})(?!\d)")
+MAX_RANK = 10**9 - 1
+MAX_THREAD_CHARS = 200
 MAX_TIME_US = 1e18
 """Maximum timestamp in microseconds, about 1,000 times today's Unix time."""
 WORLD_GROUP = "default_pg"
@@ -266,7 +268,7 @@ class _TraceReader:
 
     def __init__(self, trace: TraceFile) -> None:
         self.trace = trace
-        self.device = TimelineBuilder()
+        self.device = TimelineBuilder(trace.path)
         self.steps: dict[int, tuple[float, float]] = {}
         self.device_steps: dict[int, tuple[float, float]] = {}
         self.data: list[tuple[float, float]] = []
@@ -278,7 +280,8 @@ class _TraceReader:
         self.sent: list[TracedCall] = []
         self.issued: list[TracedCall] = []
         """Transfers of gloo, and the program's calls of collectives."""
-        self.num_kept = 0
+        self.num_kept = self.name_chars = 0
+        self._groups = _ProcessGroups({})
 
     def read_event(self, event: Event) -> None:
         """Add one event of any kind."""
@@ -295,6 +298,7 @@ class _TraceReader:
             label = self._communication(event) if is_communication(name) else kind_of(name)
             self.device.add(name, label, begin_s, end_s)
         elif category == "gpu_user_annotation":
+            self._count_event()
             self._mark(self.device_steps, name, begin_s, end_s)
             if annotation_label(name) == "optimizer":
                 self.optimizer.append((begin_s, end_s))
@@ -308,22 +312,28 @@ class _TraceReader:
         if is_data_wait(name):
             self.data.append((begin_s, end_s))
         if name.startswith(COLLECTIVE_MARK):
+            self._count_event(name)
             self.issued.append(TracedCall(begin_s, end_s, name))
         elif name.startswith(GLOO_PREFIX):
+            self._count_event(name)
             self.sent.append(TracedCall(begin_s, end_s, name))
         elif not len(self.device):
             self.marked.add(name)
             self._call(event, name, begin_s, end_s)
+        else:
+            self._count_event()
 
     def _call(self, event: Event, name: str, begin_s: float, end_s: float) -> None:
-        self._count_event()
-        thread = (event.get("pid"), event.get("tid"))
+        self._count_event(name)
+        thread = str((event.get("pid"), event.get("tid")))[:MAX_THREAD_CHARS]
         number = self.names.setdefault(name, len(self.names))
-        self.threads.setdefault(str(thread), Calls()).add(number, begin_s, end_s)
+        self.threads.setdefault(thread, Calls()).add(number, begin_s, end_s)
 
-    def _count_event(self) -> None:
+    def _count_event(self, name: str = "") -> None:
         self.num_kept += 1
-        if self.num_kept > MAX_EVENTS:
+        # A name of the CPU is stored when it is new, or with a transfer.
+        self.name_chars += 0 if name in self.names else len(name)
+        if self.num_kept > MAX_EVENTS or self.name_chars > MAX_NAME_CHARS:
             raise UserError(
                 str(self.trace.path),
                 f"holds more than {MAX_EVENTS:,} kernels or operations",
@@ -344,10 +354,13 @@ class _TraceReader:
         arguments = arguments if isinstance(arguments, dict) else {}
         description = str(arguments.get("Process Group Description", ""))
         group_name = str(arguments.get("Process Group Name", ""))
-        if (axis := _axes(self.trace.fields).get(group_name)) is not None:
+        fields = self.trace.fields
+        if self._groups.num_fields != len(fields):
+            self._groups = _ProcessGroups(fields)
+        if (axis := self._groups.axes.get(group_name)) is not None:
             return COMMUNICATION + axis
         description = (
-            _groups(self.trace.fields).get(group_name, description) if group_name else description
+            self._groups.descriptions.get(group_name, description) if group_name else description
         )
         return COMMUNICATION + ("world" if description == WORLD_GROUP else axis_of(description))
 
@@ -402,10 +415,18 @@ class _TraceReader:
     def _rank(self) -> int:
         info = self.trace.fields.get("distributedInfo")
         rank = info.get("rank") if isinstance(info, dict) else None
-        if isinstance(rank, int) and rank >= 0:
+        if isinstance(rank, int) and 0 <= rank <= MAX_RANK:
             return rank
         match = _RANK.search(self.trace.path.name)
         return int(match[1]) if match else 0
+
+
+class _ProcessGroups:
+    """Axis and description of each process group, by name."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.num_fields = len(fields)
+        self.axes, self.descriptions = _axes(fields), _groups(fields)
 
 
 def _axes(fields: Mapping[str, Any]) -> dict[str, str]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from paceline.core.errors import UserError
 
 Intervals = NDArray[np.float64]
 """(n, 2): start and end. Functions in this module return sorted intervals without overlap."""
@@ -126,10 +129,20 @@ class Timeline:
                 yield label.removeprefix(COMMUNICATION), self.with_label(label)
 
 
-class TimelineBuilder:
-    """Builder of a timeline; each activity takes 24 bytes."""
+MAX_ACTIVITIES = 4_000_000
+"""Maximum number of activities in memory, 24 bytes each."""
+MAX_STEPS = 2_000
+MAX_LABELS = 100
+MAX_NAME_CHARS = 1 << 26
+"""Maximum length of all different names together."""
 
-    def __init__(self) -> None:
+
+class TimelineBuilder:
+    """Builder of a timeline; each activity takes 24 bytes. Raises UserError beyond a limit."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._name_chars = 0
         self._names: dict[str, int] = {}
         self._labels: dict[str, int] = {}
         self._name_of, self._label_of = array("i"), array("i")
@@ -140,22 +153,34 @@ class TimelineBuilder:
 
     def add(self, name: str, label: str, begin_s: float, end_s: float) -> None:
         """Add one activity; `label` as in `Timeline.labels`."""
+        if name not in self._names:
+            self._name_chars += len(name)
         self._name_of.append(self._names.setdefault(name, len(self._names)))
         self._label_of.append(self._labels.setdefault(label, len(self._labels)))
+        self._require(len(self), MAX_ACTIVITIES, "kernels or operations")
+        self._require(len(self._labels), MAX_LABELS, "kinds of communication")
+        self._require(self._name_chars, MAX_NAME_CHARS, "characters of names")
         self._times.append(begin_s)
         self._times.append(end_s)
 
     def timeline(
         self, rank: int, steps: Sequence[StepSpan], data_wait: Intervals = NO_INTERVALS
     ) -> Timeline:
-        """Return the timeline of all activities."""
+        """Return the timeline of all activities; the builder must not be used afterwards."""
+        self._require(len(steps), MAX_STEPS, "steps")
         return Timeline(
             rank=rank,
             steps=tuple(steps),
             names=tuple(self._names),
             labels=tuple(self._labels),
-            name_of=np.array(self._name_of, dtype=np.int32),
-            label_of=np.array(self._label_of, dtype=np.int32),
-            spans=np.array(self._times, dtype=np.float64).reshape(-1, 2),
+            name_of=np.frombuffer(self._name_of, dtype=np.int32),
+            label_of=np.frombuffer(self._label_of, dtype=np.int32),
+            spans=np.frombuffer(self._times, dtype=np.float64).reshape(-1, 2),
             data_wait=data_wait,
         )
+
+    def _require(self, count: int, limit: int, what: str) -> None:
+        if count > limit:
+            raise UserError(
+                str(self._path), f"holds more than {limit:,} {what}", remedy="profile fewer steps"
+            )

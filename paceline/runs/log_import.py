@@ -15,7 +15,14 @@ from paceline import __version__
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.run_report import RunReport
 from paceline.core.secrets import redact
-from paceline.files.documents import read_json, text_blocks, write_value
+from paceline.files.documents import (
+    GZIP_MAGIC,
+    open_expanded,
+    open_regular,
+    read_json,
+    text_blocks,
+    write_value,
+)
 from paceline.files.run_folder import (
     LOGS_FOLDER,
     RUN_FILE,
@@ -127,7 +134,7 @@ def _blocks(path: Path) -> Iterator[str]:
 
     A line longer than a block is split, so that it does not fill the memory.
     """
-    with gzip.open(path) if _is_packed(path) else path.open("rb") as log:
+    with open_expanded(path) as log:
         try:
             for block in text_blocks(log, BLOCK_BYTES):
                 yield block.decode("utf-8", "surrogateescape")
@@ -136,12 +143,12 @@ def _blocks(path: Path) -> Iterator[str]:
 
 
 def _is_packed(path: Path) -> bool:
-    with path.open("rb") as log:
-        return log.read(2) == b"\x1f\x8b"
+    with open_regular(path) as log:
+        return log.read(2) == GZIP_MAGIC
 
 
 def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tests.attacks.fields import CHANGED, RUNS
+from tests.command import PLAIN
 
 ESCAPES = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202ered"
 """Sequences that rename a window, change colours, in one byte too, and turn the reading order."""
@@ -48,3 +55,36 @@ def recipe_with(path: Path, old: str, new: str) -> Path:
     assert new in lines
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def bounded(
+    *words: object,
+    runs: Path,
+    limit_s: float = 60,
+    max_mib: int = 512,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a verb in a process of its own; assert its time and the peak of its memory."""
+    places = {"PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
+    command = [sys.executable, "-m", "paceline", *map(str, words)]
+    # Linux counts the peak of this process for a child that it starts.
+    Path("/proc/self/clear_refs").write_text("5")
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(
+            ["prlimit", f"--as={4 << 30}", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, **PLAIN, **places, **(env or {})},
+            start_new_session=True,
+        )
+        timer = threading.Timer(limit_s, os.killpg, [process.pid, signal.SIGKILL])
+        timer.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        timer.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0), err.seek(0)
+        printed, errors = out.read(), err.read()
+    assert process.returncode != -signal.SIGKILL, f"took more than {limit_s} s"
+    assert usage.ru_maxrss < max_mib * 1024, f"took {usage.ru_maxrss // 1024:,} MiB"
+    return subprocess.CompletedProcess(command, process.returncode, printed, errors)

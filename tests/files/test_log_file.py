@@ -207,7 +207,7 @@ def test_a_packed_file_takes_as_little_memory_as_a_plain_one(tmp_path):
 
 
 def test_what_cannot_be_opened_is_an_operating_system_error(tmp_path):
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(OSError, match="is not a regular file"):
         list(LogFile(tmp_path))
     with pytest.raises(FileNotFoundError):
         list(LogFile(tmp_path / "nothing"))
@@ -221,11 +221,7 @@ def test_a_file_without_permission_is_an_operating_system_error(tmp_path):
         list(LogFile(path))
 
 
-def test_a_pipe_is_read_to_its_end(tmp_path):
-    reader, writer = os.pipe()
-    os.write(writer, gzip.compress(b"a\nb\n"))
-    os.close(writer)
-    try:
-        assert b"".join(LogFile(Path(f"/proc/self/fd/{reader}"))) == b"a\nb\n"
-    finally:
-        os.close(reader)
+def test_a_pipe_is_no_log_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is not a regular file"):
+        list(LogFile(tmp_path / "pipe"))

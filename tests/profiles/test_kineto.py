@@ -185,7 +185,7 @@ def test_events_that_lie_across_the_pieces_that_are_read_are_whole(
     monkeypatch.setattr(kineto, "CHUNK", 7)
     trace = TraceFile(path)
     assert list(trace) == whole
-    assert trace.fields["traceName"] == "trace.json"
+    assert trace.fields["distributedInfo"]["rank"] == 0
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])

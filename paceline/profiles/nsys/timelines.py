@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
-from urllib.parse import quote
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, unreadable
+from paceline.files.documents import open_database
 from paceline.profiles.kernels import annotation_label, is_communication, is_data_wait, kind_of
 from paceline.profiles.kineto import COLLECTIVE_MARK
 from paceline.profiles.timeline import (
@@ -38,7 +38,10 @@ LAUNCHES = "CUPTI_ACTIVITY_KIND_RUNTIME"
 MARKS = "NVTX_EVENTS"
 SYSTEM_CALLS = "OSRT_API"
 STRINGS = "StringIds"
-MAX_ROWS = 20_000_000
+MAX_ROWS = 4_000_000
+MAX_TABLES = 10_000
+MAX_CHARS = 1 << 26
+"""Maximum length of all texts of a report together."""
 Column = NDArray[np.int64]
 
 
@@ -48,18 +51,17 @@ class ReportTables:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._db: sqlite3.Connection | None = None
+        self._open_files = ExitStack()
+        self._num_chars = 0
 
     def __enter__(self) -> Self:
         with self._answers():
-            if not self.path.is_file():
-                raise UserError(str(self.path), "is not a file")
-            uri = f"file:{quote(str(self.path.resolve()))}?mode=ro&immutable=1"
-            self._db = sqlite3.connect(uri, uri=True)
-            self._db.execute("PRAGMA trusted_schema = OFF")
+            self._db = self._open_files.enter_context(open_database(self.path))
             # Only tables: a view could run forever.
             rows = self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            self.names = {str(name) for (name,) in rows}
+            self.names = {str(name) for (name,) in rows.fetchmany(MAX_TABLES)}
         if STRINGS not in self.names:
+            self._open_files.close()
             raise UserError(
                 str(self.path),
                 "is not an Nsight Systems export: it has no table StringIds",
@@ -67,14 +69,8 @@ class ReportTables:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._db is not None:
-            self._db.close()
+    def __exit__(self, *_: object) -> None:
+        self._open_files.close()
 
     def columns(self, table: str) -> set[str]:
         """Return the names of a table's columns; empty without such a table."""
@@ -88,7 +84,7 @@ class ReportTables:
         present = self.columns(table)
         if "start" not in present:
             return tuple(np.empty(0, dtype=np.int64) for _ in names)
-        expressions = [f'IFNULL("{name}", -1)' if name in present else "-1" for name in names]
+        expressions = [_integer(f'"{name}"') if name in present else "-1" for name in names]
         query = f"SELECT {', '.join(expressions)} FROM {table} ORDER BY start"
         rows: list[NDArray[np.int64]] = []
         total = 0
@@ -105,31 +101,54 @@ class ReportTables:
         whole = np.concatenate(rows) if rows else np.empty((0, len(names)), dtype=np.int64)
         return tuple(whole.T)
 
-    def texts(self, table: str, column: str, fallback_column: str | None = None) -> list[str]:
+    def texts(self, table: str, column: str, fallback_column: str) -> list[str]:
         """Return each row's string ordered by `start`, or else the fallback column's text."""
         present = self.columns(table)
         if "start" not in present:
             return []
-        expressions = (
-            f"s.value, t.{fallback_column}" if fallback_column in present else "s.value, NULL"
-        )
-        join = f"LEFT JOIN {STRINGS} s ON s.id = t.{column}"
-        if column not in present:
-            join = f"LEFT JOIN {STRINGS} s ON 0"
-        query = f"SELECT {expressions} FROM {table} t {join} ORDER BY t.start"
+        number = _integer(column) if column in present else "-1"
+        text = fallback_column if fallback_column in present else "NULL"
+        strings = self.strings
         with self._answers():
-            return [str(value or text or "") for value, text in self._open.execute(query)]
+            rows = self._open.execute(f"SELECT {number}, {text} FROM {table} ORDER BY start")
+            return [strings.get(key) or self._text(text) for key, text in rows]
 
+    @cached_property
     def strings(self) -> dict[int, str]:
-        """Return all strings by their id."""
+        """All strings by their id; the first one of an id that occurs twice."""
         with self._answers():
-            rows = self._open.execute(f"SELECT id, value FROM {STRINGS}")
-            return {int(number): str(value) for number, value in rows}
+            rows = self._open.execute(f"SELECT {_integer('id')}, value FROM {STRINGS}")
+            strings: dict[int, str] = {}
+            for number, value in rows:
+                if number not in strings:
+                    strings[number] = self._text(value)
+            return strings
 
-    def values(self, query: str) -> list[tuple[Any, ...]]:
-        """Return the rows of a query over existing tables."""
+    def _text(self, value: object) -> str:
+        """Return a value as text; raise UserError once all texts together exceed the limit."""
+        text = str(value or "")
+        self._num_chars += len(text) + 1
+        if self._num_chars > MAX_CHARS:
+            raise UserError(
+                str(self.path),
+                f"holds more than {MAX_CHARS:,} characters of names",
+                remedy="profile fewer steps",
+            )
+        return text
+
+    def sums(self, table: str, column: str, where: str) -> list[tuple[str, int, int]]:
+        """Return (name, number of rows, total of end - start) for each string of a column."""
+        query = (
+            f"SELECT {_integer(column)}, COUNT(*), {_integer('SUM(end - start)')} FROM {table} "
+            f"WHERE end > start AND {where} GROUP BY 1"
+        )
         with self._answers():
-            return self._open.execute(query).fetchall()
+            rows = self._open.execute(query)
+            return [
+                (self.strings[number], calls, ns)
+                for number, calls, ns in rows
+                if number in self.strings
+            ]
 
     @property
     def _open(self) -> sqlite3.Connection:
@@ -140,11 +159,18 @@ class ReportTables:
     def _answers(self) -> Iterator[None]:
         try:
             yield
+        except OSError as error:
+            raise unreadable(str(self.path), error) from error
         except (sqlite3.Error, OverflowError, ValueError, TypeError) as error:
             what = f"cannot be read as a report's SQLite file: {error}"
             raise UserError(
                 str(self.path), what, remedy="export it again, by nsys export"
             ) from error
+
+
+def _integer(expression: str) -> str:
+    """Return the SQL of a value as a whole number, -1 if it is missing."""
+    return f"IFNULL(CAST({expression} AS INTEGER), -1)"
 
 
 NS = 1e-9
@@ -158,7 +184,7 @@ PID_STEP = 1 << 24
 """Step between process ids in a global thread id; the lower bits are the thread's."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StepMark:
     """An NVTX range in nanoseconds."""
 
@@ -190,7 +216,7 @@ def read_timeline(tables: ReportTables, number: int = 0) -> Timeline | None:
         return None
     axes = _Ranges([m for m in marks if m.text.startswith(COLLECTIVE_MARK)])
     updates = _Ranges([m for m in marks if annotation_label(m.text) == "optimizer"])
-    builder = TimelineBuilder()
+    builder = TimelineBuilder(tables.path)
     axis_mark, optimizer_mark = axes.at(work.launch_ns), updates.at(work.launch_ns)
     for i, name in enumerate(work.names):
         if is_communication(name):
@@ -207,7 +233,7 @@ def read_timeline(tables: ReportTables, number: int = 0) -> Timeline | None:
 
 def _device_work(tables: ReportTables) -> _DeviceWork:
     """Return kernels, copies and fills of the process with most of them."""
-    strings = tables.strings()
+    strings = tables.strings
     present = tables.columns(KERNELS)
     name_column = next(
         (c for c in ("demangledName", "shortName", "mangledName") if c in present), ""
@@ -255,7 +281,7 @@ def _launches(tables: ReportTables, process: int, correlation: Column, begin: Co
 def _marks(tables: ReportTables) -> list[StepMark]:
     """Return all ranges ordered by start."""
     begin, end = tables.numbers(MARKS, ["start", "end"])
-    texts = tables.texts(MARKS, "textId", fallback_column="text")
+    texts = tables.texts(MARKS, "textId", "text")
     return [
         StepMark(int(b), int(e), text)
         for b, e, text in zip(begin, end, texts, strict=True)

@@ -24,7 +24,6 @@ from paceline.core.training import PROFILES_FOLDER
 from paceline.machines.programs import run_program
 from paceline.profiles.attribution import breakdowns, critical_path, top_kernels
 from paceline.profiles.nsys.timelines import (
-    STRINGS,
     SYSTEM_CALLS,
     ReportTables,
     rank_of,
@@ -157,16 +156,12 @@ def system_calls(tables: ReportTables) -> SystemCalls:
     if not {"start", "end", "nameId"} <= present:
         return SystemCalls()
     # Nested calls are part of the outer call's time.
-    level = "AND IFNULL(o.nestingLevel, 0) = 0" if "nestingLevel" in present else ""
-    rows = tables.values(
-        f"SELECT s.value, COUNT(*), SUM(o.end - o.start) FROM {SYSTEM_CALLS} o "
-        f"JOIN {STRINGS} s ON s.id = o.nameId WHERE o.end > o.start {level} GROUP BY o.nameId"
-    )
-    ((span,),) = tables.values(f"SELECT IFNULL(MAX(end) - MIN(start), 0) FROM {SYSTEM_CALLS}")
-    total = SystemCalls(span_s=span * 1e-9)
-    for name, calls, ns in rows:
-        total.seconds[str(name)] += ns * 1e-9
-        total.calls[str(name)] += calls
+    level = "IFNULL(nestingLevel, 0) = 0" if "nestingLevel" in present else "1"
+    begin, end = tables.numbers(SYSTEM_CALLS, ["start", "end"])
+    total = SystemCalls(span_s=float(end.max() - begin.min()) * 1e-9 if len(end) else 0.0)
+    for name, calls, ns in tables.sums(SYSTEM_CALLS, "nameId", level):
+        total.seconds[name] += ns * 1e-9  # pyright: ignore
+        total.calls[name] += calls
     return total
 
 
