@@ -14,6 +14,7 @@ from paceline.core.errors import UserError, unreadable
 from paceline.core.hardware import INTERFACE_NAME
 from paceline.core.hosts import Host, expand, first_repeated, parse_hostfile
 from paceline.core.launchers import LAUNCHERS
+from paceline.core.text import whole_number
 from paceline.machines.placement import HostPlacement
 
 _FILE_NAME = re.compile(r".*/.*|hosts|hostfile|.+\.(?:txt|csv|lst|list|hosts)", re.DOTALL)
@@ -170,7 +171,7 @@ def where(
         raise typer.BadParameter(f"must be {_LAUNCHER_NAMES}", param_hint="--launcher")
     if interface is not None and not INTERFACE_NAME.fullmatch(interface):
         raise typer.BadParameter("is not a network interface", param_hint="--interface")
-    if allocation is not None and not allocation.isdigit():
+    if allocation is not None and whole_number(allocation) is None:
         raise typer.BadParameter("must be the number of a Slurm job", param_hint="--allocation")
     if ssh_config is not None and not ssh_config.is_file():
         raise UserError(str(ssh_config), "is not a file")

@@ -17,6 +17,7 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.hardware import SshSettings
 from paceline.core.hosts import Host, hostfile_text
+from paceline.core.text import whole_number
 from paceline.core.units import pluralize, there_are
 from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
@@ -108,7 +109,7 @@ def _source(
         raise UserError(
             "--slurm", "this shell does not run in a Slurm job", remedy="--allocation JOBID"
         )
-    if job is not None and not job.isdigit():
+    if job is not None and whole_number(job) is None:
         raise UserError("--allocation", f"{job!r} is not the number of a Slurm job")
     idle = idle or partition is not None
     if sum((names is not None, job is not None, idle)) != 1:

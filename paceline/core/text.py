@@ -27,3 +27,9 @@ def shorten(text: str, limit: int) -> str:
 def one_line(text: str) -> str:
     """Return `printable(text)` on one line."""
     return " ".join(printable(text).splitlines())
+
+
+def whole_number(text: str, max_digits: int = 18) -> int | None:
+    """Return a number of ASCII digits; None for any other text."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= max_digits
+    return int(text) if is_number else None

@@ -24,10 +24,10 @@ from paceline.core.hardware import Cluster
 from paceline.core.interrupts import deferred_interrupts
 from paceline.core.job import COLLECTIVE_LIMIT, Job
 from paceline.files.documents import write_text
+from paceline.files.programs import die_with_parent
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER
 from paceline.machines import Handle, JobEnd, UnfitHost
 from paceline.machines.node.script import open_variables, secret_variables
-from paceline.machines.programs import die_with_parent
 
 LOCAL_ADDRESS = "--local-addr=127.0.0.1"
 """Option that makes ranks meet at loopback. Their default is the machine's own name, which a

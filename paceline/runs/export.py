@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
+from paceline.files.programs import last_line, run_program
 from paceline.files.trainer_program import write_program
-from paceline.machines.programs import last_line, run_program
 from paceline.runs.checkpoints import HUB_CONFIG, find_checkpoint
 
 PROGRAM = "programs.export"
@@ -86,7 +86,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     """Return the line that the trainer's program prints."""
     with TemporaryDirectory(prefix="paceline-") as folder:
         start = str(write_program(PROGRAM, Path(folder)))
-        process = run_program([sys.executable, start, json.dumps(question)], lambda: None)
+        process = run_program([sys.executable, start, json.dumps(question)])
     lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
     if process.returncode or not lines:
         raise SystemFaultError("export", last_line(process.stderr))

@@ -26,8 +26,8 @@ from paceline.core.errors import PacelineError, UserError
 from paceline.core.hardware import Cluster
 from paceline.core.launchers import capabilities
 from paceline.core.text import one_line
+from paceline.files.programs import run_program
 from paceline.files.staged import CONTENT_FOLDER, DAMAGED_FILE, MANIFEST_FILE, read_manifest
-from paceline.machines.programs import run_program
 from paceline.machines.slurm import client
 from paceline.machines.slurm.client import allocation_hosts
 from paceline.machines.slurm.script import sbatch_word
@@ -406,7 +406,9 @@ class _NodeCopy:
         to_file = ("bash", "-c", 'exec "$@" > "$0"', str(output)) if output else ()
         if text is not None:
             text = f"export LC_ALL=C\n{text}"
-        return run_program(("env", *removed, *to_file, *argv), check, text, environment)
+        return run_program(
+            ("env", *removed, *to_file, *argv), check, text, {**os.environ, **environment}
+        )
 
     def _report(self, phase: str, before: int, progress: Path) -> None:
         self.log.phase(self.shell.host, phase)

@@ -178,7 +178,7 @@ def test_killing_the_controller_ends_the_ranks(tmp_path: Path):
 def test_a_job_whose_controller_died_before_it_could_ask_ends_at_once():
     program = (
         "import os, signal, time\n"
-        "from paceline.machines.programs import die_with_parent\n"
+        "from paceline.files.programs import die_with_parent\n"
         "parent = os.getpid()\n"
         "if os.fork() == 0:\n"
         "    while os.getppid() == parent:\n"

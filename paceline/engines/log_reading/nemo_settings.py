@@ -83,4 +83,4 @@ class NemoSettings:
 
 
 def _whole_number(text: bytes | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    return int(text) if text is not None and text.isdigit() and len(text) < 19 else None

@@ -23,6 +23,7 @@ from paceline.core.layout import MODEL_AXES
 from paceline.core.run import RunSpec
 from paceline.core.secrets import is_secret
 from paceline.core.shape import num_parameters
+from paceline.core.text import whole_number
 from paceline.engines.launch.extra_settings import extra_environment
 from paceline.engines.launch.programs import (
     needs_queue,
@@ -33,6 +34,7 @@ from paceline.engines.launch.programs import (
 from paceline.engines.mlperf.log_format import LOG_FORMAT as LOG_FORMAT
 from paceline.engines.support import NATIVE_ONLY, TestedProgram, refusals
 from paceline.files.home import home_path
+from paceline.files.programs import run_program
 from paceline.files.recipe import Recipe
 
 SOURCE = 'set -a; source "$0" >&2; set +a; exec env -0'
@@ -60,16 +62,7 @@ def source_config(config: Path, preset: Mapping[str, str]) -> dict[str, str]:
     words = ["bash", "--noprofile", "--norc", "-c", SOURCE, str(config)]
     shell = {"HOME": str(Path.home()), "PATH": os.environ.get("PATH", os.defpath)}
     try:
-        result = subprocess.run(
-            words,
-            env={**shell, **preset},
-            cwd=config.parent,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT_S,
-        )
+        result = run_program(words, env={**shell, **preset}, folder=config.parent, limit_s=LIMIT_S)
     except subprocess.TimeoutExpired as error:
         raise UserError(str(config), f"took longer than {LIMIT_S:.0f} s to source") from error
     variables = dict(sorted(_pairs(result.stdout)))
@@ -204,7 +197,7 @@ def _other_model(run: Recipe | RunSpec, variables: Mapping[str, str]) -> str | N
     size = variables.get("MODEL_SIZE", "").lower()
     billions = size.removesuffix("b")
     ours = num_parameters(model) / 1e9
-    if billions.isdigit() and abs(int(billions) - ours) > 0.1 * ours:
+    if (number := whole_number(billions)) is not None and abs(number - ours) > 0.1 * ours:
         return f"is for a model of {size} (MODEL_SIZE), but the recipe's has {ours:.0f}b"
     layers = variables.get("OVERWRITTEN_NUM_LAYERS")
     if layers and _size("OVERWRITTEN_NUM_LAYERS", variables) != model.num_layers:

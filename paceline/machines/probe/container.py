@@ -64,13 +64,13 @@ def core_quota() -> float | None:
     # `QUOTA PERIOD`, both in microseconds; QUOTA is `max` if there is no limit.
     quotas = [text.split() for text in _texts("cpu.max")]
     return min(
-        (int(q[0]) / int(q[1]) for q in quotas if len(q) == 2 and q[0].isdigit()), default=None
+        (int(q[0]) / int(q[1]) for q in quotas if len(q) == 2 and q[0].isdecimal()), default=None
     )
 
 
 def group_memory_limit_bytes() -> int | None:
     """Return the smallest memory limit in bytes, None if there is none."""
-    return min((int(text) for text in _texts("memory.max") if text.isdigit()), default=None)
+    return min((int(text) for text in _texts("memory.max") if text.isdecimal()), default=None)
 
 
 def oom_kills() -> int:

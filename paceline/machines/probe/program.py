@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.core.errors import SystemFaultError
+from paceline.files.programs import run_program
 from paceline.files.trainer_program import write_program
 
 
@@ -40,14 +41,9 @@ def probe_lines(
     try:
         with TemporaryDirectory(prefix="paceline-") as folder:
             script = str(write_program(program, Path(folder)))
-            process = subprocess.run(
-                [python, *(launch if ranks > 1 else []), script, json.dumps(question)],
-                capture_output=True,
-                text=True,
-                timeout=limit_s,
-                check=True,
-                env=environment,
-            )
+            command = [python, *(launch if ranks > 1 else []), script, json.dumps(question)]
+            process = run_program(command, env=environment, limit_s=limit_s)
+            process.check_returncode()
     except subprocess.TimeoutExpired as error:
         raise SystemFaultError(where, f"did not end within {limit_s:.0f} s") from error
     except (OSError, subprocess.CalledProcessError) as error:

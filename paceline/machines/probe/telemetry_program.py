@@ -78,7 +78,7 @@ class Counters:
 
     def _microjoules(self, domain: Path) -> int | None:
         text = _read(domain / "energy_uj")
-        return int(text) if text and text.isdigit() else None
+        return int(text) if text and text.isdecimal() else None
 
 
 class Devices(Protocol):
@@ -161,7 +161,7 @@ class NvidiaSmiDevices:
         lines = result.stdout.splitlines() if result.returncode == 0 else []
         rows = [line.split(", ") for line in lines]
         complete_rows = [
-            row for row in rows if len(row) == len(GPU_FIELDS) and row[0].strip().isdigit()
+            row for row in rows if len(row) == len(GPU_FIELDS) and row[0].strip().isdecimal()
         ]
         return [
             _present(int(row[0]), dict(zip(GPU_NAMES, map(_number, row[1:]), strict=True)))
@@ -302,7 +302,7 @@ def sample(
         _read(p)
         for p in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
     ]
-    clocks = [int(clock) / 1000 for clock in texts if clock and clock.isdigit()]
+    clocks = [int(clock) / 1000 for clock in texts if clock and clock.isdecimal()]
     if clocks:
         line["cpu_clock_mhz"] = sum(clocks) / len(clocks)
     if (hottest := cpu_temperature_c(root)) is not None:
@@ -315,7 +315,7 @@ def cpu_temperature_c(root: Path) -> float | None:
     sensors = (root / "sys/class/hwmon").glob("hwmon*")
     names = [s for s in sensors if _read(s / "name") in ("coretemp", "k10temp", "zenpower")]
     texts = [_read(path) for sensor in names for path in sensor.glob("temp*_input")]
-    return max((int(t) / 1000 for t in texts if t and t.isdigit()), default=None)
+    return max((int(t) / 1000 for t in texts if t and t.isdecimal()), default=None)
 
 
 def main(path: str, interval_s: float, root: Path, parent: int) -> None:

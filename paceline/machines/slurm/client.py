@@ -17,6 +17,7 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hosts import Host, expand
 from paceline.core.job import Job
 from paceline.core.secrets import has_secret_name
+from paceline.files.programs import run_program
 from paceline.machines.node.script import secret_variables
 from paceline.machines.slurm.states import (
     SACCT_FORMAT,
@@ -244,17 +245,7 @@ def _run(
             words[0], "is not installed on this machine", remedy="run Paceline on a login node"
         )
     try:
-        return subprocess.run(
-            words,
-            env=dict(env),
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-            start_new_session=True,
-        )
+        return run_program(words, env=env, folder=folder, limit_s=limit_s)
     except subprocess.TimeoutExpired as error:
         raise SystemFaultError(words[0], f"did not answer within {limit_s:.0f} s") from error
     except OSError as error:

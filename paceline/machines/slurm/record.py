@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.core.errors import UserError
+from paceline.core.text import whole_number
 from paceline.core.value import NonNegativeInt, Value
-from paceline.files.documents import read_value, write_value
+from paceline.files.documents import read_lines, read_value, write_value
 from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER
 from paceline.machines.slurm.script import ATTEMPTS_FOLDER, OPTIONAL_FOLDERS, STATUS_FILE
 
@@ -138,16 +139,17 @@ def read_slurm_record(folder: Path) -> SlurmRecord | None:
 def read_markers(folder: Path, job: str) -> JobMarkers | None:
     """Return the latest start of a job by its own markers; None before it has started."""
     try:
-        text = (folder / STATUS_FILE).read_text(encoding="utf-8", errors="replace")
+        lines = list(read_lines(folder / STATUS_FILE))
     except OSError:
         return None
     markers: JobMarkers | None = None
-    for line in text.splitlines():
-        event, number, restart, detail = [*line.split(" ", 3), "", "", ""][:4]
-        if number != job or not restart.isdigit():
+    for line in lines:
+        event, number, restart, detail = [*line.rstrip("\n").split(" ", 3), "", "", ""][:4]
+        num_restarts = whole_number(restart)
+        if number != job or num_restarts is None:
             continue
         if event == "start":
-            markers = JobMarkers(restart=int(restart), nodes=detail)
-        elif event == "end" and markers and detail.isdigit():
-            markers = markers.model_copy(update={"code": int(detail)})
+            markers = JobMarkers(restart=num_restarts, nodes=detail)
+        elif event == "end" and markers and (code := whole_number(detail)) is not None:
+            markers = markers.model_copy(update={"code": code})
     return markers

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from paceline.core.errors import UserError
 from paceline.core.hosts import expand
 from paceline.core.result import Status
+from paceline.core.text import whole_number
 from paceline.machines import JobEnd
 
 SQUEUE_FORMAT = "%i|%T|%N|%r"
@@ -116,7 +117,7 @@ def parse_sacct(text: str) -> dict[str, JobState]:
         if len(fields) == 5:
             job, description, code, nodes, reason = fields
             state, _, by = description.partition(" by ")
-            user = int(by) if by.isdigit() else None
+            user = whole_number(by)
             # sacct prints `CANCELLED by UID`, and appends + to a truncated state.
             state = state.split(" ")[0].rstrip("+")
             jobs[job] = JobState(job, state, _nodes(nodes), _reason(reason), _exit_code(code), user)
@@ -224,7 +225,7 @@ def _reason(text: str) -> str:
 
 def _exit_code(text: str) -> int | None:
     # sacct prints CODE:SIGNAL.
-    code, _, signal = text.partition(":")
-    if not code.isdigit() or not signal.isdigit():
+    code, signal = (whole_number(part, 3) for part in text.partition(":")[::2])
+    if code is None or signal is None:
         return None
-    return int(code) if signal == "0" else 128 + int(signal)
+    return 128 + signal if signal else code

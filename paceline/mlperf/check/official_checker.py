@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from paceline.core.errors import SystemFaultError
 from paceline.files.log_file import LogFile
+from paceline.files.programs import run_program
 from paceline.mlperf.check.findings import CheckFinding
 
 PROGRAM = Path(__file__).with_name("checker_program.py")
@@ -145,15 +146,9 @@ def _answer(
     """
     command = [sys.executable, "-P", str(PROGRAM), what, ruleset, copy.name, *changes]
     try:
-        process = subprocess.run(
-            command,
-            cwd=copy.parent,
-            capture_output=True,
-            text=True,
-            timeout=CHECK_TIMEOUT_S,
-            # Some messages list a set of keys; a fixed hash seed keeps their order the same.
-            env={**os.environ, "PYTHONHASHSEED": "0"},
-        )
+        # Some messages list a set of keys; a fixed hash seed keeps their order the same.
+        env = {**os.environ, "PYTHONHASHSEED": "0"}
+        process = run_program(command, env=env, folder=copy.parent, limit_s=CHECK_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return {}, f"the checker took longer than {CHECK_TIMEOUT_S:g} s"
     try:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from paceline.core.text import whole_number
 from paceline.core.traffic import Collective
 from paceline.core.units import pluralize
 from paceline.files.log_file import LogFile
@@ -103,8 +104,8 @@ def transport(text: bytes) -> str:
 def canonical_name(word: bytes, names: tuple[str, ...]) -> str:
     """Return the name of an algorithm or protocol, which older versions print as a number."""
     text = word.decode("ascii", "replace")
-    if text.isdigit():
-        return names[int(text)] if int(text) < len(names) else text
+    if (number := whole_number(text)) is not None:
+        return names[number] if number < len(names) else text
     return next((name for name in names if name.upper() == text.upper()), text)
 
 

@@ -21,7 +21,7 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.core.training import PROFILES_FOLDER
-from paceline.machines.programs import run_program
+from paceline.files.programs import run_program
 from paceline.profiles.attribution import breakdowns, critical_path, top_kernels
 from paceline.profiles.nsys.timelines import (
     SYSTEM_CALLS,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.core.assets import Asset
 from paceline.core.errors import SystemFaultError, UserError, did_you_mean
-from paceline.machines.programs import last_line, run_program
+from paceline.files.programs import last_line, run_program
 
 DOCKER_HUB, NGC = "docker.io", "nvcr.io"
 RUNTIMES = ("enroot", "apptainer", "singularity", "docker", "podman", "skopeo")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from paceline.core.assets import Asset
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.machines.programs import last_line, run_program
+from paceline.files.programs import last_line, run_program
 from paceline.staging.credentials import redact_url
 
 _FULL_HASH = re.compile(r"[0-9a-f]{40}")
@@ -35,7 +36,7 @@ def clone(asset: Asset, folder: Path, check: Callable[[], None]) -> str:
 
     def git(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
         command = ("git", "-C", str(folder), *arguments)
-        return run_program(command, check, text, _ENVIRONMENT)
+        return run_program(command, check, text, {**os.environ, **_ENVIRONMENT})
 
     git("init", "--quiet")
     git("remote", "add", "origin", asset.source)

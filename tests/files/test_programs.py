@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from paceline.machines import programs
-from paceline.machines.programs import run_program
+from paceline.files import programs
+from paceline.files.programs import run_program
 
 LEAVES = "echo before >&2; (sleep 0.5; echo after >&2; exec sleep {seconds}) & exit 3"
 
