@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -12,6 +13,7 @@ from typing import TypeVar
 import httpx2
 
 from paceline.core.errors import IncompleteError, PacelineError, SystemFaultError, UserError
+from paceline.core.text import whole_number
 from paceline.staging.credentials import headers_for, redact_url
 
 TIMEOUT_S = 60.0
@@ -21,7 +23,9 @@ MAX_WAIT_S = 300.0
 TRIES = 5
 """Maximum number of consecutive tries without a byte; any received byte resets the count."""
 FIRST_WAIT_S = 0.5
-MAX_DOCUMENT_BYTES = 64 << 20
+MAX_DOCUMENT_BYTES = 32 << 20
+MAX_DOCUMENT_S = 300.0
+"""Time limit of a document in seconds, for a server that sends a byte at a time."""
 RETRYABLE_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 _SECRET_HEADERS = ("Authorization", "Cookie", "CF-Access-Client-Id", "CF-Access-Client-Secret")
 _BAD_URL_ERRORS = (httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.TooManyRedirects)
@@ -74,7 +78,9 @@ def open_url(
         raise UserError(redact_url(url) or "source", "is not an http or https URL")
     try:
         with _client().stream(method, url, headers=headers, timeout=TIMEOUT_S) as response:
-            if response.status_code >= 300:
+            # A part that was not requested, or no content, must not pass as the whole file.
+            accepted = (200, 206) if "Range" in (headers or {}) else (200,)
+            if response.status_code not in accepted:
                 wait = response.headers.get("Retry-After")
                 raise error_for_status(response.status_code, redact_url(url), gate, wait)
             yield response
@@ -89,7 +95,7 @@ def error_for_status(status: int, where: str, gate: str | None, wait: str | None
     """Return the exception for an HTTP error status."""
     if status in RETRYABLE_STATUSES:
         # Retry-After may also be a date, which is ignored.
-        wait_s = float(wait) if wait and wait.isdecimal() else None
+        wait_s = whole_number(wait) if wait else None
         if wait_s is not None and wait_s > MAX_WAIT_S:
             return SystemFaultError(
                 where, f"asks to wait {wait_s:,.0f} s (HTTP {status})", remedy="try again later"
@@ -123,15 +129,18 @@ def content_length(url: str, gate: str | None) -> int | None:
             length = response.headers.get("Content-Length")
     except (TransientError, PacelineError):
         return None  # The download reports a real error; some servers refuse only HEAD.
-    return int(length) if length and length.isdecimal() else None
+    return whole_number(length) if length else None
 
 
 def read_small(url: str, gate: str | None) -> str:
     """Return the full text of a small document; raises as `open_url` does."""
-    content = b""
+    content = bytearray()
+    end_at = time.monotonic() + MAX_DOCUMENT_S
     with open_url(url, gate) as response:
         for block in response.iter_raw():
             content += block
+            if time.monotonic() > end_at:
+                raise TransientError(f"is not complete after {MAX_DOCUMENT_S:.0f} s")
             if len(content) > MAX_DOCUMENT_BYTES:
                 raise SystemFaultError(
                     redact_url(url), f"is larger than {MAX_DOCUMENT_BYTES:,} bytes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -28,6 +29,7 @@ from paceline.staging.connection import (
 from paceline.staging.credentials import redact_url
 from paceline.staging.verification import digests_of
 
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
 TRIES_OF_WRONG_CONTENT = 2
 MAX_PAUSE_S = 30.0
 TAG_SUFFIX = ".tag"
@@ -215,7 +217,7 @@ def _receive(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks)
     with open_url(file.url, callbacks.gate, headers) as response:
         callbacks.check()
         if response.status_code == httpx2.codes.PARTIAL_CONTENT and headers:
-            _check_resumed(response, offset, version)
+            _check_resumed(response, offset, version, file.is_checkable)
         else:
             part.discard(callbacks)
         part.path.parent.mkdir(parents=True, exist_ok=True)
@@ -235,10 +237,16 @@ def _receive(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks)
             _store(response, part.path, file.bytes, callbacks)
 
 
-def _check_resumed(response: httpx2.Response, offset: int, version: str | None) -> None:
-    """Raise WrongContentError if the response has another offset or another version."""
-    if not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
+def _check_resumed(
+    response: httpx2.Response, offset: int, version: str | None, is_checkable: bool
+) -> None:
+    """Raise WrongContentError if the response is not the rest of this version of the file."""
+    content_range = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    if content_range is None or int(content_range[1]) != offset:
         raise WrongContentError("resumes at the wrong offset")
+    # Without a known size or digest, nothing else would detect a missing end.
+    if not is_checkable and content_range[3] != str(int(content_range[2]) + 1):
+        raise WrongContentError("resumes with another part than the rest")
     tag = response.headers.get("ETag" if version and '"' in version else "Last-Modified")
     if version and tag and tag.removeprefix("W/") != version:
         raise WrongContentError("changed while it was downloaded")

@@ -1,7 +1,7 @@
 """Models, tokenizers and data sets of the Hugging Face Hub, or of a mirror ($HF_ENDPOINT).
 
-The hub's library lists the files of a commit and provides the token. Files are downloaded by the
-same code as for other sources, so all are resumed and verified in the same way.
+Lists and files are downloaded by the same code as for other sources, so all have the same limits,
+and are resumed and verified in the same way.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated
+from urllib.parse import quote
 
-import httpx2
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paceline.core.assets import HUB_KINDS, UNSTAGED_FOLDERS, Asset
-from paceline.core.errors import PacelineError, SystemFaultError, UserError
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.text import one_line
+from paceline.core.units import LARGEST_INT
 from paceline.files.hf_hub import HUB, hub_endpoint
 from paceline.staging.connection import (
     StopSignal,
-    TransientError,
     access_denied,
-    error_for_status,
+    read_small,
     with_retries,
 )
 from paceline.staging.transfer import RemoteFile, SourceListing, inner_path, is_included
@@ -39,7 +41,6 @@ TOKENIZER_FILES = (
 )
 """Name patterns of a tokenizer's files."""
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".ckpt")
-TIMEOUT_S = 30.0
 
 
 def require_library(asset: Asset) -> None:
@@ -57,11 +58,10 @@ def list_hub(asset: Asset, stop: StopSignal) -> SourceListing:
 
     Raises UserError if access is denied, and SystemFaultError if there is no such repository.
     """
-    require_library(asset)
-    info: Any = with_retries(lambda: _info(asset), f"{hub_endpoint()}/{asset.source}", stop)
-    from huggingface_hub import hf_hub_url
-
-    selection = [file for file in info.siblings or () if _is_selected(asset, file.rfilename)]
+    folder = "datasets/" if asset.kind == "hub-dataset" else ""
+    where = f"{hub_endpoint()}/{folder}{asset.source}"
+    listing = with_retries(lambda: _listing(asset), where, stop)
+    selection = [file for file in listing.siblings if _is_selected(asset, file.path)]
     if not selection:
         raise SystemFaultError(
             f"{asset.kind} {asset.source}",
@@ -69,21 +69,15 @@ def list_hub(asset: Asset, stop: StopSignal) -> SourceListing:
         )
     files = [
         RemoteFile(
-            path=inner_path(file.rfilename, asset),
-            url=hf_hub_url(
-                asset.source,
-                file.rfilename,
-                repo_type=_repo_type(asset),
-                revision=info.sha,
-                endpoint=hub_endpoint(),
-            ),
+            path=inner_path(file.path, asset),
+            url=f"{where}/resolve/{listing.sha}/{quote(file.path)}",
             bytes=file.size,
             sha256=file.lfs.sha256 if file.lfs else None,
             git_sha1=file.blob_id if not file.lfs and file.size is not None else None,
         )
         for file in selection
     ]
-    return SourceListing(tuple(files), f"{hub_endpoint()}/{asset.source}", info.sha)
+    return SourceListing(tuple(files), f"{hub_endpoint()}/{asset.source}", listing.sha)
 
 
 def copy_cached(asset: Asset, target: Path, check: Callable[[], None] = lambda: None) -> str | None:
@@ -156,44 +150,51 @@ def _indexed(folder: Path, index: str) -> set[str]:
     return {(PurePosixPath(index).parent / str(name)).as_posix() for name in names}
 
 
-def _info(asset: Asset) -> Any:
-    """Return the hub's metadata of a repository; raises TransientError if a retry may succeed."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+class _LargeFile(BaseModel):
+    """Pointer of a file that the hub stores apart."""
 
-    api = HfApi(endpoint=hub_endpoint(), library_name="paceline")
+    model_config = ConfigDict(frozen=True)
+
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class _HubFile(BaseModel):
+    """File of a repository."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str = Field(alias="rfilename")
+    size: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None
+    blob_id: Annotated[str, Field(pattern="^[0-9a-f]{40}$")] | None = Field(None, alias="blobId")
+    lfs: _LargeFile | None = None
+
+
+class _Listing(BaseModel):
+    """The hub's answer about one commit of a repository."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sha: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
+    siblings: tuple[_HubFile, ...] = ()
+
+
+def _listing(asset: Asset) -> _Listing:
+    """Return the files of a repository; raises TransientError if a retry may succeed."""
+    revision = f"/revision/{quote(asset.revision, safe='')}" if asset.revision else ""
+    url = f"{hub_endpoint()}/api/{_repo_type(asset)}s/{asset.source}{revision}?blobs=true"
     where = f"{asset.kind} {asset.source}"
     try:
-        return api.repo_info(
-            asset.source,
-            repo_type=_repo_type(asset),
-            revision=asset.revision,
-            files_metadata=True,
-            timeout=TIMEOUT_S,
-        )
-    except GatedRepoError:
-        raise _access_denied(asset, "gated: accept its license first") from None
-    except HfHubHTTPError as error:
-        raise _status_error(asset, where, error.response) from None
-    except (httpx2.RequestError, OSError):
-        raise TransientError("does not respond") from None
-    except Exception as error:  # the library's own exceptions differ between its versions
-        raise SystemFaultError(where, f"cannot be listed ({type(error).__name__})") from None
-
-
-def _status_error(asset: Asset, where: str, response: Any) -> Exception:
-    """Return the error for an HTTP status; without a token, 401 may also mean "not found"."""
-    status = getattr(response, "status_code", None)
-    if status is None:
-        return TransientError("does not respond")
-    if status == 401:
-        return _access_denied(
-            asset, "HTTP 401: a token is needed, or the repository does not exist"
-        )
-    if status == 403:
-        return _access_denied(asset, "HTTP 403")
-    wait = response.headers.get("Retry-After")
-    return error_for_status(int(status), where, asset.gate, wait)
+        return _Listing.model_validate_json(read_small(url, access_page(asset)))
+    except UserError as error:
+        if "HTTP 401" not in error.what:
+            raise
+        why = "HTTP 401: a token is needed, or the repository does not exist"
+        raise access_denied(where, why, access_page(asset)) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        what = f"has an invalid list of files: {field} {first['msg']}"
+        raise SystemFaultError(where, one_line(what)[:300]) from None
 
 
 def access_page(asset: Asset) -> str | None:
@@ -202,10 +203,6 @@ def access_page(asset: Asset) -> str | None:
         return asset.gate
     folder = "datasets/" if asset.kind == "hub-dataset" else ""
     return f"{HUB}/{folder}{asset.source}"
-
-
-def _access_denied(asset: Asset, why: str) -> PacelineError:
-    return access_denied(f"{asset.kind} {asset.source}", why, access_page(asset))
 
 
 def _repo_type(asset: Asset) -> str:
