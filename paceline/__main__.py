@@ -1,9 +1,9 @@
-"""Entry point of `paceline`, which handles Ctrl-C and SIGTERM from its first instruction on."""
+"""Entry point of `paceline`, which handles interrupts from its first instruction on."""
 
 import _signal  # pyright: ignore[reportMissingImports]
 
 # Until there is a handler, signals wait; the standard module would have to be loaded first.
-_signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGINT, _signal.SIGTERM))
+_signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP))
 
 import signal  # noqa: E402
 import sys  # noqa: E402
@@ -18,7 +18,7 @@ def main() -> None:
     interrupts.install_handlers()
     try:
         with interrupts.deferred_interrupts():
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.SIGNALS)
             from paceline.cli import main as command_line
         command_line()
     except KeyboardInterrupt:

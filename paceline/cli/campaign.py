@@ -24,6 +24,7 @@ from paceline.cli.progress import run_headline
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK, SystemFaultError
 from paceline.core.hosts import compress
+from paceline.core.interrupts import SIGNALS
 from paceline.core.units import pluralize
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
@@ -135,7 +136,7 @@ def _runner(campaign: Campaign, root: Path, how: CampaignOptions, stop: Event) -
 
 @contextmanager
 def _stop_on_signals() -> Iterator[Event]:
-    """Yield an event that Ctrl-C and SIGTERM set; further signals have no effect."""
+    """Yield an event that Ctrl-C, SIGTERM and SIGHUP set; further signals have no effect."""
     stop = Event()
 
     def ask(_number: int, _frame: object) -> None:
@@ -147,7 +148,8 @@ def _stop_on_signals() -> Iterator[Event]:
         stop.set()
         os.write(2, message)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield stop
     finally:

@@ -18,7 +18,7 @@ MAX_LINK_BYTES_PER_S = 1e15
 """Maximum plausible bytes/s of a link; today's fastest links reach a thousandth of it."""
 _SCALES = {"M": 1e6, "G": 1e9, "T": 1e12, "Mi": MIB, "Gi": GIB, "Ti": 1024 * GIB}
 _OTHER_FACTOR = re.compile(r"(?:(?:^|\s)[-\u2212]|\d\s*[x×]\s*)$")
-"""End of a text before a rate: a sign, or a factor that is no plain whole number."""
+"""End of a text before a rate: a sign, or a factor that is not a whole number."""
 _PER_NODE = re.compile(r"\bnode\b|ethernet|\d\s*GbE\b", re.IGNORECASE)
 _BIDIRECTIONAL = re.compile(r"\bbi\b|bidir|both directions", re.IGNORECASE)
 

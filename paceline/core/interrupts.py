@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: deferred while modules are imported, and never lost.
+"""Ctrl-C, SIGTERM and SIGHUP: deferred while modules are imported, and never lost.
 
 Python swallows an interrupt that arrives inside a callback of an import lock or a destructor: it
 prints the exception as ignored and continues. Such an interrupt is raised again shortly after.
@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command: Ctrl-C, `kill`, and a closed terminal."""
 RETRY_S = 0.01
 """Delay in seconds before a swallowed interrupt is raised again, outside the code that swallowed
 it."""
@@ -23,12 +25,12 @@ _waiting = False
 
 
 def install_handlers() -> None:
-    """Make SIGINT and SIGTERM raise KeyboardInterrupt, even if Python swallows the first one.
+    """Make SIGNALS raise KeyboardInterrupt, even if Python swallows the first one.
 
     Signals that the parent process set to be ignored (`nohup`, background jobs of a shell) stay
     ignored.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
     signal.signal(signal.SIGALRM, _interrupt)
@@ -37,7 +39,7 @@ def install_handlers() -> None:
 
 def ignore_interrupts() -> None:
     """Ignore further interrupts, because the result is printed and the interpreter exits."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+    for number in (*SIGNALS, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
     # An interrupt that leaves an `exec` of text (every dataclass runs one) makes CPython kill
     # itself with SIGINT at exit, even if the exception was caught. Another completed `exec` clears

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from typing import IO, Self, cast
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.documents import open_regular
+from paceline.files.temporary import replaced_file
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar")
 MAX_FILES = 100_000
@@ -87,22 +87,13 @@ def write_archive(path: Path, members: Iterable[ArchivedFile]) -> None:
     if path.exists() or path.is_symlink():
         raise UserError(str(path), "already exists", remedy="name another file with --output")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
-    except OSError as error:
-        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
-    try:
         with (
-            os.fdopen(handle, "wb") as raw,
+            replaced_file(path) as raw,
             gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
         ):
             _write_members(cast(IO[bytes], packed), members)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
     except OSError as error:
         raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def _write_members(packed: IO[bytes], members: Iterable[ArchivedFile]) -> None:

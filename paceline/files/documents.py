@@ -13,11 +13,10 @@ import json
 import os
 import sqlite3
 import stat
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from io import TextIOWrapper
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, Protocol, TypeVar, cast
 from urllib.parse import quote
@@ -27,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.problem import invalid_input
 from paceline.core.secrets import redact
+from paceline.files.temporary import replaced_file
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -65,7 +65,7 @@ def read_lines(path: Path) -> Iterator[str]:
             yield line
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading; raise OSError, also for a pipe, a folder or a device."""
     # Without O_NONBLOCK, opening a pipe would wait for its writer.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -80,7 +80,7 @@ class _BoundedGzip(gzip.GzipFile):
 
     expanded_bytes = 0
 
-    def __init__(self, packed: BinaryIO) -> None:
+    def __init__(self, packed: BufferedReader) -> None:
         super().__init__(fileobj=packed)
         self._packed = packed
         packed_bytes = os.fstat(packed.fileno()).st_size
@@ -91,12 +91,12 @@ class _BoundedGzip(gzip.GzipFile):
         self._packed.close()
 
     def read(self, size: int | None = -1) -> bytes:
-        return self._checked(super().read(size))
+        return self._count(super().read(size))
 
     def read1(self, size: int = -1) -> bytes:
-        return self._checked(super().read1(size))
+        return self._count(super().read1(size))
 
-    def _checked(self, data: bytes) -> bytes:
+    def _count(self, data: bytes) -> bytes:
         self.expanded_bytes += len(data)
         if self.expanded_bytes > self.max_bytes:
             what = f"expands to more than {self.max_bytes:,} bytes, {MAX_EXPANSION} times its size"
@@ -183,7 +183,8 @@ def write_text(path: Path, text: str | Iterable[str]) -> None:
             with target.open("w", encoding="utf-8") as file:
                 file.writelines(text)
             return
-        _replace(target, text)
+        with replaced_file(target) as file:
+            file.writelines(part.encode() for part in text)
     except OSError as error:
         raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
     except UnicodeEncodeError as error:
@@ -193,21 +194,6 @@ def write_text(path: Path, text: str | Iterable[str]) -> None:
 def write_value(path: Path, value: BaseModel) -> None:
     """Write a value as indented JSON, atomically."""
     write_text(path, value.model_dump_json(indent=2) + "\n")
-
-
-def _replace(path: Path, text: Iterable[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:  # an interrupt too must leave no half-written file behind
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _no_number(name: str) -> NoReturn:

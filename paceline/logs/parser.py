@@ -7,7 +7,6 @@ import re
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from paceline.engines.log_reading.generic import NAME as GENERIC
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
 from paceline.engines.log_reading.profilers import watch_profilers
 from paceline.files.log_file import FIRST_BYTES, LogFile, utf16
+from paceline.files.temporary import temporary_folder
 from paceline.logs.completion import completed_steps, missing_end, steps_from_throughput
 from paceline.logs.facts import UserSettings, all_facts, path_sources
 from paceline.logs.figures import (
@@ -81,7 +81,7 @@ def standard_input(paths: list[Path]) -> Iterator[Path]:
     if STANDARD_INPUT not in paths:
         yield STANDARD_INPUT
         return
-    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+    with temporary_folder() as folder:
         copy = Path(folder) / "standard-input"
         with copy.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)

@@ -121,12 +121,12 @@ def _family(name: str) -> str:
 EVENTS = "traceEvents"
 CHUNK = 1 << 20
 """Number of characters per read."""
-MAX_VALUE_CHARS = 1 << 23
+MAX_VALUE_CHARS = 1 << 22
 """Maximum length of a field or an event in characters."""
 MAX_BLANKS = 1 << 20
 """Maximum number of blanks in a row."""
 FIELDS = ("distributedInfo", "paceline")
-"""Fields beside the events that are used."""
+"""Used fields of a trace, in addition to its events."""
 _BLANKS = re.compile(r"[ \t\r\n]*")
 
 Event = dict[str, Any]

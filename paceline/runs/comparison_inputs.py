@@ -9,7 +9,6 @@ import glob
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from paceline.files.run_folder import (
     read_record,
     run_folders,
 )
+from paceline.files.temporary import temporary_folder
 from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
 from paceline.logs.parser import as_text, log_files, parse_log
@@ -153,7 +153,7 @@ def _runs_of_logs(folder: Path, settings: UserSettings, title: str) -> list[Comp
 
 
 def _archived_runs(path: Path, settings: UserSettings) -> list[ComparedRun]:
-    with tempfile.TemporaryDirectory(prefix="paceline-archive-") as name:
+    with temporary_folder() as name:
         unpack(path, Path(name), skip_links=True)
         return _runs_of_logs(Path(name), settings, as_text(str(path)))
 
@@ -180,7 +180,7 @@ def _runs_of_csv(path: Path, settings: UserSettings) -> list[ComparedRun]:
 def _run_of_steps(
     path: Path, name: str, lines: Iterable[str], settings: UserSettings
 ) -> ComparedRun:
-    with tempfile.TemporaryDirectory(prefix="paceline-steps-") as folder:
+    with temporary_folder() as folder:
         steps = Path(folder) / "steps.jsonl"
         steps.write_text("".join(lines), encoding="utf-8")
         return _run_of_log(steps, settings, f"{as_text(str(path))}{name and ':'}{name}")

@@ -6,12 +6,12 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.files.programs import last_line, run_program
+from paceline.files.temporary import temporary_folder
 from paceline.files.trainer_program import write_program
 from paceline.runs.checkpoints import HUB_CONFIG, find_checkpoint
 
@@ -84,7 +84,7 @@ def export_checkpoint(name: str, runs: Path, request: ExportRequest) -> Exported
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
     """Return the line that the trainer's program prints."""
-    with TemporaryDirectory(prefix="paceline-") as folder:
+    with temporary_folder() as folder:
         start = str(write_program(PROGRAM, Path(folder)))
         process = run_program([sys.executable, start, json.dumps(question)])
     lines = [line for line in process.stdout.splitlines() if line.startswith("{")]

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ from paceline.files.run_folder import (
     read_record,
     this_controller,
 )
+from paceline.files.temporary import remove_abandoned
 from paceline.machines import Handle, launcher, slurm
 from paceline.machines.placement import device_kind
 from paceline.machines.probe.container import oom_kills
@@ -124,6 +126,8 @@ def run(
         raise UserError(f"engine {plan.spec.engine}", absent)
     make_tokens(plan.token_files, lambda phase: watch(Progress(phase)))
     membership = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
+    for place in (Path(tempfile.gettempdir()), root):
+        remove_abandoned(place)
     folder, record = _create_run_folder(plan, root, command, membership)
     try:
         runs_here = plan.spec.cluster.runs_here

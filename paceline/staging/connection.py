@@ -79,8 +79,8 @@ def open_url(
     try:
         with _client().stream(method, url, headers=headers, timeout=TIMEOUT_S) as response:
             # A part that was not requested, or no content, must not pass as the whole file.
-            accepted = (200, 206) if "Range" in (headers or {}) else (200,)
-            if response.status_code not in accepted:
+            expected = (200, 206) if "Range" in (headers or {}) else (200,)
+            if response.status_code not in expected:
                 wait = response.headers.get("Retry-After")
                 raise error_for_status(response.status_code, redact_url(url), gate, wait)
             yield response

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -53,6 +52,7 @@ from paceline.estimate.model.coefficients import NAMES
 from paceline.estimate.model.machine import Machine, machine
 from paceline.estimate.run_case import case_of, software_of
 from paceline.files.recipe import Recipe
+from paceline.files.temporary import temporary_folder
 from paceline.machines.placement import device_kind, find_device
 from paceline.machines.probe.inventory import inventory, local_cluster
 from paceline.machines.probe.program import probe_lines
@@ -142,7 +142,7 @@ def time_steps(
     ]
     if not cases:
         return []
-    with tempfile.TemporaryDirectory(prefix="paceline-calibrate-") as folder:
+    with temporary_folder() as folder:
         path = Path(folder) / "cases.json"
         path.write_text(json.dumps({"cases": cases}), encoding="utf-8")
         lines = probe_lines(

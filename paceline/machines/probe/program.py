@@ -7,11 +7,11 @@ import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.core.errors import SystemFaultError
 from paceline.files.programs import run_program
+from paceline.files.temporary import temporary_folder
 from paceline.files.trainer_program import write_program
 
 
@@ -39,7 +39,7 @@ def probe_lines(
     ]
     environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
     try:
-        with TemporaryDirectory(prefix="paceline-") as folder:
+        with temporary_folder() as folder:
             script = str(write_program(program, Path(folder)))
             command = [python, *(launch if ranks > 1 else []), script, json.dumps(question)]
             process = run_program(command, env=environment, limit_s=limit_s)

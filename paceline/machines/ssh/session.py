@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import selectors
+import signal
 import socket
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from paceline.core.errors import SystemFaultError
 from paceline.core.interrupts import deferred_interrupts
+from paceline.files.programs import die_with_parent
 from paceline.machines.ssh.remote import MESSAGE_WORDS
 
 CHUNK_BYTES = 1 << 16
@@ -85,6 +90,9 @@ class Session:
                     stdout=ssh_end.fileno(),
                     stderr=ssh_errors_end.fileno(),
                     start_new_session=True,
+                    preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM)
+                    if sys.platform == "linux"
+                    else None,
                 )
         except OSError as error:
             self.close()

@@ -5,12 +5,12 @@ Its messages are mapped to lines of the file.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.units import pluralize
+from paceline.files.temporary import temporary_folder
 from paceline.logs.parser import as_text
 from paceline.mlperf.check.findings import Check, CheckedFile, CheckFinding, FileStatus
 from paceline.mlperf.check.official_checker import (
@@ -42,7 +42,7 @@ def check(place: Path, ruleset: str | None = None) -> Check:
     version = checker_version()
     if ruleset is not None:
         resolve_ruleset(place, ruleset, checker_rulesets())
-    with tempfile.TemporaryDirectory(prefix="paceline-mlperf-") as folder:
+    with temporary_folder() as folder:
         logs = run_logs(place)
         name, origin = resolve_ruleset(place, ruleset, checker_rulesets(), logs)
         files = [check_log(log, name, Path(folder)) for log in logs]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from paceline.core.value import Value
 from paceline.engines.log_reading.mllog import records
 from paceline.files.documents import parse_json, read_text
 from paceline.files.log_file import LogFile
+from paceline.files.temporary import temporary_folder
 from paceline.logs.parser import as_text
 from paceline.mlperf.check.findings import Check
 from paceline.mlperf.check.official_checker import ResultLines
@@ -92,7 +92,7 @@ def package(request: PackageRequest) -> Package:
     _check_distinct(scores)
     try:
         request.out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=request.out, prefix=".paceline-") as scratch:
+        with temporary_folder(request.out) as scratch:
             folder = Path(scratch) / request.organization
             results = [
                 _copy_runs(folder, place, score, request)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from paceline.core.errors import UserError
 from paceline.core.units import pluralize
 from paceline.files.documents import parse_json, read_text
 from paceline.files.log_file import LogFile
+from paceline.files.temporary import temporary_folder
 from paceline.logs.parser import as_text
 from paceline.mlperf.check import compliance
 from paceline.mlperf.check.compliance import TINY_RULESET, check_log, resolve_ruleset
@@ -54,7 +54,7 @@ def check(place: Path, ruleset: str | None = None) -> Check:
     if name == TINY_RULESET:
         raise UserError(f"--ruleset {name}", "is only for logs", allowed=", ".join(rulesets))
     status: CheckStatus
-    with tempfile.TemporaryDirectory(prefix="paceline-mlperf-") as scratch:
+    with temporary_folder() as scratch:
         if submission:
             status, files = _check_submission(place, name, Path(scratch))
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from paceline.core.errors import SystemFaultError, UserError, did_you_mean
 from paceline.core.hardware import Cluster
 from paceline.core.units import GIB, MIB
 from paceline.files import catalog
+from paceline.files.temporary import temporary_folder
 from paceline.machines.probe.host import host_parts
 from paceline.machines.probe.inventory import inventory
 from paceline.mlperf.check.findings import CheckedFile
@@ -259,7 +259,7 @@ def _is_node(machine: dict[str, Any], cluster: Cluster | None) -> tuple[bool, tu
 
 
 def _check_text(text: str, ruleset: str) -> CheckedFile:
-    with tempfile.TemporaryDirectory(prefix="paceline-mlperf-") as scratch:
+    with temporary_folder() as scratch:
         path = Path(scratch) / "system.json"
         path.write_text(text, encoding="utf-8")
         return check_description(path, path.name, ruleset, Path(scratch))

@@ -8,20 +8,19 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.core.training import PROFILES_FOLDER
 from paceline.files.programs import run_program
+from paceline.files.temporary import temporary_folder
 from paceline.profiles.attribution import breakdowns, critical_path, top_kernels
 from paceline.profiles.nsys.timelines import (
     SYSTEM_CALLS,
@@ -108,12 +107,13 @@ def _import_stream(path: Path, folder: Path, nsys: Path) -> Path:
 @contextmanager
 def _atomic_output(output_file: Path) -> Iterator[Path]:
     """Yield a temporary path that becomes `output_file` when it is complete."""
-    try:
-        scratch = TemporaryDirectory(prefix=".part-", dir=output_file.parent)
-    except OSError as error:
-        raise SystemFaultError(str(output_file), f"cannot be written: {error.strerror}") from error
-    with scratch as folder:
-        part = Path(folder) / output_file.name
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(temporary_folder(output_file.parent))
+        except OSError as error:
+            what = f"cannot be written: {error.strerror}"
+            raise SystemFaultError(str(output_file), what) from error
+        part = folder / output_file.name
         yield part
         part.replace(output_file)
 
@@ -291,7 +291,7 @@ def read_file(path: Path) -> Profile:
     reports = reports_of(path) if path.is_dir() else [path]
     if not reports:
         raise UserError(str(path), "holds no report", allowed=", ".join(f"*{e}" for e in ENDINGS))
-    with tempfile.TemporaryDirectory(prefix="paceline-nsys-") as scratch:
+    with temporary_folder() as scratch:
         return _profile(reports, [str(report) for report in reports], Path(scratch))
 
 

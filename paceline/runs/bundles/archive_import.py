@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from paceline.files.archive import unpack
 from paceline.files.documents import read_json
 from paceline.files.index import Index
 from paceline.files.run_folder import new_folder, run_folders
+from paceline.files.temporary import temporary_folder
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import log_files, parse_log
 from paceline.runs.bundles.verification import BundleContents, check_contents, open_bundle
@@ -62,7 +62,7 @@ def _store(contents: BundleContents, root: Path) -> RunReport:
     """Copy the bundle's run to a new folder under `root`, completely or not at all."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root, prefix=".import-") as hidden:
+        with temporary_folder(root) as hidden:
             copy = shutil.copytree(contents.folder, Path(hidden) / contents.bundle.run)
             folder = new_folder(root, contents.bundle.run)
             try:
@@ -93,7 +93,7 @@ def import_archive(
     """
     user.check()
     reports: list[RunReport] = []
-    with tempfile.TemporaryDirectory(prefix="paceline-archive-") as name:
+    with temporary_folder() as name:
         place = Path(name)
         archive = unpack(path, place, skip_links=True)
         left_out = [f"{link}: is a link" for link in archive.skipped_links]

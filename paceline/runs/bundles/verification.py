@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from paceline.core.value import NonNegativeInt, Value
 from paceline.files.archive import first_name, unpack
 from paceline.files.documents import read_value
 from paceline.files.run_folder import RESULT_FILE, read_record
+from paceline.files.temporary import temporary_folder
 from paceline.runs.bundles.writing import BUNDLE_FILE
 from paceline.runs.outcome import evaluate
 
@@ -77,7 +77,7 @@ def open_bundle(path: Path) -> Iterator[BundleContents]:
 
     Raises UserError for a file that is not a bundle, or a malicious one.
     """
-    with tempfile.TemporaryDirectory(prefix="paceline-bundle-") as name:
+    with temporary_folder() as name:
         place = Path(name)
         archive = unpack(path, place)
         roots = {file.partition("/")[0] for file in archive.files}

@@ -1,0 +1,111 @@
+"""Processes and temporary files after every end, a kill included."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+SESSION = """
+import pathlib, sys, time
+from paceline.machines.ssh.session import Session
+session = Session("n1", ["sleep", "600"])
+session.start()
+pathlib.Path(sys.argv[1]).write_text(str(session.process.pid))
+time.sleep(600)
+"""
+PROGRAM = """
+import pathlib, sys
+from paceline.files.programs import run_program
+write = 'import os,sys,time; open(sys.argv[1], "w").write(str(os.getpid())); time.sleep(600)'
+run_program([sys.executable, "-c", write, sys.argv[1]])
+"""
+
+
+def _wait_for(condition: object, limit_s: float = 30) -> bool:
+    end_at = time.monotonic() + limit_s
+    while time.monotonic() < end_at:
+        if condition():  # pyright: ignore
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("program", [SESSION, PROGRAM], ids=["ssh", "program"])
+def test_no_ssh_and_no_short_program_outlives_its_parent(tmp_path: Path, program: str):
+    file = tmp_path / "pid"
+    process = subprocess.Popen([sys.executable, "-c", program, str(file)])
+    try:
+        assert _wait_for(lambda: file.exists() and file.read_text())
+        child = int(file.read_text())
+        assert psutil.pid_exists(child)
+    finally:
+        process.kill()
+        process.wait()
+    assert _wait_for(lambda: not psutil.pid_exists(child)), "the process outlived its parent"
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_a_closed_terminal_leaves_no_temporary_file(tmp_path: Path, number: signal.Signals):
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    env = {**os.environ, "TMPDIR": str(folder), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "paceline", "probe", "gemm", "--no-cache"]
+    process = subprocess.Popen(
+        command,
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        text=True,
+    )
+    assert _wait_for(lambda: any(folder.iterdir()), 60)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert not list(folder.iterdir())
+
+
+def test_the_next_command_removes_what_a_killed_one_left(tmp_path: Path):
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    program = (
+        "import time\nfrom paceline.files.temporary import replaced_file, temporary_folder\n"
+        "with temporary_folder() as folder, replaced_file(folder.parent / 'a'):\n"
+        "    (folder / 'file').touch()\n    time.sleep(600)"
+    )
+    env = {**os.environ, "TMPDIR": str(folder)}
+    begin = "import pathlib, sys; from paceline.files.temporary import remove_abandoned; "
+    remove = [sys.executable, "-c", f"{begin}remove_abandoned(pathlib.Path(sys.argv[1]))", folder]
+    process = subprocess.Popen([sys.executable, "-c", program], env=env)
+    try:
+        assert _wait_for(lambda: list(folder.glob("paceline-tmp-*/file")))
+        time.sleep(1.1)
+        subprocess.run(remove, check=True)
+        assert len(list(folder.iterdir())) == 2, "a folder in use was removed"
+    finally:
+        process.kill()
+        process.wait()
+    (folder / "paceline-of-the-user").mkdir()
+    assert len(list(folder.iterdir())) == 3
+    subprocess.run(remove, check=True)
+    assert [path.name for path in folder.iterdir()] == ["paceline-of-the-user"]
+
+
+def test_ignored_hangups_stay_ignored(tmp_path: Path):
+    program = (
+        "import signal\nfrom paceline.core.interrupts import install_handlers\n"
+        "install_handlers()\nassert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
