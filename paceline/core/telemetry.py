@@ -108,9 +108,10 @@ def energy_between(
 ) -> Energy:
     """Return the energy in joules of all hosts from `start` to `stop` (Unix time).
 
-    The energy is the integral of linearly interpolated power. If devices have energy counters, the
-    counters are interpolated instead. A part with a gap on any host is excluded. Without any part,
-    or without the `needed` part, the energy is None and the reason lists all affected hosts.
+    The energy is the integral of linearly interpolated power of each device. If all devices have
+    energy counters that are never reset, the counters are interpolated instead. A part with a gap
+    on any host is excluded. Without any part, or without the `required_part`, the energy is None
+    and the reason lists all affected hosts.
     """
     parts: dict[str, float] = {}
     sources: set[str] = set()
@@ -149,35 +150,65 @@ def _part_j(host: Telemetry, part: str, start: float, stop: float) -> tuple[floa
         return host.start.unknown.get(part, "not recorded")
     source = host.start.sources[part]
     if part == "cpu":
-        uses_counter, values = True, [sample.cpu_energy_j for sample in host.samples]
-    else:
-        joules = [_of_all_gpus(sample, "energy_j") for sample in host.samples]
-        counters = [
-            value for sample, value in zip(host.samples, joules, strict=True) if sample.gpus
+        points = [
+            (sample.time_unix, sample.cpu_energy_j)
+            for sample in host.samples
+            if sample.cpu_energy_j is not None
         ]
-        uses_counter = bool(counters) and None not in counters
-        values = joules if uses_counter else [_of_all_gpus(s, "power_w") for s in host.samples]
-        # The first sample names the driver and its source, but later samples may lack the counter.
-        driver = source.removesuffix(POWER_SOURCE).removesuffix(COUNTER_SOURCE)
-        if driver != source:
-            source = driver + (COUNTER_SOURCE if uses_counter else POWER_SOURCE)
-    points = [(s.time_unix, v) for s, v in zip(host.samples, values, strict=True) if v is not None]
+        answer = _integral_j(points, True, start, stop, host.start.interval_s)
+        return answer if isinstance(answer, str) else (answer, source)
+    gpus = [gpu for sample in host.samples for gpu in sample.gpus]
+    has_counters = bool(gpus) and all(gpu.energy_j is not None for gpu in gpus)
+    # The first sample names the driver and its source, but later samples may lack the counter.
+    driver = source.removesuffix(POWER_SOURCE).removesuffix(COUNTER_SOURCE)
+    reasons: list[str] = []
+    for uses_counter in (True, False) if has_counters else (False,):
+        answer = _gpus_j(host, uses_counter, start, stop)
+        if not isinstance(answer, str):
+            suffix = COUNTER_SOURCE if uses_counter else POWER_SOURCE
+            return answer, source if driver == source else driver + suffix
+        reasons.append(answer)
+    return reasons[0]
+
+
+def _gpus_j(host: Telemetry, uses_counter: bool, start: float, stop: float) -> float | str:
+    """Return the joules of all devices of a host, or why those of a device are unknown.
+
+    Each device is integrated alone, because some samples may lack a device.
+    """
+    readings: dict[int, list[tuple[float, float]]] = {}
+    for sample in host.samples:
+        for gpu in sample.gpus:
+            value = gpu.energy_j if uses_counter else gpu.power_w
+            points = readings.setdefault(gpu.index, [])
+            if value is not None:
+                points.append((sample.time_unix, value))
+    total_j = 0.0
+    for index, points in sorted((readings or {0: []}).items()):
+        answer = _integral_j(points, uses_counter, start, stop, host.start.interval_s)
+        if isinstance(answer, str):
+            return answer if len(readings) < 2 else f"device {index} {answer}"
+        total_j += answer
+    return total_j
+
+
+def _integral_j(
+    points: Sequence[tuple[float, float]],
+    uses_counter: bool,
+    start: float,
+    stop: float,
+    interval_s: float,
+) -> float | str:
+    """Return the joules of one device from its readings (time, value), or why they are unknown."""
     times, readings = np.array(points, dtype=float).reshape(-1, 2).T
     if stop <= start or not (len(times) and times[0] <= start and stop <= times[-1]):
         return "was not sampled over the whole window"
     around = slice(np.searchsorted(times, start, "right") - 1, np.searchsorted(times, stop) + 1)
     gap = float(np.diff(times[around]).max())
-    if gap > max(MAX_GAP_S, 5 * host.start.interval_s):
+    if gap > max(MAX_GAP_S, 5 * interval_s):
         return f"was not sampled for {gap:.1f} s"
+    if uses_counter and (np.diff(readings[around]) < 0).any():
+        return "has an energy counter that was reset"
     grid = np.array([start, *times[(times > start) & (times < stop)], stop])
     curve = np.interp(grid, times, readings)
-    if not uses_counter:
-        return float(np.trapezoid(curve, grid)), source
-    joules_used = float(curve[-1] - curve[0])
-    return (joules_used, source) if joules_used >= 0 else "its energy counter was reset"
-
-
-def _of_all_gpus(sample: TelemetrySample, name: str) -> float | None:
-    """Return the sum of one reading of all devices; None if a device lacks it."""
-    readings = [getattr(gpu, name) for gpu in sample.gpus]
-    return sum(readings) if readings and None not in readings else None
+    return float(curve[-1] - curve[0] if uses_counter else np.trapezoid(curve, grid))

@@ -12,13 +12,22 @@ import numpy as np
 from paceline.core.metrics import ENERGY_PER_TOKEN
 from paceline.core.result import Metric, RunVerdict
 from paceline.core.steps import Steps
-from paceline.core.telemetry import GpuSample, Telemetry, energy_between, read_telemetry
+from paceline.core.telemetry import (
+    POWER_SOURCE,
+    Energy,
+    GpuSample,
+    Telemetry,
+    energy_between,
+    read_telemetry,
+)
 from paceline.core.units import pluralize
 from paceline.files.documents import read_lines
 from paceline.machines.probe.telemetry import FOLDER
 
 WH_J = 3600.0
 THROTTLED = "throttled"
+ALIASING_STEPS = 7
+"""Step time in sampling intervals from which the error of sampled power is below 1.3%."""
 THROTTLED_SHARE = 0.05
 """Minimum fraction of a device's samples for a throttling warning."""
 
@@ -73,7 +82,7 @@ def energy_metrics(
     window = (
         f"{1e6 * value / WH_J:,.3g} Wh per million tokens; {energy.energy_j:,.4g} J of {parts} in "
         f"{energy.window_s:,.1f} s, from the first start to the last end of a rank, "
-        f"{pluralize(energy.n, 'sample')}"
+        f"{pluralize(energy.n, 'sample')}{_sampling_error(telemetry, energy, steps)}"
     )
     return {
         ENERGY_PER_TOKEN: Metric(
@@ -85,6 +94,18 @@ def energy_metrics(
             note=window,
         )
     }
+
+
+def _sampling_error(telemetry: RunTelemetry, energy: Energy, steps: Steps) -> str:
+    """Return the error of power that is sampled about as often as steps end; "" if it is small."""
+    interval_s = max(host.start.interval_s for host in telemetry.hosts)
+    samples_power = any(source.endswith(POWER_SOURCE) for source in energy.sources)
+    if not samples_power or float(np.median(steps["step_time_s"])) >= ALIASING_STEPS * interval_s:
+        return ""
+    return (
+        f"; power was sampled every {interval_s:g} s, so a step that takes a whole number or "
+        "fraction of that can bias the energy by 17% (43% at worst)"
+    )
 
 
 def device_warnings(telemetry: RunTelemetry | None) -> list[str]:

@@ -80,6 +80,35 @@ def test_a_device_that_falls_silent_leaves_no_sum_of_the_others():
     assert energy.energy_j == pytest.approx(600)  # by the samples on both sides of it
 
 
+def test_a_device_that_is_absent_from_samples_is_not_left_out_of_the_sum():
+    seconds = range(81)
+    some = host(*(at(t, [600.0] * (1 if 30 <= t < 60 else 2)) for t in seconds), sources=("gpu",))
+    energy = energy_between([some], 0.0, 80.0)
+    assert energy.energy_j is None
+    assert "gpu: a: device 1 was not sampled for 31.0 s" in str(energy.reason)
+
+    every_other = host(*(at(t, [600.0] * (8 - t % 2)) for t in seconds), sources=("gpu",))
+    assert energy_between([every_other], 0.0, 80.0).energy_j == pytest.approx(8 * 600 * 80)
+
+
+@pytest.mark.parametrize(("watts", "joules"), [(None, None), (600.0, 600.0 * 90)])
+def test_a_counter_that_is_reset_is_not_used(watts: float | None, joules: float | None):
+    lines = [
+        {
+            "time_unix": t,
+            "gpus": [{"index": 0, "power_w": watts, "energy_j": 600.0 * (t if t < 30 else t - 30)}],
+        }
+        for t in range(91)
+    ]
+    energy = energy_between([host(*lines, sources=("gpu",))], 0.0, 90.0)
+    assert energy.energy_j == joules
+    assert joules or "gpu: a: has an energy counter that was reset" in str(energy.reason)
+
+    wrapped = host(*(at(t, [], 150.0 * (t % 80)) for t in range(91)), sources=("cpu",))
+    assert energy_between([wrapped], 0.0, 70.0).energy_j == pytest.approx(150 * 70)
+    assert "cpu: a: has an energy counter" in str(energy_between([wrapped], 0.0, 90.0).reason)
+
+
 @pytest.mark.parametrize("stated", ["NVML power", "NVML energy counter"])
 @pytest.mark.parametrize("lacking", [None, 2])
 def test_the_source_is_what_was_used_and_not_what_the_first_look_promised(

@@ -60,12 +60,14 @@ def test_energy_of_a_token_is_all_energy_over_all_tokens(tmp_path: Path):
     assert (
         metric.note is not None and "Wh per million tokens; 6,000 J of gpu in 12.0 s" in metric.note
     )
+    assert "power was sampled every 1 s, so a step" in metric.note
 
 
 def test_the_counter_of_energy_goes_before_sampled_power(tmp_path: Path):
     counters = {f"at_{s}": {"energy_j": 1000.0 + 300 * s} for s in range(-1, SECONDS + 2)}
     metric = result(tmp_path / "run", counters).metrics[ENERGY_PER_TOKEN]
     assert metric.value == pytest.approx(300 * SECONDS / TOKENS)
+    assert "power was sampled" not in (metric.note or "")
     counters["at_5"] = {}
     sampled = result(tmp_path / "other", counters).metrics[ENERGY_PER_TOKEN]
     assert sampled.value == pytest.approx(500 * SECONDS / TOKENS)
