@@ -13,6 +13,7 @@ from paceline.core.errors import UserError
 from paceline.core.ranks import merge_ranks
 from paceline.core.run import RunSettings
 from paceline.core.steps import FloatColumn, IntColumn, Steps
+from paceline.engines.log_reading.log_content import LogContent
 from paceline.files.events import RankLog
 from paceline.files.run_folder import STEPS_FOLDER, RunRecord, read_record
 from paceline.logs.facts import UserSettings
@@ -147,8 +148,8 @@ def _ready_unix(ranks: dict[int, RankLog]) -> float | None:
 def attempts_of_log(path: Path) -> list[Attempt]:
     """Return the attempts in the log of another program, one per start.
 
-    A log contains only steps, not the time before, between and after them. Raises UserError for a
-    file that is not a training log.
+    A log contains only steps and evaluations, not the time before and after them. Raises UserError
+    for a file that is not a training log, and for one with several finished trainings.
     """
     parsing = parse_log(path, UserSettings())
     steps = parsing.log.steps() if parsing.log else parsing.steps
@@ -158,6 +159,7 @@ def attempts_of_log(path: Path) -> list[Attempt]:
             parsing.document.reason or "has no step times",
             remedy="inspect it with `paceline parse`",
         )
+    _check_one_training(path, parsing.log, steps)
     total_steps = parsing.log.facts.get("total_steps")
     empty = Attempt(
         name=path.name,
@@ -168,7 +170,25 @@ def attempts_of_log(path: Path) -> list[Attempt]:
         steps_requested=int(total_steps) if isinstance(total_steps, int | float) else None,
         facts=parsing.document.settings,
     )
-    return _attempts_in_log(empty, steps)
+    *earlier, last = _attempts_in_log(empty, steps)
+    return [*earlier, replace(last, evaluation_s=parsing.log.figures.get("evaluation_s", 0.0))]
+
+
+def _check_one_training(path: Path, log: LogContent, steps: Steps) -> None:
+    """Raise UserError if the steps start over after a training that was complete."""
+    rows = 0
+    for part in _parts(steps)[:-1]:
+        rows += len(part)
+        total = log.facts_of(rows - 1).get("total_steps") or log.facts.get("total_steps")
+        first, last = int(part.index[0]), int(part.index[-1])
+        if isinstance(total, int | float) and last >= total - (first == 0):
+            raise UserError(
+                str(path),
+                f"starts over at step {int(steps.index[rows]):,} after a training that was "
+                f"complete ({last:,} of {int(total):,} steps): it holds several trainings, not "
+                "attempts of one",
+                remedy="split the log where a training ends",
+            )
 
 
 def _parts(steps: Steps) -> list[Steps]:

@@ -192,8 +192,8 @@ def _notes(entries: Sequence[Attempt]) -> tuple[str, ...]:
     notes: list[str] = []
     if any(entry.requested_unix is None for entry in entries):
         notes.append(
-            "logs contain only steps: initialisation, queue and stops are not counted, so the "
-            "goodput is an upper bound"
+            "logs contain only steps and evaluations: initialisation, queue and stops are not "
+            "counted, so the goodput is an upper bound"
         )
     if any(entry.clocked and entry.ready_unix is None for entry in entries):
         notes.append(

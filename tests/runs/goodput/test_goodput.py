@@ -19,6 +19,7 @@ from tests.command import paceline
 from tests.example import make_spec
 from tests.files.test_events import END, START, STEP, lines
 from tests.files.test_run_folder import make_record
+from tests.logs.example import megatron_line
 
 ASKED = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 STARTUP_S, SAVE_S, FIRST_S = 30.0, 0.5, 3.0
@@ -128,6 +129,36 @@ def test_a_log_with_a_restart_is_two_attempts(tmp_path: Path):
     assert ledger.goodput == pytest.approx(200 / 260)
     assert (ledger.steps_requested, ledger.whole) == (200, False)
     assert "upper bound" in ledger.notes[0]
+
+
+def test_a_log_of_two_finished_trainings_is_refused(tmp_path: Path):
+    """Step numbers that start over after the last step are no restart."""
+    path = tmp_path / "pretrain.log"
+    lines = [megatron_line(step, 2.0) for step in range(60, 101, 10)]  # of 100
+    path.write_text("".join([*lines, *lines]))
+    with pytest.raises(UserError, match="after a training that was complete"):
+        attempts_of_log(path)
+    path.write_text("".join([*lines[:-1], *lines]))
+    assert len(attempts_of_log(path)) == 2
+
+
+def test_evaluations_of_a_log_have_their_account(tmp_path: Path):
+    bars = "".join(
+        f" {step}%|##  | {step}/100 [00:10<00:10,  1.00s/it]\n"
+        f"{{'loss': 1.5, 'grad_norm': 0.5, 'learning_rate': 1e-05, 'epoch': 0.1}}\n"
+        f" {step}%|##  | {step}/100 [00:10<00:10,  1.00s/it]\n"
+        for step in range(5, 101, 5)
+    )
+    path = tmp_path / "train.log"
+    path.write_text(
+        f"  Total optimization steps = 100\n{bars}"
+        "{'eval_loss': 1.5, 'eval_runtime': 50.0, 'eval_steps_per_second': 1.0, 'epoch': 1.0}\n"
+        "{'train_runtime': 150.0, 'train_steps_per_second': 0.667, 'train_loss': 1.4}\n"
+    )
+    ledger = ledger_of(attempts_of_log(path))
+    assert ledger.seconds["evaluation"] == 50.0
+    assert ledger.seconds["slow_steps"] == 0.0
+    assert ledger.wall_s == pytest.approx(145)  # the first 5 steps have no time of their own
 
 
 def test_a_foreign_run_counts_its_seconds_once(tmp_path: Path):
