@@ -9,7 +9,9 @@ from typing import Literal
 
 from paceline.audit.derivation import (
     COLUMNS,
+    PER_DEVICE,
     SPEEDS,
+    WHOLE_JOB,
     AlternativeInputs,
     Cell,
     Change,
@@ -21,6 +23,7 @@ from paceline.audit.derivation import (
     implied_step_times,
     judge,
     missing,
+    other_divisors,
     other_inputs,
     other_speeds,
     relation,
@@ -160,7 +163,7 @@ def _with_agreement(row: TimedLine, flops_are_sound: bool) -> TimedLine:
     if (
         against
         or doubtful_count
-        or _another_input_explains(row.line, speed, agreeing, flops_are_sound)
+        or _another_input_explains(row.line, row.column, speed, agreeing, flops_are_sound)
     ):
         return row
     return replace(row, consistent_step_times=step_times, agreeing_columns=names)
@@ -188,12 +191,12 @@ def _allows(pair: Pair, step_times: Interval) -> bool:
 
 
 def _another_input_explains(
-    line: AuditLine, speed: RowSpeed, agreeing: Sequence[Pair], flops_are_sound: bool
+    line: AuditLine, column: str, speed: RowSpeed, agreeing: Sequence[Pair], flops_are_sound: bool
 ) -> bool:
     """Return whether one input other than the step time explains all agreeing cells."""
     return any(
         all(explains(change, cell, how) for cell, how in agreeing)
-        for change in other_inputs(line.inputs, speed, line.options)
+        for change in _own_changes(line, column, speed)
         if not (change.of_column and flops_are_sound)
     )
 
@@ -229,8 +232,6 @@ LACKS = {
     "total_tokens": "declared number of tokens",
     "base_samples_per_s": "base for speed-ups",
 }
-WHOLE_JOB = frozenset({"tokens_per_s", "samples_per_s", "days"})
-"""Columns that describe the whole job and therefore scale with its number of devices."""
 
 
 @dataclass(frozen=True)
@@ -297,11 +298,12 @@ def _is_strained(row: TimedLine, cell: Cell, how: Relation) -> bool:
 
 
 def _words(row: TimedLine, cell: Cell, how: Relation, rows: Sequence[TimedLine]) -> list[str]:
-    """Return exact explanations of a cell.
+    """Return the exact explanations of a cell.
 
-    If a failing cell has none, accept explanations within the rounding of the step time.
+    For a failing cell, those within the rounding of the step time follow.
     """
     fails = judge(cell, how, row.speed) == "fails"
+    explanations: dict[str, None] = {}
     for within_rounding in (False, True) if fails else (False,):
         words = [
             change.words
@@ -311,9 +313,8 @@ def _words(row: TimedLine, cell: Cell, how: Relation, rows: Sequence[TimedLine])
         ]
         if how.power and not within_rounding:
             words += _multiples(row, cell, rows)
-        if words:
-            return list(dict.fromkeys(words))
-    return []
+        explanations |= dict.fromkeys(words)
+    return list(explanations)
 
 
 def _is_supported(change: Change, row: TimedLine, cell: Cell, rows: Sequence[TimedLine]) -> bool:
@@ -334,7 +335,11 @@ def _is_supported(change: Change, row: TimedLine, cell: Cell, rows: Sequence[Tim
         )
         if other.line.table != row.line.table or not same or not (peer and how and other.speed):
             continue
-        same_change = (c for c in _own_changes(other) if c.words == change.words)
+        same_change = (
+            c
+            for c in _own_changes(other.line, other.column, other.speed)
+            if c.words == change.words
+        )
         fits = any(explains(c, peer, how, within_rounding=True) for c in same_change)
         follows = judge(peer, how, other.speed) != "fails"
         for_it += fits and not follows
@@ -358,13 +363,39 @@ def _changes(row: TimedLine, rows: Sequence[TimedLine]) -> Iterator[Change]:
     inputs, speed = row.line.inputs, row.speed
     if speed:
         yield from other_speeds(inputs, other_step_times(row, rows), row.line.options)
-        yield from _own_changes(row)
+        yield from _speed_of_other_devices(row, speed)
+        yield from _own_changes(row.line, row.column, speed)
         yield from rounded_speeds(inputs, speed)
 
 
-def _own_changes(row: TimedLine) -> Iterator[Change]:
-    if row.speed:
-        yield from other_inputs(row.line.inputs, row.speed, row.line.options)
+def _speed_of_other_devices(row: TimedLine, speed: RowSpeed) -> Iterator[Change]:
+    """Yield the step time if a throughput is a sum, or of one device, contrary to its column."""
+    n, column = int(row.line.inputs.num_devices or 1), row.column or ""
+    for columns, factor, words in (
+        (PER_DEVICE, n, f"summed over all {n:,} devices"),
+        (WHOLE_JOB - {"days"}, 1 / n, f"of one of the {n:,} devices"),
+    ):
+        if n > 1 and column in columns:
+            other = RowSpeed(speed.step_time_s * factor, speed.interval.times(factor))
+            yield Change(f"follows if {column} is {words}", row.line.inputs, other, True)
+
+
+def _own_changes(line: AuditLine, column: str | None, speed: RowSpeed | None) -> Iterator[Change]:
+    """Yield every change of an input, with the speed that the row then has.
+
+    A throughput gives another step time with another batch: the batch cancels out of FLOP/s.
+    """
+    cell = line.cells.get(column or "")
+    for change in other_inputs(line.inputs, speed, line.options) if speed else ():
+        how = relation(cell.column, change.inputs) if cell and change.of_row else None
+        if cell and how and how != relation(cell.column, line.inputs):
+            exact, allowed = (
+                how.step_times(exactly(cell.value)),
+                how.step_times(cell.rounding_interval()),
+            )
+            if exact and allowed:
+                change = replace(change, speed=RowSpeed(exact.middle, allowed))
+        yield change
 
 
 def _multiples(row: TimedLine, cell: Cell, rows: Sequence[TimedLine]) -> Iterator[str]:
@@ -460,10 +491,26 @@ def _contradicted_verdict(row: TimedLine, cell: Cell) -> CellVerdict:
     consistent_value = Relation(how.over(row.consistent_step_times), 0)
     value_text = like(value / cell.unit, cell.printed)
     cause = f"{' and '.join(row.agreeing_columns)} all follow from {value_text}"
-    slip = slip_of_digits(cell, consistent_value)
+    slip = _other_divisor(row, cell, row.consistent_step_times)
+    slip = slip or slip_of_digits(cell, consistent_value)
     resolution = cell.printed.resolution + row.consistent_step_times.relative_width
     cause = f"{cause}; {slip}" if slip else cause
     return CellVerdict(row.line, cell, "fails", value, resolution, cause)
+
+
+def _other_divisor(row: TimedLine, cell: Cell, step_times: Interval) -> str | None:
+    """Return how the cell follows from `step_times` as a total or as a figure of one device."""
+    assert row.speed
+    for change in other_divisors(row.line.inputs, row.speed):
+        how = relation(cell.column, change.inputs)
+        values = Relation(how.over(step_times), 0) if how else None
+        if (
+            values
+            and cell.column in (change.columns or ())
+            and judge(cell, values, None) != "fails"
+        ):
+            return change.words
+    return None
 
 
 def _why_unchecked(row: TimedLine, column: str) -> str:

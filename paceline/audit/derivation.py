@@ -246,6 +246,9 @@ def implied_step_times(cell: Cell, how: Relation) -> Interval | None:
     return Interval(min(if_rounded.low, if_truncated.low), max(if_rounded.high, if_truncated.high))
 
 
+PER_DEVICE = frozenset({"tokens_per_s_per_device", "flops_per_s_per_device", "mfu"})
+WHOLE_JOB = frozenset({"tokens_per_s", "samples_per_s", "samples_per_s_unrounded", "days"})
+"""Columns that describe the whole job and therefore scale with its number of devices."""
 FACTORS = (2, 4, 8)
 """Typical miscounts of batches and devices are powers of two."""
 MAX_NUANCE = 0.05
@@ -276,6 +279,8 @@ class Change:
     """True for a small change of a table-wide input that other cells of the column must support."""
     of_row: bool = False
     """True for a count of the row, which its other cells must support."""
+    columns: frozenset[str] | None = None
+    """Columns that it changes; None for all that the inputs determine."""
 
 
 def other_speeds(
@@ -299,6 +304,7 @@ def other_inputs(inputs: Inputs, speed: RowSpeed, options: AlternativeInputs) ->
     yield from _other_flops(inputs, speed, options)
     for words, base_inputs in options.bases.items():
         yield Change(words, base_inputs, speed)
+    yield from other_divisors(inputs, speed)
     yield from _rounded_flops(inputs, speed)
     yield from _miscounts(inputs, speed)
 
@@ -329,6 +335,8 @@ def explains(change: Change, cell: Cell, how: Relation, within_rounding: bool = 
     With `within_rounding`, any step time that rounds to the printed one is accepted.
     """
     changed_relation = relation(cell.column, change.inputs)
+    if change.columns is not None and cell.column not in change.columns:
+        return False
     if changed_relation is None or (changed_relation == how and not change.only_speed):
         return False
     values = exactly(changed_relation.at(change.speed.step_time_s))
@@ -374,6 +382,26 @@ def _rounded_flops(inputs: Inputs, speed: RowSpeed) -> Iterator[Change]:
         words = f"follows with the FLOPs of a sequence rounded to {rounded_value:.{digits - 1}E}"
         changed_inputs = replace(inputs, flops_per_sample=exactly(rounded_value))
         yield Change(words, changed_inputs, speed, of_column=True)
+
+
+def other_divisors(inputs: Inputs, speed: RowSpeed) -> Iterator[Change]:
+    """Yield figures that are not divided by the devices, or divided although they are totals."""
+    n, batch = int(inputs.num_devices or 1), inputs.global_batch
+    if n == 1:
+        return
+    yield Change(
+        f"is summed over all {n:,} devices, not divided by them",
+        replace(inputs, num_devices=1),
+        speed,
+        columns=PER_DEVICE,
+    )
+    if batch:
+        yield Change(
+            f"is of one of the {n:,} devices, not of all",
+            replace(inputs, global_batch=batch / n),
+            speed,
+            columns=WHOLE_JOB,
+        )
 
 
 def _miscounts(inputs: Inputs, speed: RowSpeed) -> Iterator[Change]:

@@ -9,7 +9,15 @@ from itertools import product
 from typing import Any
 
 from paceline.audit.crosscheck import AuditLine
-from paceline.audit.derivation import AlternativeInputs, Cell, Inputs, judge, relation, speed_of
+from paceline.audit.derivation import (
+    PER_DEVICE,
+    AlternativeInputs,
+    Cell,
+    Inputs,
+    judge,
+    relation,
+    speed_of,
+)
 from paceline.core.errors import UserError
 from paceline.core.flops import (
     CONVENTIONS,
@@ -37,7 +45,6 @@ from paceline.files.references import UNIT_SIZES, Row
 
 ATTENTION: tuple[LoraTarget, ...] = ("q", "k", "v", "o")
 MLP: tuple[LoraTarget, ...] = ("up", "gate", "down")
-PER_DEVICE = {"tokens_per_s_per_device", "flops_per_s_per_device", "mfu"}
 
 
 def audit_lines(rows: Sequence[Row]) -> list[AuditLine]:

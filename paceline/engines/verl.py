@@ -61,6 +61,7 @@ _COLUMNS = {
     "allocated_bytes": column(rb" - perf/max_memory_allocated_gb:", scale=GIB),
     "reserved_bytes": column(rb" - perf/max_memory_reserved_gb:", scale=GIB),
 }
+_PHASE_MFU = re.compile(rb" - perf/mfu/([\w/]{1,40}):([0-9]{1,9}(?:\.[0-9]{1,18})?)(?![\w.])")
 _TIMED = re.compile(rb" - (?:perf/time_per_step|timing_s/step|train/time\(s\)):")
 
 WHOLE_STEP_REMARK = (
@@ -74,6 +75,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
     Lines of validations have no time and are skipped.
     """
+    largest_mfu, phase = 0.0, b""
     for block in watch_end(blocks, log, ENDS, _INCOMPLETE):
         text = without_colors(block)
         text = _NUMPY.sub(rb":\1", text) if b":np." in text else text
@@ -92,6 +94,13 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         if "tokens_per_s_per_device" in columns:
             log.remark(WHOLE_STEP_REMARK)
         note_decimals(log, records.either_texts(_TIMES.patterns))
+        for name, share in _PHASE_MFU.findall(b"".join(fields)):
+            largest_mfu, phase = max((largest_mfu, phase), (float(share), name))
+    if largest_mfu > 1:
+        log.remark(
+            f"the log prints an MFU of {largest_mfu:.1%} for {phase.decode()}, more than a device "
+            "can reach: its FLOPs or its peak are wrong"
+        )
 
 
 def _count_devices(columns: dict[str, FloatColumn], log: LogContent) -> None:

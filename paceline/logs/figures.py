@@ -111,9 +111,7 @@ def figures_of(
             else f"{run.statistic} of the window",
             "tokens": "real tokens where the recipe states the padding, else every position",
         },
-        warnings=tuple(
-            _warnings(run, log, printed, log_figures.get("tflops_per_device", 0.0) * TERA)
-        ),
+        warnings=tuple(_warnings(run, log, printed, log_figures)),
     )
 
 
@@ -306,6 +304,7 @@ def _printed_figures(run: TimedRun, reported_values: dict[str, float]) -> list[P
         ("samples_per_s", samples, "samples/s", "samples_per_s"),
         ("running_samples_per_s", samples, "samples/s", None),
         ("tokens_per_s_per_device", tokens, "tokens/s", "tokens_per_s_per_device"),
+        ("trained_tokens_per_s_per_device", tokens, "tokens/s", None),
         ("tflops_per_device", flops, "FLOP/s", "flops_per_s_per_device"),
         ("mfu", share, "fraction", "mfu"),
     )
@@ -319,8 +318,15 @@ def _printed_figures(run: TimedRun, reported_values: dict[str, float]) -> list[P
             _rounding(run, column) if column else None,
         )
         for figure, computed, unit, column in rows
-        if reported_values.get(figure) and computed
+        if reported_values.get(figure)
+        and computed
+        and not _is_part(figure, reported_values, computed)
     ]
+
+
+def _is_part(figure: str, reported_values: dict[str, float], computed: float) -> bool:
+    """Return whether a figure of trained tokens is no more than that of all tokens."""
+    return figure.startswith("trained_") and reported_values[figure] <= computed
 
 
 def _other_rates(log: LogContent) -> dict[str, float]:
@@ -353,7 +359,7 @@ def _mantissa(value: float) -> float:
 
 
 def _warnings(
-    run: TimedRun, log: LogContent, printed: bool, reported_flops_per_s: float
+    run: TimedRun, log: LogContent, printed: bool, reported_values: dict[str, float]
 ) -> list[str]:
     warnings: list[str] = []
     step = log.resolution_s / run.typical_step_s
@@ -364,8 +370,12 @@ def _warnings(
     facts = run.facts
     if doubt := peak_doubt(run.flops_per_s_per_device, facts.device, facts.dtype):
         warnings.append(doubt)
-    elif doubt := peak_doubt(reported_flops_per_s, facts.device, facts.dtype):
+    elif doubt := peak_doubt(
+        reported_values.get("tflops_per_device", 0.0) * TERA, facts.device, facts.dtype
+    ):
         warnings.append(f"the log's own figure: {doubt}")
+    elif (mfu := reported_values.get("mfu", 0.0)) > 1:
+        warnings.append(f"the log prints an MFU of {mfu:.1%}: its FLOPs or its peak are wrong")
     if run.uneven:
         warnings.append(uneven_warning(run.window["step_time_s"]))
     elif run.times.jitter_overhead > JITTER_WARNING:

@@ -116,6 +116,57 @@ def test_a_file_is_audited_with_what_the_options_declare(tmp_path: Path):
     assert "note: ignored columns: colour" in result.stderr
 
 
+TABLE = (
+    "id,gpu,num_gpus,gbs,seq_len,dtype,step_time_s,tokens_per_s,tokens_per_s_per_gpu,samples_per_s"
+)
+SUMMED = "is summed over all 8 devices, not divided by them"
+OF_ONE = "is of one of the 8 devices, not of all"
+BATCH = "follows with a global batch of 512, not the declared 64"
+
+
+@pytest.mark.parametrize(
+    ("figures", "causes"),
+    [
+        ("2.00,65536,65536,32.00", {"tokens_per_s_per_device": SUMMED}),
+        ("2.00,8192,8192,4.000", {"samples_per_s": OF_ONE, "tokens_per_s": OF_ONE}),
+        # One cause of three cells goes before a cause of each.
+        (
+            "2.00,524288,65536,256.0",
+            dict.fromkeys(("samples_per_s", "tokens_per_s", "tokens_per_s_per_device"), BATCH),
+        ),
+    ],
+)
+def test_totals_and_figures_of_a_device_are_told_apart(
+    tmp_path: Path, figures: str, causes: dict[str, str]
+):
+    path = tmp_path / "mine.csv"
+    path.write_text(f"{TABLE}\nrow,H100-SXM,8,64,2048,bf16,{figures}\n")
+    assert {each["column"]: each["cause"] for each in findings(str(path))} == causes
+
+
+@pytest.mark.parametrize("num_sound", [3, 6])
+def test_a_summed_throughput_that_gives_the_speed_explains_its_row(tmp_path: Path, num_sound: int):
+    """The other cells follow from the speed of one device; another batch would cancel out."""
+    header = "id,model,gpu,num_gpus,gbs,seq_len,dtype,tokens_per_s_per_gpu,tflops_per_gpu,mfu_pct"
+    lines = [header]
+    for number, tokens in enumerate((8904, *range(8500, 8500 + 50 * num_sound, 50))):
+        tflops = tokens * 0.0514698  # 6 N + 6 L h s FLOPs per token
+        printed = tokens * (1 if number else 8)
+        settings = "llama31-8b,H100-SXM,8,128,8192,bf16"
+        lines.append(f"r{number},{settings},{printed},{tflops:.1f},{tflops / 9.89:.2f}")
+    path = tmp_path / "mine.csv"
+    path.write_text("\n".join(lines) + "\n")
+    causes = {
+        each["column"]: each["cause"] for each in findings(str(path), "--convention", "causal")
+    }
+    if num_sound == 3:
+        expected = "follows if tokens_per_s_per_device is summed over all 8 devices"
+        assert causes == {"flops_per_s_per_device": expected, "mfu": expected}
+    else:
+        (cause,) = causes.values()
+        assert cause.endswith(SUMMED)
+
+
 def test_a_yaml_file_in_the_form_of_the_references_is_audited(tmp_path: Path):
     path = tmp_path / "mine.yaml"
     path.write_text(

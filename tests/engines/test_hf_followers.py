@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from paceline.core.units import GIB
 from paceline.engines.hf_trainer.log_format import LOG_FORMAT, STEP_TIME_REMARK
+from paceline.logs.facts import UserSettings
+from paceline.logs.parser import parse_log
 from tests.engines.promises import parsed, reader_of
 
 
@@ -87,6 +90,25 @@ def test_axolotls_memory_and_tokens_are_kept_and_its_rate_is_not():
     assert steps["tokens"][1:].tolist() == [65_536.0] * 4
     assert log.memory_bytes == {"allocated": pytest.approx(54.2 * GIB)}
     assert not steps.known("tokens_per_s_per_device"), "it counts trainable tokens only"
+
+
+@pytest.mark.parametrize(("rate", "is_told"), [(65536, True), (6000, False)])
+def test_axolotls_rate_of_a_device_that_is_above_all_tokens_is_a_sum(
+    tmp_path: Path, rate: int, is_told: bool
+):
+    lines = [
+        "  Total train batch size (w. parallel, distributed & accumulation) = 32",
+        *(
+            f"{{'loss': 1.2, 'learning_rate': 1e-05, 'tokens/train_per_sec_per_gpu': {rate}.0, "
+            f"'epoch': 0.01}}\n  {n}%|1   | {n}/100 [00:02<03:18,  2.00s/it]"
+            for n in range(1, 16)
+        ),
+    ]
+    path = tmp_path / "train.log"
+    path.write_text("***** Running training *****\n" + "\n".join(lines) + "\n")
+    document = parse_log(path, UserSettings(seq_len=4096, num_devices=8)).document
+    causes = [each.cause for each in document.disagreements]
+    assert causes == ["it is of all 8 devices together, not of one"] * is_told
 
 
 def test_a_file_of_such_objects_is_read_as_a_log(tmp_path):

@@ -45,6 +45,15 @@ def test_what_a_step_is_is_said_and_the_mfu_of_a_phase_is_not_its_own():
     assert not log.steps().known("mfu")
 
 
+def test_an_mfu_above_one_is_reported():
+    lines = "".join(
+        f"step:{n} - actor/pg_loss:0.001 - perf/mfu/actor:{mfu} - timing_s/step:96.5\n"
+        for n, mfu in enumerate((0.98, 1.018, 1.002), 1)
+    )
+    remarks = check(lines).remarks
+    assert any("prints an MFU of 101.8% for actor" in remark for remark in remarks)
+
+
 def test_the_devices_follow_from_the_two_rates():
     assert check(line(1)).facts == {"num_devices": 16}
 

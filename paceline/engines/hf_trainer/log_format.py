@@ -62,6 +62,8 @@ The Trainer itself, TRL and axolotl use these names for the total of tokens sinc
 """
 
 _MEMORY = re.compile(rb"['\"]memory/max_allocated \(GiB\)['\"]: ['\"]?([0-9.]{1,16})")
+_TRAINED_TOKENS = re.compile(rb"'tokens/train_per_sec_per_gpu': '?([0-9]{1,15}(?:\.[0-9]{1,9})?)")
+"""Rate of axolotl, which counts the tokens of the loss only; some versions sum all devices."""
 STEP_TIME_REMARK = (
     "step times are TRL's `step_time`: generation, forward and backward pass, without the optimizer"
 )
@@ -138,6 +140,8 @@ class _Run:
             self._resumed_at = int(resume[1])
         for memory in _MEMORY.findall(text):
             self._log.peak("allocated", float(numbers([memory])[0]) * GIB)
+        if rate := last_match(_TRAINED_TOKENS, text):
+            self._log.figures["trained_tokens_per_s_per_device"] = float(rate[1])
         events = _events(text)
         if not events:
             return
@@ -233,7 +237,7 @@ class _Run:
         # information.
         if self._place is not None and count != last_count:
             time_s, self._bar_resolution_s = _bar_time(rate, unit)
-            self._rows.add(count, time_s, math.nan, math.nan, math.nan)
+            self._rows.add(count, time_s)
             self._timed_by_bar |= time_s == time_s
 
     def _is_of_the_run(self, total: int) -> bool:
@@ -304,31 +308,29 @@ class _Run:
         return tokens, tokens / tokens_per_s
 
 
+ROW = ("step_time_s", "loss", "grad_norm", "tokens")
+
+
 class _Rows:
     """Buffered steps; more values may follow for the last one."""
 
     def __init__(self) -> None:
         self._index: list[int] = []
-        self._values: list[tuple[float, float, float, float]] = []
+        self._values: list[tuple[float, ...]] = []
+        """Values by the names of `ROW`."""
 
     def can_take(self, index: int) -> bool:
         """Return whether `index` comes after every step so far."""
         return not self._index or index > self._index[-1]
 
-    def add(
-        self, index: int, step_time_s: float, loss: float, grad_norm: float, tokens: float
-    ) -> None:
-        """Add a step, or more values of the last step."""
-        values = step_time_s, loss, grad_norm, tokens
+    def add(self, index: int, *values: float) -> None:
+        """Add a step, or more values of the last step, in the order of `ROW`."""
+        values += (math.nan,) * (len(ROW) - len(values))
         if self._index and self._index[-1] == index:
-            time_s, old_loss, old_norm, old_tokens = self._values[-1]
-            values = (
-                step_time_s if step_time_s == step_time_s else time_s,
-                loss if loss == loss else old_loss,
-                grad_norm if grad_norm == grad_norm else old_norm,
-                tokens if tokens == tokens else old_tokens,
+            self._values[-1] = tuple(
+                new if new == new else old
+                for new, old in zip(values, self._values[-1], strict=True)
             )
-            self._values[-1] = values
         else:
             self._index.append(index)
             self._values.append(values)
@@ -336,8 +338,8 @@ class _Rows:
     def set_loss(self, loss: float) -> None:
         """Store a NaN loss whose step is unknown."""
         if math.isinf(loss) and self._values:
-            time_s, _, grad_norm, tokens = self._values[-1]
-            self._values[-1] = time_s, loss, grad_norm, tokens
+            time_s, _, *others = self._values[-1]
+            self._values[-1] = time_s, loss, *others
 
     def add_to(self, log: LogContent, all_of_it: bool = False) -> None:
         """Move the steps into the log, except for the last one before the end of the log."""
@@ -345,8 +347,7 @@ class _Rows:
         if ready <= 0:
             return
         table = np.array(self._values[:ready], dtype=np.float64).T
-        names = ("step_time_s", "loss", "grad_norm", "tokens")
-        columns = {n: c for n, c in zip(names, table, strict=True) if not np.isnan(c).all()}
+        columns = {n: c for n, c in zip(ROW, table, strict=True) if not np.isnan(c).all()}
         log.add_steps(np.array(self._index[:ready], dtype=np.int64), **columns)
         del self._index[:ready], self._values[:ready]
 

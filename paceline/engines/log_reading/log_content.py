@@ -256,6 +256,7 @@ FIGURE_NAMES = {
     "samples_per_s": "samples per second over all devices, mean of the whole run",
     "steps_per_s": "steps per second, mean of the whole run",
     "tokens_per_s": "tokens per second over all devices, mean of the whole run",
+    "trained_tokens_per_s_per_device": "last printed tokens of the loss per second and device",
     "flops_per_s_per_device": "FLOP/s per device, mean of the whole run",
     "run_time_s": "duration of the timed run in seconds",
     "evaluation_s": "seconds of the evaluations in the timed run",

@@ -132,7 +132,7 @@ def test_a_log_with_a_restart_is_two_attempts(tmp_path: Path):
 
 
 def test_a_log_of_two_finished_trainings_is_refused(tmp_path: Path):
-    """Step numbers that start over after the last step are no restart."""
+    """Step numbers that start over after the last step are not a restart."""
     path = tmp_path / "pretrain.log"
     lines = [megatron_line(step, 2.0) for step in range(60, 101, 10)]  # of 100
     path.write_text("".join([*lines, *lines]))
