@@ -1,0 +1,61 @@
+"""Pickles of others that change classes: nothing of them reaches the classes of the process."""
+
+from __future__ import annotations
+
+import pathlib
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.trainer.checkpoint_reader import (
+    ALLOWED,
+    CheckpointReader,
+    CorruptCheckpointError,
+)
+from tests.trainer.test_checkpoint import saved
+
+__all__ = ["saved"]
+
+
+def class_attributes(module: str, name: str) -> bytes:
+    """A pickle that sets attributes of a class by BUILD and returns the class."""
+    state = pickle.dumps({"__str__": 1, "with_name": 2}, protocol=2)[2:-1]
+    return b"\x80\x02c" + f"{module}\n{name}\n".encode() + b"N" + state + b"\x86b."
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in ALLOWED.items() for name in names]
+)
+def test_a_checkpoint_changes_no_class_of_the_process(saved: Path, module: str, name: str) -> None:
+    before = dict(vars(pathlib.PosixPath)), dict(vars(pathlib.Path)), dict(vars(torch.Size))
+    (saved / ".metadata").write_bytes(class_attributes(module, name))
+
+    with pytest.raises(CorruptCheckpointError):
+        CheckpointReader(saved).read_metadata()
+
+    after = dict(vars(pathlib.PosixPath)), dict(vars(pathlib.Path)), dict(vars(torch.Size))
+    assert after == before
+
+
+def test_the_same_metadata_as_pytorch_reads(saved: Path) -> None:
+    expected: Any = pickle.loads((saved / ".metadata").read_bytes())
+
+    metadata = CheckpointReader(saved).read_metadata()
+
+    assert metadata.state_dict_metadata == expected.state_dict_metadata
+    assert metadata.storage_data == expected.storage_data
+    assert [key.index for key in metadata.storage_data] == [
+        key.index for key in expected.storage_data
+    ]
+
+
+def test_a_tensor_file_that_is_a_link_is_not_read(saved: Path, tmp_path: Path) -> None:
+    (file,) = saved.glob("*.distcp")
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(CorruptCheckpointError, match="not a file in its folder"):
+        CheckpointReader(saved).read_metadata()
