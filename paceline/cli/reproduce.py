@@ -71,6 +71,10 @@ def reproduce(
         str,
         typer.Argument(help=f"Benchmark: {', '.join(study_names())}.", metavar="BENCHMARK"),
     ],
+    benchmark: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Benchmark of mlperf; default: llama31-8b."),
+    ] = None,
     tiny: Annotated[
         bool,
         typer.Option("--tiny", help="Use small models on this machine."),
@@ -126,10 +130,14 @@ def reproduce(
       paceline reproduce lambda --dry-run
 
       paceline reproduce lambda --hosts hosts.txt
+
+      paceline reproduce mlperf --benchmark llama2-70b-lora
     """
-    definition = load_study(study)
+    definition = load_study(study, benchmark)
     part = definition.tiny if tiny else definition.full
-    name = name or f"reproduce-{study}{'-tiny' if tiny else ''}"
+    default = next(iter(definition.benchmarks), None)
+    part_words = ("reproduce", study, benchmark if benchmark != default else "", "tiny" * tiny)
+    name = name or "-".join(filter(None, part_words))
     if not NAME.fullmatch(name):
         raise UserError(f"--name {name}", "is not a name", allowed="letters, digits, . _ and -")
     if nodes is not None and any(

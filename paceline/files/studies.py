@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from itertools import product
 
@@ -38,6 +38,12 @@ class StudyPart(Value):
     """Cluster of the published results."""
     steps: tuple[StudyStep, ...]
 
+    def with_values(self, values: Mapping[str, str]) -> StudyPart:
+        """Return the part with the values of `{NAME}` in its commands."""
+        grid: dict[str, tuple[str]] = {name: (value,) for name, value in values.items()}
+        steps = (step.model_copy(update={"grid": {**step.grid, **grid}}) for step in self.steps)
+        return self.model_copy(update={"steps": tuple(steps)})
+
 
 class Study(Value):
     """A published benchmark: commands from nothing to a result, and the figures to compare with."""
@@ -47,8 +53,27 @@ class Study(Value):
     """Published sources, tables or rows."""
     guide: str
     """Page of the documentation."""
+    benchmarks: dict[str, dict[str, str]] = {}
+    """Benchmarks of --benchmark, and their values of `{NAME}` in title and commands. The first is
+    the default."""
     full: StudyPart
     tiny: StudyPart
+
+    def of_benchmark(self, name: str | None) -> Study:
+        """Return the study of one of its benchmarks; raise UserError for an unknown one."""
+        if name is None and not self.benchmarks:
+            return self
+        name = name or next(iter(self.benchmarks))
+        if name not in self.benchmarks:
+            raise UserError(
+                f"--benchmark {name}",
+                "is not a benchmark of this study",
+                allowed=", ".join(self.benchmarks) or "only studies of several benchmarks have it",
+                remedy=did_you_mean(name, self.benchmarks) or None,
+            )
+        values = {"benchmark": name, **self.benchmarks[name]}
+        parts = {"full": self.full.with_values(values), "tiny": self.tiny.with_values(values)}
+        return self.model_copy(update={"title": self.title.format(**values), **parts})
 
 
 def study_names() -> list[str]:
@@ -58,8 +83,11 @@ def study_names() -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
-def load_study(name: str) -> Study:
-    """Return a study; raise UserError for an unknown one."""
+def load_study(name: str, benchmark: str | None = None) -> Study:
+    """Return a study, with the values of one of its benchmarks.
+
+    Raises UserError for an unknown study or benchmark.
+    """
     names = study_names()
     if name not in names:
         raise UserError(
@@ -69,4 +97,4 @@ def load_study(name: str) -> Study:
             remedy=did_you_mean(name, names) or None,
         )
     path = resources.files("paceline.files") / "studies" / f"{name}.yaml"
-    return Study.model_validate(read_shipped(path))
+    return Study.model_validate(read_shipped(path)).of_benchmark(benchmark)

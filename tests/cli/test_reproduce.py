@@ -29,7 +29,11 @@ from tests.mlperf.submissions import ten_runs
 from tests.waiting import wait_until
 
 STUDIES = ("bigscience", "lambda", "mlperf", "nvidia")
-PARTS = [(name, size) for name in STUDIES for size in ("full", "tiny")]
+STUDY_BENCHMARKS = [
+    *((name, None) for name in STUDIES),
+    *(("mlperf", name) for name in ("llama2-70b-lora", "flux1")),
+]
+PARTS = [(*study, size) for study in STUDY_BENCHMARKS for size in ("full", "tiny")]
 
 
 def parsed(words: list[str]) -> Any:
@@ -52,9 +56,9 @@ def test_the_four_benchmarks_have_a_study():
         assert all(reference == RESULTS or find_rows(reference) for reference in study.references)
 
 
-@pytest.mark.parametrize(("name", "size"), PARTS)
-def test_every_step_is_a_command_that_could_be_typed(name: str, size: str):
-    part: StudyPart = getattr(load_study(name), size)
+@pytest.mark.parametrize(("name", "benchmark", "size"), PARTS)
+def test_every_step_is_a_command_that_could_be_typed(name: str, benchmark: str | None, size: str):
+    part: StudyPart = getattr(load_study(name, benchmark), size)
     for step in part.steps:
         for words in step.commands:
             extra = reproduce._options(
@@ -72,9 +76,12 @@ def test_every_step_is_a_command_that_could_be_typed(name: str, size: str):
                 assert set(staged_names(recipe)) <= {asset.name for asset in recipe.assets}
 
 
-@pytest.mark.parametrize(("name", "size"), PARTS)
-def test_a_dry_run_lists_steps_sizes_and_what_is_done_by_hand(name: str, size: str, tmp_path: Path):
+@pytest.mark.parametrize(("name", "benchmark", "size"), PARTS)
+def test_a_dry_run_lists_steps_sizes_and_what_is_done_by_hand(
+    name: str, benchmark: str | None, size: str, tmp_path: Path
+):
     words = ["--tiny"] if size == "tiny" else []
+    words += ["--benchmark", benchmark] if benchmark else []
     environment = {"PACELINE_STAGE": str(tmp_path / "stage")}
     done = paceline(
         "reproduce", name, *words, "--dry-run", "--json", runs=tmp_path, env=environment
@@ -133,7 +140,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, int]:
         return codes[state.command]
 
     calls: list[str] = []
-    monkeypatch.setattr(reproduce, "load_study", lambda name: CHEAP)
+    monkeypatch.setattr(reproduce, "load_study", lambda name, benchmark: CHEAP)
     monkeypatch.setattr(reproduce, "_run", run)
     monkeypatch.setenv("PACELINE_RUNS", str(tmp_path))
     codes["calls"] = calls  # type: ignore[assignment]
@@ -221,6 +228,22 @@ def children(pid: int) -> list[int]:
 def test_an_unknown_benchmark_is_refused():
     done = paceline("reproduce", "lamda", "--dry-run")
     assert done.returncode == 1 and "did you mean 'lambda'?" in done.stderr
+    with pytest.raises(UserError, match="did you mean 'flux1'"):
+        load_study("mlperf", "flux")
+    with pytest.raises(UserError, match="only studies of several benchmarks"):
+        load_study("lambda", "flux1")
+
+
+def test_each_benchmark_of_mlperf_trains_its_own_model(tmp_path: Path):
+    words = ("reproduce", "mlperf", "--benchmark", "llama2-70b-lora", "--dry-run", "--json")
+    told = json.loads(paceline(*words, runs=tmp_path).stdout)
+    assert told["name"] == "reproduce-mlperf-llama2-70b-lora"
+    last = shlex.split(told["steps"][-1]["command"])
+    assert last[1:4] == ["mlperf", "run", "llama2-70b-lora"]
+    assert "engine_settings.model=staged:llama2-70b-nemo" in last
+    default = load_study("mlperf")
+    assert default == load_study("mlperf", "llama31-8b")
+    assert default.title == "MLPerf Training 5.1, Llama 3.1 8B with Lambda's published scripts"
 
 
 def test_measured_runs_are_next_to_published_rows(tmp_path: Path):
