@@ -199,7 +199,9 @@ def run(
     display = TrialsDisplay()
     trials_plan = plan_trials(series_request, refuse_training if dry_run else display.base)
     if dry_run:
-        _print_first(trials_plan.plan_trial(trials_plan.series.trials[0]), form)
+        series = trials_plan.series
+        count = min(series.trials_per_job, len(series.trials))
+        _print_first(trials_plan.plan_trial(series.trials[0], count), form)
         return
     _announce(trials_plan.series)
     series, _ = run_trials(trials_plan, display)
@@ -237,7 +239,8 @@ class TrialsDisplay:
         """Show the progress of one trial."""
 
         trial = task.trial
-        title = f"trial {trial.number} of 0-{task.num_trials - 1}, seed {trial.seed}"
+        numbers = "-".join(str(each.number) for each in (trial, *task.later[-1:]))
+        title = f"trial {numbers} of 0-{task.num_trials - 1}, seed {trial.seed}"
         return progress_display(plan.spec, title)
 
     def task_ended(self, task: TrialTask, state: TrialState) -> None:

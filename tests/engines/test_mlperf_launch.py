@@ -391,17 +391,21 @@ def test_the_published_sizes_are_planned_by_the_variant_that_agrees(
     settings = {"config": tmp_path / "config_GB300_18x4.sh", "container": "c", "model": "/m"}
     if recipe == "llama31-8b":
         del settings["model"]
-    done = paceline(
+    words = (
         *("mlperf", "run", recipe, "--engine", "mlperf", "--cluster", "lambda-gb300-nvl72"),
         *(w for n, v in settings.items() for w in ("--set", f"engine_settings.{n}={v}")),
         *("--data", tmp_path, "--dry-run"),
-        runs=tmp_path / "runs",
     )
+    done = paceline(*words, runs=tmp_path / "runs")
     assert done.returncode == 0, done.stderr
     minutes = 40 if recipe == "llama31-8b" else 20
     assert done.stdout.splitlines()[-1].endswith(f"-N 18 -t {minutes} run.sub")
     assert f"export DATADIR={tmp_path}" in done.stdout
     assert "mlperf-trial-72" in done.stderr
+    ten = paceline(*words, "--set", "engine_settings.nexp=10", runs=tmp_path / "runs")
+    assert ten.stdout.splitlines()[-1].endswith(f"-N 18 -t {10 * minutes - 45} run.sub")
+    assert "export NEXP=10\n" in ten.stdout
+    assert "export NEXP=1\n" in done.stdout
 
 
 @pytest.mark.parametrize("option", ["--tiny", "--synthetic"])

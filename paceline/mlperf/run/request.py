@@ -13,6 +13,7 @@ from statistics import median
 
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.mmdit import MMDiTShape
+from paceline.core.run import EngineSettings
 from paceline.engines import engine
 from paceline.files.documents import read_value
 from paceline.files.recipe import full_key, load_recipe
@@ -207,19 +208,21 @@ def plan_trials(request: SeriesRequest, show: ShowProgress) -> Trials:
         request.run,
         recipe=benchmark.recipe,
         variant=variant.name,
-        timeout_s=request.trial_limit_s,
     )
+    per_job = _trials_per_job(variant.plan.spec.engine_settings)
 
-    def plan_trial(trial: TrialState) -> Plan:
+    def plan_trial(trial: TrialState, count: int = 1) -> Plan:
         of_trial = (
             f"training.seed={trial.seed}",
             f"mlperf.cache_cleared={str(request.drop_caches).lower()}",
+            *((f"engine_settings.nexp={count}",) if per_job > 1 else ()),
         )
-        plan = make_plan(replace(base, overrides=(*fixed, *of_trial)))
+        limit_s = request.trial_limit_s and request.trial_limit_s * count
+        plan = make_plan(replace(base, overrides=(*fixed, *of_trial), timeout_s=limit_s))
         notices = (variant.notice, *plan.notices) if variant.notice else plan.notices
         return _without_restarts(replace(plan, notices=notices))
 
-    first = plan_trial(TrialState(number=0, seed=0))
+    first = plan_trial(TrialState(number=0, seed=0), per_job)
     if request.drop_caches and not first.spec.cluster.runs_here:
         raise UserError(
             "--drop-caches",
@@ -245,6 +248,7 @@ def plan_trials(request: SeriesRequest, show: ShowProgress) -> Trials:
         num_trials=request.trials,
         trial_limit_s=request.trial_limit_s,
         drop_caches=request.drop_caches,
+        trials_per_job=per_job,
     )
     return Trials(
         mlperf_trials.open_series(folder, series), benchmark, folder, request.root, plan_trial
@@ -264,10 +268,6 @@ def _for_engine(request: SeriesRequest, benchmark: Benchmark) -> tuple[SeriesReq
         raise UserError(
             f"--engine {recipe.engine}", "writes no MLPerf log", allowed=", ".join(ENGINES)
         )
-    if recipe.engine_settings.get("nexp", 1) != 1:
-        raise UserError(
-            "engine_settings.nexp", "must be 1: each trial is a separate job", remedy="use --trials"
-        )
     native_only = {
         "--tiny": request.tiny,
         "--synthetic": request.synthetic,
@@ -284,6 +284,16 @@ def _for_engine(request: SeriesRequest, benchmark: Benchmark) -> tuple[SeriesReq
     data_override = f"engine_settings.data={json.dumps(str(request.data.absolute()))}"
     run = replace(request.run, overrides=(*request.run.overrides, data_override))
     return replace(request, run=run), True
+
+
+def _trials_per_job(settings: EngineSettings) -> int:
+    """Return how many trials a job of the submission's script runs; raise UserError if invalid."""
+    count = settings.get("nexp", 1)
+    if not isinstance(count, int) or count < 1:
+        raise UserError(
+            f"engine_settings.nexp={count}", "is not a number of trials", allowed="1-99"
+        )
+    return count
 
 
 def _without_restarts(plan: Plan) -> Plan:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pydantic import PositiveFloat
 
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
-from paceline.core.result import Result
+from paceline.core.result import Result, Status
 from paceline.core.run_report import RunReport
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.files.documents import read_value, write_text, write_value
@@ -23,6 +23,7 @@ from paceline.files.run_folder import (
     this_controller,
 )
 from paceline.machines.slurm import Submit
+from paceline.machines.slurm.foreign import submitted_logs
 from paceline.mlperf.result_logs import read_log
 from paceline.mlperf.rules import Benchmark
 from paceline.mlperf.score.convergence import ExpectedTime
@@ -43,6 +44,8 @@ MAX_TAIL = 20
 """Maximum number of log lines shown of a run that failed before run_start."""
 FINAL = frozenset({"success", "missed", "timeout", "failed", "measured"})
 """Final statuses; a trial with one of these is not run again."""
+STARTED = ("running", "cancelled")
+"""Statuses of trials that an earlier controller started and that have no result."""
 SERIES_FILE = "series.json"
 
 
@@ -107,6 +110,8 @@ class TrialSeries(Value):
     """Maximum time of a trial in seconds; None for no limit."""
     drop_caches: bool = False
     """True if the kernel's file caches are dropped before every trial."""
+    trials_per_job: PositiveInt = 1
+    """Maximum number of consecutive trials that one job of a submission's script runs."""
     controller: Controller | None = None
     """Process that is running the series now."""
     failed_start: FailedStart | None = None
@@ -178,17 +183,54 @@ MISSES: dict[str, TrialStatus] = {"ok": "missed", "timeout": "timeout"}
 
 
 class TrialTask(NamedTuple):
-    """Trial to run."""
+    """Trial to run, or several with consecutive seeds that one job runs in turn."""
 
     trial: TrialState
     num_trials: int
     """Number of trials in the series."""
     was_started: bool = False
     """True if an earlier controller started it and did not record its end."""
+    later: tuple[TrialState, ...] = ()
+    """Trials that the same job runs afterwards."""
+
+    @property
+    def trials(self) -> tuple[TrialState, ...]:
+        """All trials of the job."""
+        return (self.trial, *self.later)
+
+
+def trial_tasks(series: TrialSeries) -> Iterator[TrialTask]:
+    """Yield the missing trials as tasks, up to `trials_per_job` consecutive ones in each.
+
+    Started and new trials do not share a task, because the job of started ones may still run.
+    """
+    jobs: list[list[TrialState]] = []
+    for trial in series.missing:
+        last = jobs[-1] if jobs else []
+        if (
+            last
+            and len(last) < series.trials_per_job
+            and last[-1].number + 1 == trial.number
+            and (last[-1].status in STARTED) == (trial.status in STARTED)
+        ):
+            last.append(trial)
+        else:
+            jobs.append([trial])
+    for job in jobs:
+        first, *later = (TrialState(number=trial.number, seed=trial.seed) for trial in job)
+        yield TrialTask(first, len(series.trials), job[0].status in STARTED, tuple(later))
 
 
 TrialObserver = Observer[TrialTask, TrialState]
 """Observer of each trial and its outcome."""
+
+
+class PlanTrial(Protocol):
+    """Function that plans a job of `count` trials, the first of which is `trial`."""
+
+    def __call__(self, trial: TrialState, count: int = 1) -> Plan:
+        """Return the plan."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -200,7 +242,7 @@ class Trials:
     folder: Path
     """Folder of the series; its run folders are in `root`."""
     root: Path
-    plan_trial: Callable[[TrialState], Plan]
+    plan_trial: PlanTrial
 
 
 def open_series(folder: Path, new: TrialSeries) -> TrialSeries:
@@ -238,8 +280,9 @@ class TrialRunner(TaskRunner[TrialTask, TrialState]):
     series: TrialSeries = field(kw_only=True)
 
     def run_of(self, task: TrialTask, slot: JobSlot) -> TaskRun:
-        plan = self._plan_or_stop(task.trial)
-        self._write(task.trial.model_copy(update={"status": "running"}))
+        plan = self._plan_or_stop(task)
+        for trial in task.trials:
+            self._write(trial.model_copy(update={"status": "running"}))
         return TaskRun(plan, self.series.name)
 
     def report_of(
@@ -265,31 +308,39 @@ class TrialRunner(TaskRunner[TrialTask, TrialState]):
         for folder in reversed(groups(self.root).get(self.series.name, [])):
             record = read_record(folder)
             if record.key == key:
-                is_cancelled = record.status == "cancelled" and not _has_result(folder)
+                is_cancelled = record.status == "cancelled" and not _has_result(trial_log(folder))
                 return None if is_cancelled else folder
         return None
 
-    def _plan_or_stop(self, trial: TrialState) -> Plan:
-        """Return the trial's plan, after dropping caches; a system fault here ends the series."""
+    def _plan_or_stop(self, task: TrialTask) -> Plan:
+        """Return the task's plan, after dropping caches; a system fault here ends the series."""
         try:
             if self.series.drop_caches:
                 drop_caches()
-            return self.trials.plan_trial(trial)
+            return self.trials.plan_trial(task.trial, len(task.trials))
         except SystemFaultError as fault:  # the next trial would fail too
             raise TrialSetupError(fault.where, fault.what, remedy=fault.remedy) from fault
 
     def keep(self, task: TrialTask, outcome: TaskOutcome, moved: bool) -> TrialState:
         if not isinstance(outcome, Result):
-            # A system fault before anything ran: the same command retries this trial.
+            # A system fault before anything ran: the same command retries these trials.
             waiting = {"status": "waiting", "reason": str(outcome)}
-            return self._write(task.trial.model_copy(update=waiting))
-        state = finished_trial(self.trials, task.trial, outcome)
-        if state.status == "cancelled":  # a cancellation by the launcher also ends the series
+            return self._write_all(
+                task, [trial.model_copy(update=waiting) for trial in task.trials]
+            )
+        states = finished_trials(self.trials, task, outcome)
+        if any(state.status == "cancelled" for state in states):
             self.task_cancelled(task, outcome)
-            raise KeyboardInterrupt
-        if state.status == "waiting":  # it failed before run_start, and so would the next trial
-            self._stop_series(state, outcome)
-        return self._write(state)
+            raise KeyboardInterrupt  # a cancellation by the launcher also ends the series
+        if all(state.status == "waiting" for state in states):
+            self._stop_series(states[0], outcome)  # the next one would fail before run_start, too
+        return self._write_all(task, states)
+
+    def _write_all(self, task: TrialTask, states: Sequence[TrialState]) -> TrialState:
+        """Store all states, report all but the last, and return that."""
+        for state in states[:-1]:
+            self.observer.task_ended(task, self._write(state))
+        return self._write(states[-1])
 
     def _stop_series(self, state: TrialState, result: Result) -> None:
         self.stop.set()
@@ -302,10 +353,10 @@ class TrialRunner(TaskRunner[TrialTask, TrialState]):
         self.series = self.series.model_copy(update={"failed_start": failure})
 
     def task_cancelled(self, task: TrialTask, result: Result | None) -> None:
-        state = task.trial.model_copy(update={"status": "cancelled"})
+        states = [trial.model_copy(update={"status": "cancelled"}) for trial in task.trials]
         if result is not None:
-            state = finished_trial(self.trials, task.trial, result)
-        self.observer.task_ended(task, self._write(state))
+            states = finished_trials(self.trials, task, result)
+        self.observer.task_ended(task, self._write_all(task, states))
 
     def _write(self, state: TrialState) -> TrialState:
         self.series = self.series.with_trial(state)
@@ -324,14 +375,7 @@ def run_trials(trials: Trials, observer: TrialObserver) -> tuple[TrialSeries, bo
     updates = {"controller": this_controller(), "failed_start": None}
     series = trials.series.model_copy(update=updates)
     write_series(trials.folder, series)
-    tasks = TaskQueue(
-        TrialTask(
-            TrialState(number=trial.number, seed=trial.seed),
-            len(series.trials),
-            was_started=trial.status in ("running", "cancelled"),
-        )
-        for trial in series.missing
-    )
+    tasks = TaskQueue(trial_tasks(series))
     runner = TrialRunner(observer, trials.root, flow.command_line(), trials=trials, series=series)
     try:
         interrupted = runner.run_tasks(tasks)
@@ -346,18 +390,37 @@ def write_series(folder: Path, series: TrialSeries) -> None:
     write_value(folder / SERIES_FILE, series)
 
 
-def finished_trial(trials: Trials, trial: TrialState, result: Result) -> TrialState:
-    """Return the trial with the outcome of its run, and copy its log to the series folder."""
+def finished_trials(trials: Trials, task: TrialTask, result: Result) -> list[TrialState]:
+    """Return the trials with their outcomes, and copy their logs to the series folder.
+
+    A submission's script continues with the next trial after a failed one. The status of the run is
+    then that of its first trial, so that the log of each trial decides.
+    """
     run = trials.root / result.run
     # Status of the run: a result is also `incomplete` if it has too few steps for a figure.
     status = read_record(run).status
+    if not task.later:
+        return [finished_trial(trials, task.trial, result, trial_log(run), status)]
+    states: list[TrialState] = []
+    for number, trial in enumerate(task.trials, 1):
+        log = log_in_job(run, number)
+        own_status = "ok" if _has_result(log) else "failed" if status == "ok" else status
+        state = finished_trial(trials, trial, result, log, own_status)
+        states.append(state.model_copy(update={"samples_per_s": None}))
+    return states
+
+
+def finished_trial(
+    trials: Trials, trial: TrialState, result: Result, path: Path | None, status: Status
+) -> TrialState:
+    """Return the trial with the outcome of its run, and copy its log to the series folder."""
+    run = trials.root / result.run
     rate = result.metrics.get("samples_per_s")
     trial = trial.model_copy(
         update={"run": result.run, "samples_per_s": rate.value if rate else None}
     )
-    if status in ("cancelled", "incomplete") and not _has_result(run):
+    if status in ("cancelled", "incomplete") and not _has_result(path):
         return trial.model_copy(update={"status": "cancelled", "reason": result.reason})
-    path = trial_log(run)
     if path is None or "run_start" not in read_log(path).trials[0].times_ms:
         reason = f"ended before run_start: {result.reason or f'status {status}'}"
         return trial.model_copy(update={"status": "waiting", "reason": reason})
@@ -387,9 +450,8 @@ def _copy_log(trials: Trials, number: int, run: Path, log: Path) -> dict[str, An
     return {"file": file, "last_loss": losses[-1] if losses else None}
 
 
-def _has_result(run: Path) -> bool:
-    """Return whether a run's program reached run_stop before a signal ended it."""
-    log = trial_log(run)
+def _has_result(log: Path | None) -> bool:
+    """Return whether a trial's program reached run_stop before a signal ended it."""
     trial = read_log(log).trials[0] if log else None
     return trial is not None and trial.has_stopped and trial.stop_status != "aborted"
 
@@ -399,6 +461,12 @@ def trial_log(run: Path) -> Path | None:
     if (run / LOG_FILE).is_file():
         return run / LOG_FILE
     return next(iter(log_files(run)), None)
+
+
+def log_in_job(run: Path, number: int) -> Path | None:
+    """Return the log of the trial with this number, from 1, in a job of several trials."""
+    logs = (path for path in submitted_logs(run) if path.stem.endswith(f"_{number}"))
+    return next(logs, None)
 
 
 def check_cache_drop() -> None:

@@ -14,6 +14,7 @@ import pytest
 from paceline.core.errors import EXIT_SYSTEM_FAULT, PacelineError, SystemFaultError, UserError
 from paceline.files.documents import read_value, write_text, write_value
 from paceline.files.run_folder import RUN_FILE, read_record, this_controller
+from paceline.machines.slurm.foreign import RECORD_FILE, SubmittedScript
 from paceline.mlperf.report import series_document, trial_text
 from paceline.mlperf.rules import TINY_VARIANTS
 from paceline.mlperf.run import trials as mlperf_trials
@@ -32,6 +33,7 @@ from paceline.mlperf.run.trials import (
     open_series,
     run_trials,
     status_of,
+    trial_tasks,
 )
 from paceline.report.terminal import plain_text
 from paceline.runs import flow
@@ -130,7 +132,7 @@ def new_series(wanted: int, **fields: Any) -> TrialSeries:
     return TrialSeries(**(known | fields))
 
 
-def plan_of(trial: TrialState) -> Any:
+def plan_of(trial: TrialState, count: int = 1) -> Any:
     """Plan of a trial, as far as the fake machine reads it."""
     spec = make_spec(ranks=1)
     training = spec.training.model_copy(update={"seed": trial.seed})
@@ -481,3 +483,97 @@ def test_no_trial_starts_while_slurm_does_not_say_whether_an_earlier_one_runs(
 
 def raise_fault(*_: object, **__: object) -> None:
     raise SystemFaultError("squeue", "timed out")
+
+
+class OneJob(Machine):
+    """Stands in for jobs of several trials: a word per trial, and one log for each as run.sub."""
+
+    def __init__(self, root: Path, *jobs: str) -> None:
+        super().__init__(root, *jobs)
+        self.counts: list[int] = []
+
+    def __call__(self, plan: Any, root: Path, *_: Any, **fields: Any) -> Any:
+        seed, endings = plan.spec.training.seed, self.endings.pop(0).split()
+        self.seeds.append(seed)
+        self.counts.append(plan.count)
+        # The run has the status of its first log.
+        status = "cancelled" if "cancelled" in endings else "ok"
+        status = "failed" if endings[0] in ("unstarted", "crashed") else status
+        spec = plan.spec
+        folder = make_finished(root, len(self.seeds) + seed, 0.2, status=status, spec=spec)
+        record = SubmittedScript(
+            script="/s/run.sub", sha256="", folder="/s", options=(), logs=("results/*_[0-9].log",)
+        )
+        write_value(folder / RECORD_FILE, record)
+        for number, ending in enumerate(endings, 1):
+            text = self.log("success" if ending == "success" else "timeout", seed + number - 1)
+            if ending == "unstarted":
+                text = INITIALIZING
+            if ending != "cancelled":
+                write_text(folder / "results" / f"2611290300_{number}.log", text)
+        report = evaluate(folder)
+        if status == "cancelled":
+            raise CancelledRunError(report)
+        return report
+
+
+def run_jobs(
+    monkeypatch: pytest.MonkeyPatch, root: Path, wanted: int, per_job: int, *jobs: str
+) -> tuple[TrialSeries, OneJob, Silent]:
+    machine, observer, folder = OneJob(root, *jobs), Silent(), root / "mlperf" / "s"
+    monkeypatch.setattr(flow, "run", machine)
+
+    def plan(trial: TrialState, count: int = 1) -> Any:
+        planned = plan_of(trial)
+        planned.count = count
+        return planned
+
+    series = open_series(folder, new_series(wanted, trials_per_job=per_job))
+    ended, _ = run_trials(Trials(series, FLUX, folder, root, plan), observer)
+    return ended, machine, observer
+
+
+def test_one_job_runs_several_trials_with_consecutive_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    jobs = ("success crashed success", "success success")
+    series, machine, observer = run_jobs(monkeypatch, tmp_path, 5, 3, *jobs)
+
+    assert (machine.seeds, machine.counts) == ([1, 4], [3, 2])
+    assert statuses(series) == ["success", "failed", "success", "success", "success"]
+    assert [state.number for state in observer.ended_trials] == [0, 1, 2, 3, 4]
+    for trial in series.trials:
+        text = (tmp_path / "mlperf" / "s" / f"result_{trial.number}.txt").read_text()
+        assert f'"key": "seed", "value": {trial.seed},' in text
+
+
+def test_a_trial_that_its_job_did_not_reach_is_run_by_the_next_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first, machine, _ = run_jobs(monkeypatch, tmp_path, 4, 4, "success success cancelled cancelled")
+    assert statuses(first) == ["success", "success", "cancelled", "cancelled"]
+
+    series, machine, _ = run_jobs(monkeypatch, tmp_path, 4, 4, "success success")
+    assert (machine.seeds, machine.counts) == ([3], [2])
+    assert statuses(series) == ["success"] * 4
+
+
+def test_a_job_whose_trials_all_fail_before_run_start_stops_the_series(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    series, machine, _ = run_jobs(monkeypatch, tmp_path, 4, 2, "unstarted unstarted", "success")
+
+    assert machine.seeds == [1] and status_of(series) == "stopped"
+    assert statuses(series) == ["waiting"] * 4
+
+
+def test_started_and_new_trials_do_not_share_a_job():
+    fields = {"trials_per_job": 3}
+    started = [
+        TrialState(number=n, seed=n + 1, status="running" if n in (1, 2) else "waiting")
+        for n in range(8)
+    ]
+    tasks = list(trial_tasks(new_series(8, trials=tuple(started), **fields)))
+    numbers = [[trial.number for trial in task.trials] for task in tasks]
+    assert numbers == [[0], [1, 2], [3, 4, 5], [6, 7]]
+    assert [task.was_started for task in tasks] == [False, True, False, False]
