@@ -339,6 +339,8 @@ def _status(
     bad = np.isinf(steps["loss"]) | (np.isinf(steps["grad_norm"]) & np.isfinite(steps["loss"]))
     if bad.any():
         return "nan", f"loss or gradient norm is NaN or infinite at step {steps.index[bad][0]:,}"
+    if log.not_a_number:
+        return "nan", log.not_a_number[:300]
     if file.read_error or log.incomplete_reason:
         return "truncated", file.read_error or log.incomplete_reason
     if steps.known("step_time_s") or has_rate:
@@ -392,6 +394,8 @@ def _unknown(shown_path: Path, user: UserSettings, file: LogFile, log: LogConten
         return _without_steps(shown_path, user, "truncated", file.read_error)
     if log.out_of_memory and _MEMORY_ERROR.search(log.out_of_memory):
         return _without_steps(shown_path, user, "oom", log.out_of_memory[:300], file.num_bytes)
+    if log.not_a_number:
+        return _without_steps(shown_path, user, "nan", log.not_a_number[:300], file.num_bytes)
     reason = log.refusal or "no step line of a known log format"
     parsing = _without_steps(shown_path, user, "not-a-training-log", reason, file.num_bytes)
     warnings = {"warnings": tuple(_cut_lines(file))}

@@ -94,11 +94,11 @@ def answer(log: LogContent) -> tuple[Any, ...]:
     return (*statements, *ending, tuple(log.remarks), steps.index.tobytes(), columns)
 
 
-def check_parse(path: Path) -> dict[str, Any]:
+def check_parse(path: Path, user: UserSettings = UserSettings()) -> dict[str, Any]:  # noqa: B008
     """Parses the file as the verb does, and asserts that the answer is a status in sound JSON."""
     with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
         warnings.simplefilter("error")
-        document = parse_log(path, UserSettings()).document.model_dump(mode="json")
+        document = parse_log(path, user).document.model_dump(mode="json")
     json.dumps(document, allow_nan=False)
     assert document["status"] == "ok" or document["reason"]
     return document

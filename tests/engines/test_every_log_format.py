@@ -12,6 +12,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.engines import log_format, log_formats
 from paceline.engines.log_reading.log_content import LogFormat
+from paceline.logs.facts import UserSettings
 from paceline.logs.parser import detect
 from tests.engines.promises import InPieces, answer, check_parse, check_read, read
 from tests.engines.recent_samples import RECENT_SAMPLES, TOKENS
@@ -179,14 +180,34 @@ def test_a_loss_that_is_not_a_number_is_reported(name: str, tmp_path: Path):
     assert check_parse(path)["status"] == "nan"
 
 
-@LOG_FORMATS
-def test_running_out_of_memory_is_reported(name: str, tmp_path: Path):
-    message = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-    path = tmp_path / "a.log"
-    path.write_bytes(log_text(name, TIMES).removesuffix(SAMPLES[name].tail) + message + b"\n")
+FAILURES = {
+    "oom": (
+        b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        b"RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 79.15 GiB total)",
+    ),
+    "nan": (
+        b"AssertionError: Rank 0: found NaN in local forward loss calculation. Device: 0",
+        b"RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.",
+    ),
+}
 
-    document = check_parse(path)
-    assert (document["status"], document["reason"]) == ("oom", message.decode())
+
+@pytest.mark.parametrize("num_steps", [0, 40], ids=["before the first step", "after steps"])
+@pytest.mark.parametrize("status", FAILURES)
+@pytest.mark.parametrize("name", [*log_formats(), "generic"])
+def test_a_failure_is_reported_before_the_first_step_and_after_steps(
+    name: str, status: str, num_steps: int, tmp_path: Path
+):
+    if name == "generic":
+        lines = b"".join(b"step: %d | sec_per_step: 1.5\n" % n for n in range(1, num_steps + 1))
+    else:
+        lines = log_text(name, TIMES[:num_steps]).removesuffix(SAMPLES[name].tail)
+    path = tmp_path / "a.log"
+    for message in FAILURES[status]:
+        path.write_bytes(lines + b"Traceback (most recent call last):\n" + message + b"\n")
+        for engine in (None, name):
+            document = check_parse(path, UserSettings(engine=engine))
+            assert (document["status"], document["reason"]) == (status, message.decode()), engine
 
 
 @pytest.mark.parametrize("name", sorted(RECENT_SAMPLES.keys() - {"modded_nanogpt", "primus"}))

@@ -65,6 +65,8 @@ class LogContent:
     """Reason why the log has no step line of its log format, or None."""
     out_of_memory: str | None = None
     """Line that reports running out of memory, or None."""
+    not_a_number: str | None = None
+    """Line of the error that a NaN stopped the program, or None."""
     _num_invalid: int = 0
     """Number of invalid step times."""
     _in_order: bool = False

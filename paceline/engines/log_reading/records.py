@@ -34,6 +34,13 @@ OUT_OF_MEMORY = (
 
 ERROR_CLASS = b"OutOfMemoryError"
 
+_NOT_A_NUMBER = re.compile(
+    rb"(?:Error|Exception): [^\r\n]{0,120}?(?:found NaN in local |returned nan values in its "
+    rb"|\bis nan\b|invalid value \(nan\)|loss scale already at minimum|Minimum loss scale reached)"
+    rb"|Loss is nan, stopping training"
+)
+"""Errors with which programs stop because the loss or a gradient is not a number."""
+
 MAX_PREFIX_BYTES = 200
 
 LARGEST_SETTING = 1 << 62
@@ -176,14 +183,16 @@ def watch_end(
     incomplete record in a last line without a line end. A number at the end of such a line may have
     lost digits and is removed.
     """
-    last = b""
+    last = before = b""
     for block in blocks:
+        before = last
         if log.out_of_memory is None:
             log.out_of_memory = out_of_memory_line(block)
         if ends is not None and ends in block:
             log.end_line = _line_at(block, block.rfind(ends))
         last = block if block.endswith((b"\n", b"\r")) else block.rstrip(OF_NUMBERS)
         yield last
+    log.not_a_number = not_a_number_line(before + last)
     tail = last[max(last.rfind(b"\n"), last.rfind(b"\r")) + 1 :]
     if incomplete is not None and incomplete.search(tail):
         log.incomplete_reason = f"the log ends within a step line: {excerpt(tail)}"
@@ -215,6 +224,15 @@ def out_of_memory_line(text: bytes) -> str | None:
         messages = (match for match in sign.finditer(text) if not _is_prose(text, match))
         places += [match.start() for match in islice(messages, 1)]
     return _line_at(text, min(places)) if places else None
+
+
+def not_a_number_line(text: bytes) -> str | None:
+    """Return the line of the error with which a program stops because of a NaN, or None.
+
+    `text` is the end of a log.
+    """
+    match = _NOT_A_NUMBER.search(text)
+    return _line_at(text, match.start()) if match else None
 
 
 def _is_prose(text: bytes, sign: re.Match[bytes]) -> bool:
