@@ -3,9 +3,10 @@
     python benchmarks/fuzz.py [--inputs 1000000] [--seed 1] [--kinds fields slurm]
     python benchmarks/fuzz.py --replay "log formats" 4711 [--seed 1]
 
-Run folders with a hostile field (all verbs read them), logs of every format, recipes, CSV tables
-and what Slurm's commands print. A fall is any exception but a clear error, an answer that breaks a
-promise of tests/engines, or an input that takes longer than a limit. The exit code is then 1.
+Run folders with a hostile field (all verbs read them), logs of every format and of none, recipes,
+CSV tables and what Slurm's commands print. A fall is any exception but a clear error, an answer
+that breaks a promise of tests/engines, or an input that takes longer than a limit. The exit code is
+then 1.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from paceline.files.csv_table import TableDefaults, read_csv
 from paceline.files.recipe import load_recipe, recipe_names
 from paceline.machines.slurm import states, steps
 from tests.attacks.fields import VERBS, Folders, changes
+from tests.engines.generic_inputs import check_generic, random_log
 from tests.engines.promises import check_read
 from tests.engines.samples import log_text, times_of
 from tests.machines.slurm.test_states import SACCT, SINFO, SQUEUE, SRUN
@@ -45,7 +47,14 @@ LIMIT_S, HANG_S = 20, 600
 """Limits for one input in seconds: of processor time (the slowest kind takes 0.1 s), and of wall
 time, which other load extends."""
 TOO_LONG = "takes longer than"
-SHARES = {"fields": 0.02, "log formats": 0.28, "recipes": 0.05, "tables": 0.25, "slurm": 0.40}
+SHARES = {
+    "fields": 0.02,
+    "log formats": 0.28,
+    "generic logs": 0.10,
+    "recipes": 0.05,
+    "tables": 0.25,
+    "slurm": 0.40,
+}
 TABLES = Path(__file__).parents[1] / "tests" / "forms" / "inputs"
 PIECES = (
     *(b"9" * 24, b"1e308", b"-1", b"nan", b"inf", b"", b"\x00", b"\xff\xfe", b"\x1b[0m", b"|"),
@@ -93,6 +102,13 @@ def _check_log_format(name: str, content: bytes) -> None:
         raise AssertionError(f"{name}: {error}") from None
 
 
+def of_generic_logs(rng: random.Random, work: Path) -> Iterator[Try]:
+    """Logs of no known format: every figure must name its column."""
+    while True:
+        content = random_log(rng)
+        yield lambda content=content: check_generic(content)
+
+
 def of_recipes(rng: random.Random, work: Path) -> Iterator[Try]:
     """The recipes that come with Paceline."""
     folder = resources.files("paceline.files") / "recipes"
@@ -131,6 +147,7 @@ def of_slurm(rng: random.Random, work: Path) -> Iterator[Try]:
 KINDS = {
     "fields": of_fields,
     "log formats": of_log_formats,
+    "generic logs": of_generic_logs,
     "recipes": of_recipes,
     "tables": of_tables,
     "slurm": of_slurm,

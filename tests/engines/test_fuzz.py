@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import re
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.engines import log_formats
+from tests.engines.generic_inputs import check_generic, random_log
 from tests.engines.promises import check_parse, check_read, read
 from tests.engines.samples import NOISE, PREFIXES, SAMPLES, log_text, times_of
 
@@ -237,3 +239,10 @@ def test_time_grows_no_faster_than_the_text(name: str, end: bytes):
         took = seconds_to_read(name, large)
 
         assert took < max(0.1, 64 * seconds_to_read(name, small)), piece
+
+
+def test_the_generic_reader_names_the_column_of_every_figure():
+    """The long form is `benchmarks/fuzz.py --kinds "generic logs"`."""
+    rng = random.Random(7)
+    num_read = sum(len(check_generic(random_log(rng))) > 0 for _ in range(400))
+    assert num_read > 40

@@ -289,6 +289,7 @@ def _reading(table: _Table, choice: ColumnChoice) -> _Reading | str:
     if loss:
         values = table.column(loss)
         columns["loss"] = np.where(np.isnan(values), math.inf, np.clip(values, -LARGEST, LARGEST))
+        sentence += f"; losses are column {loss!r}"
     return _Reading(index.astype(np.int64), columns, f"steps are column {step!r}; {sentence}")
 
 
