@@ -261,7 +261,7 @@ def _run(state: StepState, root: Path, lock: IO[str]) -> int:
     try:
         with deferred_interrupts():
             process = subprocess.Popen(
-                [sys.executable, "-m", "paceline", *state.words],
+                [sys.executable, "-P", "-m", "paceline", *state.words],
                 env={**os.environ, "PACELINE_RUNS": str(root.absolute())},
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),

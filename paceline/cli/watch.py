@@ -144,7 +144,7 @@ def _print_lines(read: Callable[[], WatchState], every: float, as_json: bool) ->
 def _start_run(command: list[str], root: Path) -> Path:
     """Start the command as a run that outlives this program, and return its folder."""
     before = set(run_folders(root))
-    run = [sys.executable, "-m", "paceline", "run", "--runs-dir", str(root), "--", *command]
+    run = [sys.executable, "-P", "-m", "paceline", "run", "--runs-dir", str(root), "--", *command]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             run,

@@ -21,14 +21,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paceline.core.errors import SystemFaultError
+from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.run import RunSpec
 from paceline.files.documents import write_text
 from paceline.files.home import home_path
+from paceline.files.programs import run_program
 
 VARIABLE = "PACELINE_ENGINES"
 MANIFEST = "paceline.json"
-"""Manifest file, written last: an environment without it is incomplete."""
+"""Manifest file: the folder is ours. It is completed last; until then it is an empty object."""
 SHARED_PACKAGES_FILE = "paceline-shared.pth"
 HAS_PIP = importlib.util.find_spec("pip") is not None
 """True if this interpreter has pip; copying pip into each environment takes seconds."""
@@ -122,31 +123,28 @@ def absent_modules(python: Path, imports: Sequence[str]) -> list[str]:
         "import importlib.util as u, sys\n"
         "print('\\n'.join(n for n in sys.argv[1:] if u.find_spec(n.split('.')[0]) is None))"
     )
-    result = subprocess.run(
-        [str(python), "-c", program, *imports],
-        capture_output=True,
-        text=True,
-        timeout=CHECK_LIMIT_S,
-        stdin=subprocess.DEVNULL,
-    )
-    return result.stdout.split() if result.returncode == 0 else list(imports)
+    output = _query(python, program, *imports)
+    return list(imports) if output is None else output.split()
 
 
 def package_version(python: Path, name: str) -> tuple[int, ...] | None:
     """Return major and minor version of a package of an interpreter; None if it has none."""
     program = "import importlib.metadata as m, sys\nprint(m.version(sys.argv[1]))"
+    match = re.match(r"(\d+)\.(\d+)", _query(python, program, name) or "")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _query(python: Path, program: str, *arguments: str) -> str | None:
+    """Return the output of a short program, None if it fails.
+
+    It finds no modules in the working folder. Interpreters before 3.11 do not have -P.
+    """
+    program = f"import sys\nsys.path[:] = filter(None, sys.path)\n{program}"
     try:
-        result = subprocess.run(
-            [str(python), "-c", program, name],
-            capture_output=True,
-            text=True,
-            timeout=CHECK_LIMIT_S,
-            stdin=subprocess.DEVNULL,
-        )
+        result = run_program([str(python), "-c", program, *arguments], limit_s=CHECK_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.match(r"(\d+)\.(\d+)", result.stdout)
-    return (int(match[1]), int(match[2])) if match else None
+    return result.stdout if result.returncode == 0 else None
 
 
 def install(
@@ -160,8 +158,8 @@ def install(
 ) -> Environment:
     """Create and check the environment, unless it already exists as requested.
 
-    An incomplete environment is never used, because its manifest is written last. Raises
-    SystemFaultError with pip's error.
+    An incomplete environment is never used, because its manifest is completed last. Raises
+    UserError if the folder is something else, and SystemFaultError with pip's error.
     """
     folder, before = environments_root() / name, installed(name)
     if before and (before.requirements, before.isolated) == (tuple(requirements), isolated):
@@ -170,6 +168,7 @@ def install(
         now = installed(name)
         if now and now != before and now.requirements == tuple(requirements):
             return now  # created by another process in the meantime
+        _clear(folder)
         try:
             return _create(folder, requirements, imports, report, extra_arguments, isolated)
         except BaseException:  # an interrupt must not leave a partial environment
@@ -185,9 +184,10 @@ def _create(
     extra_arguments: Sequence[str],
     isolated: bool,
 ) -> Environment:
-    _clear(folder)
     report(f"creating {folder}")
     try:
+        folder.mkdir()
+        write_text(folder / MANIFEST, "{}\n")  # marks the folder as ours while it is incomplete
         venv.create(folder, with_pip=not HAS_PIP, symlinks=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemFaultError(str(folder), f"cannot be created: {error}") from error
@@ -196,9 +196,9 @@ def _create(
     report(f"installing {' '.join(requirements)}")
     _run([*_pip(folder), "install", *extra_arguments, *requirements], folder, INSTALL_LIMIT_S)
     report(f"importing {', '.join(imports)}")
-    _run([str(_python(folder)), "-c", _IMPORT, *imports], folder, CHECK_LIMIT_S)
+    _run([str(_python(folder)), "-P", "-c", _IMPORT, *imports], folder, CHECK_LIMIT_S)
     names = [requirement.partition("==")[0].partition("[")[0] for requirement in requirements]
-    versions = json.loads(_run([str(_python(folder)), "-c", _FREEZE, *names], folder, 60.0))
+    versions = json.loads(_run([str(_python(folder)), "-P", "-c", _FREEZE, *names], folder, 60.0))
     environment = Environment(folder, versions, _size_bytes(folder), tuple(requirements), isolated)
     document = {name: value for name, value in asdict(environment).items() if name != "folder"}
     write_text(folder / MANIFEST, json.dumps(document, indent=2) + "\n")
@@ -208,7 +208,7 @@ def _create(
 def remove(name: str) -> bool:
     """Remove an environment, even if incomplete; return whether it existed.
 
-    Raises SystemFaultError if it cannot be removed.
+    Raises UserError if the folder is something else, and SystemFaultError if it cannot be removed.
     """
     folder = environments_root() / name
     if not folder.exists():
@@ -219,6 +219,14 @@ def remove(name: str) -> bool:
 
 
 def _clear(folder: Path) -> None:
+    """Remove an environment; raise UserError for a folder that was not created as one."""
+    is_ours = not folder.is_symlink() and (folder / MANIFEST).is_file()
+    if folder.exists() and not is_ours and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            str(folder),
+            f"has no {MANIFEST}, so it is not an environment that Paceline installed",
+            remedy=f"move it away, or use another folder in {VARIABLE}",
+        )
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
@@ -242,9 +250,9 @@ def _lock(folder: Path) -> Generator[None]:
 
 def _pip(folder: Path) -> list[str]:
     """Return the pip command for an environment: this interpreter's pip, else its own."""
-    outer_pip = [sys.executable, "-m", "pip", "--python", str(_python(folder))]
+    outer_pip = [sys.executable, "-P", "-m", "pip", "--python", str(_python(folder))]
     return [
-        *(outer_pip if HAS_PIP else [str(_python(folder)), "-m", "pip"]),
+        *(outer_pip if HAS_PIP else [str(_python(folder)), "-P", "-m", "pip"]),
         "--disable-pip-version-check",
     ]
 
@@ -261,14 +269,7 @@ def _run(command: list[str], folder: Path, limit_s: float) -> str:
     """Return a command's output; raise SystemFaultError with the end of its error output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
-        result = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-        )
+        result = run_program(command, env=environment, limit_s=limit_s)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SystemFaultError(str(folder), f"`{' '.join(command)[:200]}`: {error}") from error
     if result.returncode:

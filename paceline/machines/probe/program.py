@@ -37,7 +37,10 @@ def probe_lines(
         "--log-dir=/dev/null",  # otherwise each start leaves a folder in /tmp
         f"--nproc-per-node={ranks}",
     ]
-    environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
+    # -P, which interpreters before 3.11 do not have: no modules of the working folder.
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
     try:
         with temporary_folder() as folder:
             script = str(write_program(program, Path(folder)))

@@ -54,7 +54,7 @@ paceline_end() {{ # MARK GROUP: SIGTERM, then SIGKILL
 }}
 paceline_ask() {{ # PYTHON ARGUMENT ...
   local reply
-  reply=$'\n'$("$1" -c "$paceline_facts" "${{@:2}}" </dev/null 3<&- 2>&1)
+  reply=$'\n'$(PYTHONSAFEPATH=1 "$1" -c "$paceline_facts" "${{@:2}}" </dev/null 3<&- 2>&1)
   if [[ $reply == *$'\n{{'* ]]; then
     reply=${{reply##*$'\n{{'}}
     echo "@facts {{${{reply%%$'\n'*}}" >&2
