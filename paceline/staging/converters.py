@@ -22,6 +22,7 @@ from paceline.staging.conversions.flux import (
     make_synthetic_encodings,
 )
 from paceline.staging.conversions.hub_models import HubFamily, HubModelSize, make_hub_model
+from paceline.staging.conversions.image_files import copy_from_image
 from paceline.staging.conversions.layouts import make_folder
 from paceline.staging.conversions.packed import MaskOf, packed_npy, packed_rows
 from paceline.staging.conversions.tokenization import plain_text, tokenization, tokenize
@@ -91,6 +92,27 @@ def _flux_shards(conversion: ConversionJob) -> None:
 def _folder(conversion: ConversionJob) -> None:
     """Lay out the files of other assets as the asset's settings state."""
     make_folder(conversion.folder, conversion.inputs, conversion.settings, conversion.check)
+
+
+class ImageFileSettings(Value):
+    """Settings of files that are copied out of a container image."""
+
+    folder: str
+    """Folder in the image."""
+    files: str = "*"
+    """Pattern of the names of the files."""
+
+
+def _image_files(conversion: ConversionJob) -> None:
+    """Copy the files of a folder out of the image that is the only needed asset."""
+    where = "made asset image-files"
+    if len(conversion.inputs) != 1:
+        raise UserError(where, "needs exactly one asset, the container")
+    settings = validate(ImageFileSettings, dict(conversion.settings), f"{where}: settings")
+    (image_folder,) = conversion.inputs.values()
+    copy_from_image(
+        conversion.folder, image_folder, settings.folder, settings.files, conversion.check
+    )
 
 
 class TokenizedSettings(Value):
@@ -186,6 +208,7 @@ CONVERTERS: dict[str, Converter] = {
     "packed-rows": partial(_packed, "rows"),
     "packed-npy": partial(_packed, "npy"),
     "tokenized": _make_tokens,
+    "image-files": _image_files,
     LAYOUT: _folder,
 }
 """Converters by the `source` of a made asset."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.errors import UserError
+from paceline.core.errors import PacelineError, UserError
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.staged import asset_folder, asset_state
 from paceline.staging.conversions.stdlib_corpus import make_tokenizer
@@ -201,3 +201,54 @@ def test_names_of_token_files_are_names_of_their_own(tmp_path: Path, name: str):
     settings = {"text": "text", "tokenizer": "tokenizer", "name": name}
     with pytest.raises(UserError, match=r"is not the name of a file|would have the name of"):
         make("tokenized", tmp_path / "out", inputs, settings)
+
+
+FAKE_UNSQUASHFS = """#!/usr/bin/env python3
+import pathlib, shutil, sys
+words = sys.argv[1:]
+target, image, inner = words[words.index("-dest") + 1 :]
+source = pathlib.Path(image).with_name("root") / inner
+if not source.is_dir():
+    print("FATAL ERROR: no such folder", file=sys.stderr); sys.exit(1)
+shutil.copytree(source, pathlib.Path(target) / inner, symlinks=True)
+"""
+"""Extracts from the folder `root` next to an image, as unsquashfs does from the image."""
+
+
+@pytest.fixture
+def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A staged image with a submission's scripts, packed by mksquashfs if it is installed."""
+    scripts = {"run.sub": "#!/bin/bash", "config_A.sh": "export DGXNNODES=1", "train.py": "x"}
+    root = write(tmp_path / "image" / "root" / "workspace" / "llm", {**scripts, "sub/a.sh": ""})
+    (root / "hosts.sh").symlink_to("/etc/hosts")
+    file = tmp_path / "image" / "nvidia+llm.sqsh"
+    if (packer := shutil.which("mksquashfs")) and shutil.which("unsquashfs"):
+        words = (packer, str(tmp_path / "image" / "root"), str(file), "-no-progress", "-quiet")
+        subprocess.run(words, check=True, capture_output=True)
+        return file
+    file.touch()
+    program = tmp_path / "bin" / "unsquashfs"
+    write(tmp_path / "bin", {"unsquashfs": FAKE_UNSQUASHFS})
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    return file
+
+
+def test_scripts_are_copied_out_of_an_image(image: Path, tmp_path: Path):
+    target, inputs = tmp_path / "made", {"container": image.parent}
+    make("image-files", target, inputs, {"folder": "/workspace/llm", "files": "*.s*"})
+    names = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
+    assert names == {"run.sub", "config_A.sh", "sub/a.sh"}, "no link, and nothing else"
+    assert (target / "config_A.sh").read_text() == "export DGXNNODES=1"
+    with pytest.raises(PacelineError):
+        make("image-files", tmp_path / "none", inputs, {"folder": "workspace/none"})
+    with pytest.raises(UserError, match="has no file"):
+        make("image-files", tmp_path / "none", inputs, {"folder": "workspace/llm", "files": "*.x"})
+    with pytest.raises(UserError, match=r"folder '\.\./etc'"):
+        make("image-files", tmp_path / "none", inputs, {"folder": "../etc"})
+
+
+def test_an_image_of_another_program_is_refused(tmp_path: Path):
+    inputs = {"container": write(tmp_path / "image", {"image.json": "{}"})}
+    with pytest.raises(UserError, match="has no SquashFS image"):
+        make("image-files", tmp_path / "made", inputs, {"folder": "workspace"})
