@@ -12,9 +12,9 @@ from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.coefficients import NAMES
 
 EXPERT_COEFFICIENTS = (
-    "gemm_grouped", "grouped_tokens", "imbalance", "experts_pace", "permuted", "experts_fused",
-    "host_experts_s", "host_capacity", "ep_exposed", "ep_overlapped", "all_to_all", "ep_proxied",
-    "ep_proxied_start_s",
+    "gemm_grouped", "grouped_tokens", "grouped_narrow", "imbalance", "experts_pace", "permuted",
+    "experts_fused", "host_experts_s", "host_capacity", "ep_exposed", "ep_overlapped",
+    "all_to_all", "ep_proxied", "ep_proxied_start_s",
 )  # fmt: skip
 """Coefficients used only by models with experts."""
 SCALE, EXPERTS_SCALE = 0.08, 0.15

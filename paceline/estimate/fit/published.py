@@ -260,7 +260,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         inter_bytes_per_s=hardware.inter_bytes_per_s,
         devices=devices,
         global_batch=batch,
-        gated=experts.number > 1 or _is_gated(row, layers, hidden, ffn, kv_heads / heads),
+        gated=_is_gated(row, layers, hidden, ffn, kv_heads / heads, experts.number > 1),
         frozen=kind == "lora" or has_adapters(row),
         experts=experts.number,
         experts_per_token=experts.per_token,
@@ -337,10 +337,20 @@ def _chunks(
 
 
 def _is_gated(
-    row: Mapping[str, str], layers: float, hidden: float, ffn: float, groups: float
+    row: Mapping[str, str],
+    layers: float,
+    hidden: float,
+    ffn: float,
+    groups: float,
+    has_experts: bool,
 ) -> bool:
-    """Return `is_gated` for a row; `groups` are key heads divided by heads."""
+    """Return `is_gated` for a row; `groups` are key heads divided by heads.
+
+    Experts have a gate unless the row states the opposite.
+    """
     statement = f"{row.get('mlp_kind') or ''} {row.get('notes', '')}"
+    if has_experts:
+        return is_gated("", 0.5, statement)
     tables = hidden * (_number(row, "vocab") or DEFAULT_VOCAB)
     without = tables + layers * hidden * (hidden * (2 + 2 * groups) + 2 * ffn)
     model = row.get("model", "")

@@ -76,7 +76,9 @@ def is_gated(model: str, width: float = 4.0, statement: str = "", by_size: float
     `width` is the ffn's divided by the hidden size, `by_size` the result of `gate_by_size`. If
     nothing else decides, a width that is not a multiple of the hidden size means a gate.
     """
-    if re.search(r"\b(non-?gated|plain|squared relu|gelu)\b", statement, re.IGNORECASE):
+    if re.search(
+        r"\b(non-?gated|ungated|not gated|plain|squared relu|gelu)\b", statement, re.IGNORECASE
+    ):
         return False
     if re.search(r"\b(gated|swiglu|geglu)\b", statement, re.IGNORECASE) or GATED.search(model):
         return True

@@ -45,6 +45,9 @@ PRIORS: tuple[Prior, ...] = (
     # experts.py).
     Prior("gemm_grouped", 0.62, 0.30, "rate of grouped GEMMs relative to one large GEMM"),
     Prior("grouped_tokens", 100.0, 0.70, "tokens per expert at which GEMMs run at half rate"),
+    # Exponent of the gain of 8 and 4 bit over 16 bit in grouped GEMMs without fused casts; 1 is the
+    # whole gain (`grouped_rate` in experts.py).
+    Prior("grouped_narrow", 0.30, 0.70, "part of a narrow type's gain in unfused grouped GEMMs"),
     # Runs with forced balance do not fit better with imbalance 1 (docs/dev/estimator-log.md,
     # Experts).
     Prior("imbalance", 1.05, 0.10, "load imbalance: slowest expert rank over the mean"),

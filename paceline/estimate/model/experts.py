@@ -57,12 +57,13 @@ def grouped_rate(x: Cases, c: Mapping[str, float], rate: Floats, wide: Floats) -
     """Return the FLOP/s of grouped expert GEMMs; `rate` and `wide` are those of one large GEMM.
 
     rate x gemm_grouped x n / (n + grouped_tokens) for n tokens per expert. Narrow dtypes without
-    fused kernels run at the 16-bit rate `wide`.
+    fused kernels gain only a part over the 16-bit rate: wide x (rate / wide)^grouped_narrow.
     """
     tokens = tokens_per_expert(x)
     size_factor = tokens / (tokens + c["grouped_tokens"])
+    unfused_rate = wide * (rate / wide) ** c["grouped_narrow"]
     expert_rate = (
-        np.where(has_fused_expert_kernels(x), rate, wide) * c["gemm_grouped"] * size_factor
+        np.where(has_fused_expert_kernels(x), rate, unfused_rate) * c["gemm_grouped"] * size_factor
     )
     return np.where(x.experts > 1, expert_rate, rate)
 

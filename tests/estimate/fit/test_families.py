@@ -28,6 +28,7 @@ COUNTS = {"n_experts": "128", "topk": "8", "moe_ffn": "1536"}
         ("house model", 2.7, "non-gated MLP (squared ReLU)", False),
         ("llama-3-8b", 3.5, "batch as explained in its readme", True),
         ("gpt-3 175B", 4.0, "TFLOP/s aggregated over ranks", False),
+        ("Mixtral-like", 3.5, "ungated", False),
     ],
 )
 def test_families_and_statements_come_before_the_width(
