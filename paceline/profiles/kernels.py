@@ -50,7 +50,7 @@ _BRACKETS = re.compile(r"[<>]|\((?!anonymous namespace)")
 @lru_cache(maxsize=65536)
 def is_communication(name: str) -> bool:
     """Return whether a kernel moves data between devices."""
-    return _COMMUNICATION.search(name) is not None
+    return _COMMUNICATION.search(_without_parameters(name)) is not None
 
 
 @lru_cache(maxsize=65536)
@@ -107,7 +107,8 @@ _OPTIMIZER = re.compile(rf"Optimizer\.(?:step|zero_grad)|{CLIP}")
 _ATTENTION = re.compile(r"attention|flash", re.I)
 _GEMM = re.compile(
     r"aten::(?:mm|addmm|bmm|baddbmm|matmul|linear|einsum|_scaled_mm|dot|mv|addmv|_addmm_activation"
-    r"|mkldnn_linear|_?convolution\w*|conv\d?d?)(?:_backward)?$|mkldnn|onednn"
+    r"|mkldnn_linear|_?convolution\w*|conv\d?d?)(?:_backward)?$"
+    r"|(?:mkldnn|onednn)(?!_(?:reorder|to_dense))"
 )
 _BOOKKEEPING = re.compile(
     r"aten::(?:_?unsafe_view|view\w*|_?reshape\w*|t|numpy_T|transpose_?|permute|expand\w*|as_strided\w*"

@@ -276,6 +276,23 @@ BLOCK = """\
 """
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1, 'max_steps': 100, 'logging_steps': 5",
+        "'max_steps': 100, 'logging_steps': 5, 'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1",
+    ],
+)
+def test_a_record_that_repeats_settings_stays_whole(fields: str):
+    text = "".join(
+        f"{{{fields}, 'step': {n}, 'train_runtime': {2.0 * n}}}\n" for n in range(5, 50, 5)
+    )
+    steps = check_read(LOG_FORMAT, text.encode()).steps()
+    assert steps.index.tolist() == list(range(5, 50, 5))
+    assert steps["loss"] == pytest.approx([2.5] * 9)
+    assert steps["step_time_s"][1:] == pytest.approx([2.0] * 8)
+
+
 def test_the_block_before_the_first_step_is_kept():
     log = check(BLOCK + entry(0.1))
     assert log.facts == {

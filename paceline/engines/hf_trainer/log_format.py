@@ -15,6 +15,7 @@ import numpy as np
 from paceline.core.steps import FloatColumn
 from paceline.core.units import GIB
 from paceline.engines.log_reading.hf_settings import (
+    LONGEST_RECORD,
     RUNNING,
     TrainSummaries,
     complete_settings,
@@ -32,7 +33,6 @@ from paceline.engines.log_reading.records import (
 )
 
 ENDS = b"Training completed. Do not forget"
-LONGEST_RECORD = 8000
 LARGEST_STEP = 2.0**53
 LARGEST_RATE = 1e9
 BAR_UNIT = 0.01

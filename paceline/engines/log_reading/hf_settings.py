@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from paceline.core.units import pluralize
 from paceline.engines.log_reading.log_content import LogContent, numbers
@@ -14,9 +15,10 @@ from paceline.engines.log_reading.records import Records, field, store_whole_num
 
 RUNNING = b"***** Running training *****"
 _NUMBERING = re.compile(
-    rb"(?=\*{5} Running training \*{5}|logging_steps|(?<!/)max_steps|Total optimization steps)"
+    rb"(?=\*{5} Running training \*{5}|logging_steps|max_steps|Total optimization steps)"
 )
 """Statements that change the numbering of what follows."""
+LONGEST_RECORD = 8000
 
 _MARKS = (
     b"batch",
@@ -59,10 +61,22 @@ _FACTS = {
 
 
 def pieces(text: bytes) -> list[bytes]:
-    """Return `text` split before each statement that changes the numbering of what follows."""
-    if RUNNING in text or b"_steps" in text or b"ation steps" in text:
-        return _NUMBERING.split(text)
-    return [text]
+    """Return `text` split before each statement that changes the numbering of what follows.
+
+    A step's own dictionary may repeat such a statement; it stays whole.
+    """
+    if not (RUNNING in text or b"_steps" in text or b"ation steps" in text):
+        return [text]
+    places = (match.start() for match in _NUMBERING.finditer(text))
+    starts = [at for at in places if not _is_within_record(text, at)]
+    return [text[start:end] for start, end in pairwise([0, *starts, len(text)])]
+
+
+def _is_within_record(text: bytes, at: int) -> bool:
+    """Return whether a place is in a dictionary with a loss."""
+    begin = text.rfind(b"{", max(0, at - LONGEST_RECORD), at)
+    record = text[begin + 1 : text.find(b"}", at, at + LONGEST_RECORD)] if begin >= 0 else b""
+    return b"loss" in record and b"{" not in record and b"}" not in record
 
 
 def read_settings(text: bytes, log: LogContent) -> None:
