@@ -72,6 +72,26 @@ def test_trials_run_a_submissions_own_script_and_are_scored(bed: Bed, tmp_path: 
     assert 0.5 < result["metrics"]["step_time_s"]["value"] < 0.51
 
 
+def test_one_job_runs_all_trials(bed: Bed, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    settings = {"config": MLPERF["config"], "container": MLPERF["container"], "nexp": 10}
+    done = paceline(
+        bed,
+        *("mlperf", "run", "llama31-8b", "--engine", "mlperf", "--json", "--name", "series"),
+        *("--cluster", str(tmp_path / "site.yaml"), "--runs-dir", str(runs), "--data", "/data"),
+        *(word for text in words(settings) for word in ("--set", text)),
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    trials = answer["series"]["trials"]
+    assert [(trial["seed"], trial["status"]) for trial in trials] == [
+        (seed, "success") for seed in range(1, 11)
+    ]
+    assert len({trial["run"] for trial in trials}) == 1 and len(list(runs.glob("*/run.json"))) == 1
+    samples = [run.samples_to_target for run in score(Path(answer["folder"])).runs]
+    assert samples == [178_176 + 12_288 * (seed % 3) for seed in range(1, 11)]
+
+
 def test_a_trial_outlives_its_controller(bed: Bed, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     settings = {"config": MLPERF["config"], "container": MLPERF["container"]}

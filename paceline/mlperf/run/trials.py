@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,6 +178,8 @@ def status_of(series: TrialSeries, alive: bool = False) -> SeriesStatus:
 
 LOG_FILE = Path("mlperf") / "result.txt"
 """Path of the native trainer's result lines inside the run folder."""
+TRIAL_LOG = re.compile(r".*_\d{1,2}\.log")
+"""Name of a trial's log by the script of a submission."""
 DROP_FILE = Path("/proc/sys/vm/drop_caches")
 MISSES: dict[str, TrialStatus] = {"ok": "missed", "timeout": "timeout"}
 """Trial status by the status of a run that missed its target; any other one is a failure."""
@@ -465,8 +468,10 @@ def trial_log(run: Path) -> Path | None:
 
 def log_in_job(run: Path, number: int) -> Path | None:
     """Return the log of the trial with this number, from 1, in a job of several trials."""
-    logs = (path for path in submitted_logs(run) if path.stem.endswith(f"_{number}"))
-    return next(logs, None)
+    # Published scripts count from 1, from 01 or from 0.
+    logs = [path for path in submitted_logs(run) if TRIAL_LOG.fullmatch(path.name)]
+    logs.sort(key=lambda path: int(path.stem.rpartition("_")[2]))
+    return logs[number - 1] if number <= len(logs) else None
 
 
 def check_cache_drop() -> None:

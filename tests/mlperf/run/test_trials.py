@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import EXIT_SYSTEM_FAULT, PacelineError, SystemFaultError, UserError
+from paceline.engines.mlperf import LOGS
 from paceline.files.documents import read_value, write_text, write_value
 from paceline.files.run_folder import RUN_FILE, read_record, this_controller
 from paceline.machines.slurm.foreign import RECORD_FILE, SubmittedScript
@@ -501,16 +502,16 @@ class OneJob(Machine):
         status = "failed" if endings[0] in ("unstarted", "crashed") else status
         spec = plan.spec
         folder = make_finished(root, len(self.seeds) + seed, 0.2, status=status, spec=spec)
-        record = SubmittedScript(
-            script="/s/run.sub", sha256="", folder="/s", options=(), logs=("results/*_[0-9].log",)
-        )
+        record = SubmittedScript(script="/s/run.sub", sha256="", folder="/s", options=(), logs=LOGS)
         write_value(folder / RECORD_FILE, record)
         for number, ending in enumerate(endings, 1):
             text = self.log("success" if ending == "success" else "timeout", seed + number - 1)
             if ending == "unstarted":
                 text = INITIALIZING
             if ending != "cancelled":
-                write_text(folder / "results" / f"2611290300_{number}.log", text)
+                # Published scripts count from 01 (`seq -w` of ten and more), from 1, or from 0.
+                name = f"{number:02}" if len(endings) > 9 else str(number - (len(endings) == 2))
+                write_text(folder / "results" / f"2611290300_{name}.log", text)
         report = evaluate(folder)
         if status == "cancelled":
             raise CancelledRunError(report)
@@ -545,6 +546,14 @@ def test_one_job_runs_several_trials_with_consecutive_seeds(
     for trial in series.trials:
         text = (tmp_path / "mlperf" / "s" / f"result_{trial.number}.txt").read_text()
         assert f'"key": "seed", "value": {trial.seed},' in text
+
+
+def test_ten_trials_of_a_job_have_their_own_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    jobs = ("success crashed " + " ".join(["success"] * 8),)
+    series, machine, _ = run_jobs(monkeypatch, tmp_path, 10, 10, *jobs)
+
+    assert machine.counts == [10]
+    assert statuses(series) == ["success", "failed", *["success"] * 8]
 
 
 def test_a_trial_that_its_job_did_not_reach_is_run_by_the_next_job(
