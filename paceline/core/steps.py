@@ -53,6 +53,8 @@ class Step:
     """True if the optimizer skipped the step (fp16 overflow)."""
 
 
+MIN_STEP_TIME_S = 1e-9
+"""Minimum step time in seconds; a shorter one is not a measured time and reads as NaN."""
 FLOATS = tuple(f.name for f in fields(Step) if f.name not in ("index", "averaged_over", "skipped"))
 """Names of the float columns."""
 
@@ -69,6 +71,13 @@ class Steps:
     skipped: npt.NDArray[np.bool_]
     columns: Mapping[str, FloatColumn]
     """Columns with a value for at least one step. Other columns read as NaN and take no memory."""
+
+    def __post_init__(self) -> None:
+        times = self.columns.get("step_time_s") if isinstance(self.columns, dict) else None
+        # No step takes no time. Rates divide by these times, wherever a program got them from.
+        if times is not None and np.any(too_short := times < MIN_STEP_TIME_S):
+            known = {**self.columns, "step_time_s": np.where(too_short, np.nan, times)}
+            object.__setattr__(self, "columns", known)
 
     @classmethod
     def of(cls, steps: Iterable[Step]) -> Steps:

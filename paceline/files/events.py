@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, TypeAdapter, ValidationError, model_validator
 
-from paceline.core.steps import Step
+from paceline.core.steps import MIN_STEP_TIME_S, Step
 from paceline.core.units import LARGEST_INT
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.files.documents import parse_json
@@ -356,11 +356,15 @@ def read_rank(lines: Iterable[str]) -> RankLog:
 
 
 def to_step(event: StepEvent) -> Step:
-    """Convert the event to the Step that all log formats share; a traced step gets no time."""
+    """Convert the event to the Step that all log formats share.
+
+    A traced step gets no time, and neither does one of 0 s.
+    """
     memory = event.memory_bytes
+    has_time = not event.tracked and event.step_time_s >= MIN_STEP_TIME_S
     return Step(
         index=event.step,
-        step_time_s=None if event.tracked else event.step_time_s,
+        step_time_s=event.step_time_s if has_time else None,
         loss=event.loss,
         grad_norm=event.grad_norm,
         tokens=event.tokens,

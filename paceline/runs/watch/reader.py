@@ -259,7 +259,8 @@ def _rates(record: RunRecord, ranks: Sequence[_Rank], step_s: float | None) -> R
     if tensor_float_note(facts) is None:
         rates["mfu"] = mfu(flops_rate, peak)
     if record.achievable_flops_per_s:
-        rates["achievable_fraction"] = flops_rate * devices / record.achievable_flops_per_s
+        fraction = flops_rate * devices / record.achievable_flops_per_s
+        rates["achievable_fraction"] = _finite(fraction)
     return rates
 
 
