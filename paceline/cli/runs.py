@@ -26,6 +26,7 @@ from paceline.core.units import percent, significant
 from paceline.estimate.measured_step import with_expected_step_time
 from paceline.files.documents import write_text
 from paceline.files.index import COLUMNS, Index, listing
+from paceline.files.locks import exclusive
 from paceline.files.run_folder import REPORT_FILE, find_run, runs_root
 from paceline.report.document import Column
 from paceline.report.run_document import run_document
@@ -184,7 +185,8 @@ def index(
     Example: paceline runs index --runs-dir /shared/runs
     """
     root = runs_root(runs_dir)
-    count, unreadable = Index.open(root, rebuild=True).rebuild(computed_result)
+    with exclusive(root, "index", wait=True):
+        count, unreadable = Index.open(root, rebuild=True).rebuild(computed_result)
     for problem in unreadable:
         echo(f"left out: {problem}", err=True)
     row = {"root": str(root), "runs": count, "unreadable": len(unreadable)}

@@ -76,8 +76,8 @@ class Steps:
         times = self.columns.get("step_time_s") if isinstance(self.columns, dict) else None
         # No step takes no time. Rates divide by these times, wherever a program got them from.
         if times is not None and np.any(too_short := times < MIN_STEP_TIME_S):
-            known = {**self.columns, "step_time_s": np.where(too_short, np.nan, times)}
-            object.__setattr__(self, "columns", known)
+            columns = {**self.columns, "step_time_s": np.where(too_short, np.nan, times)}
+            object.__setattr__(self, "columns", columns)
 
     @classmethod
     def of(cls, steps: Iterable[Step]) -> Steps:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Self, cast
+from typing import IO, Any, Self, cast
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.documents import open_regular
@@ -88,10 +88,13 @@ def write_archive(path: Path, members: Iterable[ArchivedFile]) -> None:
         raise UserError(str(path), "already exists", remedy="name another file with --output")
     try:
         with (
-            replaced_file(path) as raw,
+            replaced_file(path, is_new=True) as raw,
             gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
         ):
             _write_members(cast(IO[bytes], packed), members)
+    except FileExistsError as error:  # another command has written it meanwhile
+        what = "already exists"
+        raise UserError(str(path), what, remedy="name another file with --output") from error
     except OSError as error:
         raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
 
@@ -212,6 +215,18 @@ class _CheckedHeader(tarfile.TarInfo):
         if header.type == tarfile.GNUTYPE_SPARSE:
             raise UserError("archive", f"{header.name[:100]!r} is a sparse file")
         return header
+
+    def _proc_pax(self, archive: tarfile.TarFile) -> Any:
+        try:
+            return super()._proc_pax(archive)  # pyright: ignore
+        except tarfile.InvalidHeaderError:  # a malformed extension says nothing of its member
+            return self.fromtarfile(archive)
+
+    def _proc_member(self, archive: tarfile.TarFile) -> Any:
+        try:
+            return super()._proc_member(archive)  # pyright: ignore
+        except tarfile.HeaderError as error:  # `tarfile` would take it for the end, too
+            raise tarfile.ReadError(f"{self.name[:100]!r}: {error}") from error
 
 
 class _CappedStream:

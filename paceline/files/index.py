@@ -32,6 +32,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.result import FINAL, Metric, Result
+from paceline.core.text import as_text, is_text
 from paceline.core.units import LARGEST_INT
 from paceline.files.documents import read_value
 from paceline.files.home import cache_folder
@@ -148,6 +149,7 @@ class Index:
         """Read every folder again and return (number of runs, one message per unreadable
         folder)."""
         rows, left_out = _read(run_folders(self.root), evaluate)
+        left_out += _folders_without_text_name(self.root)
         self._write(self._stored_rows(), rows)
         return len(rows), left_out
 
@@ -161,6 +163,7 @@ class Index:
             if n in stored_rows and _is_current(stored_rows[n], folders[n])
         }
         read, left_out = _read((f for n, f in folders.items() if n not in current), evaluate)
+        left_out += _folders_without_text_name(self.root)
         self._write(stored_rows.keys() - current.keys(), read)
         rows = sorted([*current.values(), *read], key=lambda row: (row["created"], row["run"]))
         return Listing([{name: row[name] for name in COLUMNS} for row in rows], left_out)
@@ -181,6 +184,15 @@ class Index:
             connection.execute(delete(RUNS).where(same), names)
             if rows:
                 connection.execute(insert(RUNS), [{"root": root, **row} for row in rows])
+
+
+def _folders_without_text_name(root: Path) -> list[str]:
+    """Return one message for each run folder whose name is not text."""
+    with suppress(OSError):
+        names = [entry.name for entry in os.scandir(root) if not is_text(entry.name)]
+        what = "has a name that is not UTF-8 text; rename it"
+        return [f"{root}/{as_text(n)}: {what}" for n in names if (root / n / RUN_FILE).is_file()]
+    return []
 
 
 def _read(folders: Iterable[Path], evaluate: Evaluate) -> tuple[list[dict[str, Any]], list[str]]:

@@ -32,6 +32,7 @@ from paceline.core.layout_checks import layout_problems
 from paceline.core.node_groups import Purpose
 from paceline.core.result import FINAL, Status
 from paceline.core.run import RunSettings, RunSpec
+from paceline.core.text import as_text, is_text
 from paceline.core.value import PositiveInt, Value
 from paceline.files.documents import read_json, read_value
 from paceline.files.home import home_path
@@ -142,6 +143,8 @@ class RunRecord(Value):
 def runs_root(option: Path | None) -> Path:
     """Return the folder of all runs: the option, $PACELINE_RUNS, paceline.toml, ./runs."""
     folder = option or os.environ.get("PACELINE_RUNS")
+    if folder and not is_text(str(folder)):
+        raise UserError("folder of runs", f"{as_text(str(folder))!r} is not UTF-8 text")
     defaults = None if folder else user_file()
     return home_path("", str(folder or (defaults and defaults.runs_dir) or "runs"))
 
@@ -296,7 +299,8 @@ def run_folders(root: Path) -> list[Path]:
     except OSError as error:
         raise SystemFaultError(str(root), f"cannot be read: {error.strerror}") from error
     # Unlike Path.is_file, this returns False for a folder that the user may not read.
-    return [folder for folder in folders if os.path.isfile(folder / RUN_FILE)]  # noqa: PTH113
+    # A name that is not text could not be stored in the index, printed or written as JSON.
+    return [f for f in folders if is_text(f.name) and os.path.isfile(f / RUN_FILE)]  # noqa: PTH113
 
 
 def find_run(root: Path, name: str) -> Path:

@@ -46,10 +46,11 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def replaced_file(path: Path) -> Iterator[BinaryIO]:
+def replaced_file(path: Path, *, is_new: bool = False) -> Iterator[BinaryIO]:
     """Yield a hidden file that takes the place of `path` if the block succeeds; raise OSError.
 
-    A reader sees the old file or the new, never a part.
+    A reader sees the old file or the new, never a part. If it must be new, raises FileExistsError
+    for a file that exists in the end, also one that another process has written meanwhile.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path.parent)
@@ -66,6 +67,19 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
         file.flush()
         os.fsync(file.fileno())
         temporary.chmod(0o644)
+        if is_new:
+            _link(temporary, path)
+        else:
+            temporary.replace(path)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    """Give a file its name; raise FileExistsError if the name is taken."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
         temporary.replace(path)
 
 

@@ -19,6 +19,7 @@ from paceline.core.result import Metric, WindowRecord
 from paceline.core.run import RunSettings
 from paceline.core.stats import summarize
 from paceline.core.steps import Steps
+from paceline.core.text import as_text
 from paceline.core.window import (
     MIN_STEADY,
     NoStepError,
@@ -119,11 +120,6 @@ def parse_log(
         return _read(file, log, shown_path, user, name or GENERIC, one_of_many)
     except OSError as error:
         return _without_steps(shown_path, user, "unreadable", error.strerror or str(error))
-
-
-def as_text(name: str) -> str:
-    """Return a file name as printable text; file names may hold arbitrary bytes."""
-    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 def detect(file: LogFile) -> str | None:

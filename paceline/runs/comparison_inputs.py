@@ -25,6 +25,7 @@ from paceline.core.run import RunSettings
 from paceline.core.run_report import RunReport
 from paceline.core.stats import printed_step_s
 from paceline.core.steps import FLOATS
+from paceline.core.text import as_text
 from paceline.core.units import pluralize
 from paceline.files.archive import is_archive, unpack
 from paceline.files.csv_table import csv_lines
@@ -39,7 +40,7 @@ from paceline.files.run_folder import (
 from paceline.files.temporary import temporary_folder
 from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
-from paceline.logs.parser import as_text, log_files, parse_log
+from paceline.logs.parser import log_files, parse_log
 from paceline.report.run_description import window_mask
 from paceline.runs.bundles.verification import check_contents, is_bundle, open_bundle
 from paceline.runs.log_import import file_digest, log_record, parse_run

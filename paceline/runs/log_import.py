@@ -15,6 +15,7 @@ from paceline import __version__
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.run_report import RunReport
 from paceline.core.secrets import redact
+from paceline.core.text import as_text
 from paceline.files.documents import (
     GZIP_MAGIC,
     open_expanded,
@@ -23,6 +24,7 @@ from paceline.files.documents import (
     text_blocks,
     write_value,
 )
+from paceline.files.locks import exclusive
 from paceline.files.run_folder import (
     LOGS_FOLDER,
     RUN_FILE,
@@ -33,7 +35,7 @@ from paceline.files.run_folder import (
 )
 from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
-from paceline.logs.parser import Parsing, as_text, parse_log
+from paceline.logs.parser import Parsing, parse_log
 from paceline.runs.flow import finish
 from paceline.runs.logged_run import RUN_STATUS
 
@@ -60,6 +62,20 @@ def import_log(
         raise UserError(str(path), "is not a file", remedy="give one log file, plain or .gz")
     document = parse_run(path, user_settings).document
     digest = file_digest(path)
+    with exclusive(root, f"log {digest}", wait=True):
+        return _store(path, document, digest, user_settings, root, command, tag, reimport)
+
+
+def _store(
+    path: Path,
+    document: ParsedLog,
+    digest: str,
+    user_settings: UserSettings,
+    root: Path,
+    command: list[str],
+    tag: str | None,
+    reimport: bool,
+) -> RunReport:
     earlier = None if reimport else _imported_before(root, digest)
     if earlier is not None:
         raise UserError(

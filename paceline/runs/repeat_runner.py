@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from paceline.core.hardware import Cluster
 from paceline.core.hosts import compress
 from paceline.core.result import Result
 from paceline.core.run import RunSettings
+from paceline.files.locks import exclusive
 from paceline.files.run_folder import Repeat, groups, read_record
 from paceline.runs.comparison import ComparisonOptions, compare_runs
 from paceline.runs.plan import refresh
@@ -129,7 +131,10 @@ def run_series(
     runner = RepeatRunner(
         observer, root, command, tag or series.tag, series.slots, series=series, probe=probe
     )
-    interrupted = runner.run_tasks(make_queue(runner))
+    with ExitStack() as locks:
+        for group in dict.fromkeys(side.group for side in series.sides):
+            locks.enter_context(exclusive(root, f"group {group!r}"))
+        interrupted = runner.run_tasks(make_queue(runner))
     results = tuple(map(runner.group_result, series.sides))
     folder_option = f" --runs-dir {shlex.quote(str(runs_dir))}" if runs_dir else ""
     compare = _comparison(root, results, series.sides)

@@ -55,6 +55,7 @@ PURPOSES: Mapping[str, Purpose] = {"second pass": "second pass", "bisection": "b
 """Purposes in a scaling test's own table; every other group is planned."""
 SCALING_KINDS: Mapping[str, ScalingKind | None] = {"": None, "weak": "weak", "strong": "strong"}
 FAILED = -1
+MIN_SAMPLES_PER_S = 1e-9
 MAX_SAMPLES_PER_S = 1e15
 MAX_SHOWN_VALUES = 6
 Row = Mapping[str, str]
@@ -216,7 +217,7 @@ def _samples_per_s(row: Row, columns: Mapping[str, str], where: str) -> float | 
         value = math.nan
     if value == FAILED:
         return None
-    if not 0 < value < MAX_SAMPLES_PER_S:
+    if not MIN_SAMPLES_PER_S < value < MAX_SAMPLES_PER_S:
         raise UserError(
             where,
             f"{columns['samples_per_s']}: {text!r} is not a positive number",

@@ -42,7 +42,8 @@ def test_a_run_of_such_steps_ends_with_a_result(tmp_path: Path, step_time_s: str
 def test_a_log_of_steps_without_time_has_no_rate(tmp_path: Path):
     log = tmp_path / "a.log"
     line = " iteration {:8d}/     100 | consumed samples: {:12d} "
-    line += "| elapsed time per iteration (ms): 0.0 | learning rate: 1.0E-04 | global batch size:    16 | lm loss: 5.0E+00 |\n"
+    line += "| elapsed time per iteration (ms): 0.0 | learning rate: 1.0E-04 "
+    line += "| global batch size:    16 | lm loss: 5.0E+00 |\n"
     log.write_text("".join(line.format(n, n * 16) for n in range(1, 41)))
     done = paceline("parse", log, "--json", runs=tmp_path)
     assert "Traceback" not in done.stderr and "Infinity" not in done.stdout, done.stderr

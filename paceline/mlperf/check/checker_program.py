@@ -63,7 +63,8 @@ def refuse_unsafe_names(lines: Iterable[Any]) -> None:
     """Raise UnsafeNameError for a value that cannot be the name of a benchmark or division."""
     for line in lines:
         value = str(line.value["value"]) if line.key in NAMING_KEYS else "safe"
-        if not re.fullmatch(r"\w{1,60}", value):
+        # The rules of "common" include themselves without end.
+        if not re.fullmatch(r"\w{1,60}", value) or value == "common":
             raise UnsafeNameError(value)
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.core.errors import UserError, did_you_mean
+from paceline.core.text import as_text
 from paceline.core.units import pluralize
 from paceline.files.temporary import temporary_folder
-from paceline.logs.parser import as_text
 from paceline.mlperf.check.findings import Check, CheckedFile, CheckFinding, FileStatus
 from paceline.mlperf.check.official_checker import (
     ResultLines,

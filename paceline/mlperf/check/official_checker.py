@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.core.errors import SystemFaultError
+from paceline.files.documents import read_lines
 from paceline.files.log_file import LogFile
 from paceline.files.programs import run_program
 from paceline.mlperf.check.findings import CheckFinding
@@ -109,6 +110,10 @@ def check_copy(
 
     `changes` are the changes to the rules; see `checker_program.main`.
     """
+    longest = max((len(line) for line in read_lines(copy)), default=0)
+    if longest > MAX_CHECKED_CHARS:
+        why = f"a line has more than {MAX_CHECKED_CHARS:,} characters; the checker was not run"
+        return CheckerVerdict(checker_error=why)
     answer, checker_error = _answer("log", ruleset, copy, json.dumps(changes or {}))
     return CheckerVerdict(
         messages=tuple(answer.get("messages", ())),
@@ -169,6 +174,8 @@ def _last_error(errors: str) -> str:
 
 TOKEN = b":::MLLOG "
 FIELDS = ("time_ms", "key", "value", "metadata")
+MAX_CHECKED_CHARS = 1 << 16
+"""Maximum length of a line for the checker, which takes hours for a megabyte."""
 MAX_MESSAGE_CHARACTERS = 900
 MAX_LINE_CHARACTERS = 300
 """Maximum length of a message line; a longer one would hide the failed test below it."""

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.core.errors import UserError
+from paceline.core.text import as_text
 from paceline.core.units import pluralize
 from paceline.core.value import Value
-from paceline.logs.parser import as_text
 from paceline.mlperf.compare.published_scores import (
     RESULTS,
     PublishedScore,

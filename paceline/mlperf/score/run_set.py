@@ -20,10 +20,10 @@ from paceline.core.telemetry import (
     energy_between,
     read_telemetry,
 )
+from paceline.core.text import as_text
 from paceline.files.documents import write_text
 from paceline.files.recipe import load_recipe
 from paceline.logs.disagreement import peak_doubt
-from paceline.logs.parser import as_text
 from paceline.machines.probe.telemetry import FOLDER
 from paceline.mlperf.result_logs import (
     PLACEHOLDER,

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.core.errors import UserError, did_you_mean
+from paceline.core.text import as_text
 from paceline.core.value import Value
 from paceline.files.documents import read_text
-from paceline.logs.parser import as_text
 from paceline.mlperf.check.findings import CheckedFile, CheckFinding, FileStatus
 from paceline.mlperf.check.official_checker import (
     PackageVerdict,

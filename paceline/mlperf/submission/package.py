@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.text import as_text
 from paceline.core.units import pluralize
 from paceline.core.value import Value
 from paceline.engines.log_reading.mllog import records
 from paceline.files.documents import parse_json, read_text
 from paceline.files.log_file import LogFile
 from paceline.files.temporary import temporary_folder
-from paceline.logs.parser import as_text
 from paceline.mlperf.check.findings import Check
 from paceline.mlperf.check.official_checker import ResultLines
 from paceline.mlperf.result_logs import PLACEHOLDER

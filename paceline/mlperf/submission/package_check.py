@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.core.errors import UserError
+from paceline.core.text import as_text
 from paceline.core.units import pluralize
 from paceline.files.documents import parse_json, read_text
 from paceline.files.log_file import LogFile
 from paceline.files.temporary import temporary_folder
-from paceline.logs.parser import as_text
 from paceline.mlperf.check import compliance
 from paceline.mlperf.check.compliance import TINY_RULESET, check_log, resolve_ruleset
 from paceline.mlperf.check.findings import (
