@@ -119,6 +119,7 @@ class RunRecord(Value):
     launched_monotonic_s: float | None = None
     """Launch time by the controller's monotonic clock, for durations on its host."""
     ended_unix: float | None = None
+    ended_monotonic_s: float | None = None
     exit_code: int | None = None
     achievable_flops_per_s: PositiveFloat | None = None
     """Achievable GEMM throughput of all devices in the run's dtype, from an earlier probe."""

@@ -428,6 +428,7 @@ def _with_ending(record: RunRecord, ending: Ending, code: int | None, folder: Pa
             "faulty_hosts": ending.hosts,
             "warnings": (*record.warnings, *ending.warnings),
             "ended_unix": time.time(),
+            "ended_monotonic_s": time.monotonic(),
             "exit_code": code,
             "log_tail": tail,
         }

@@ -13,9 +13,10 @@ from paceline.core.errors import UserError
 from paceline.core.ranks import merge_ranks
 from paceline.core.run import RunSettings
 from paceline.core.steps import FloatColumn, IntColumn, Steps
+from paceline.core.window import BATCH_SIZES
 from paceline.engines.log_reading.log_content import LogContent
 from paceline.files.events import RankLog
-from paceline.files.run_folder import STEPS_FOLDER, RunRecord, read_record
+from paceline.files.run_folder import RUN_FILE, STEPS_FOLDER, RunRecord, read_record
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
 from paceline.machines.slurm.record import RECORD_FILE
@@ -49,6 +50,8 @@ class Attempt:
     queues: bool = False
     """True if there is a queue between the launch and the start."""
     steps_requested: int | None = None
+    has_one_batch: bool = True
+    """True if batch size and sequence length do not change, so that equal steps take equal time."""
     status: str | None = None
     facts: RunSettings = field(default_factory=RunSettings)
     """Known settings of the training."""
@@ -80,19 +83,38 @@ def attempts_of_run(folder: Path) -> list[Attempt]:
     tries = [(place.name, read_ranks(place)) for place in places]
     tries = sorted((t for t in tries if _ready_unix(t[1])), key=lambda t: _ready_unix(t[1]) or 0.0)
     attempts: list[Attempt] = []
-    requested_unix = datetime.fromisoformat(record.created).timestamp()
+    try:
+        requested_unix = datetime.fromisoformat(record.created).timestamp()
+    except ValueError:
+        raise UserError(
+            str(folder / RUN_FILE),
+            f"created: {record.created!r} is not a date and time",
+            remedy="correct it, for example 2026-01-15T08:00:00+00:00",
+        ) from None
     for name, ranks in tries:
         attempt = _attempt(f"{folder.name}/{name}", ranks, record, requested_unix, None)
         # Slurm requests the next start as soon as this one has ended.
         requested_unix = attempt.ended_unix or requested_unix
         attempts.append(replace(attempt, status="failed"))
-    last = _attempt(folder.name, read_ranks(folder), record, requested_unix, record.ended_unix)
+    last = _attempt(folder.name, read_ranks(folder), record, requested_unix, _ended_unix(record))
     last = replace(last, queues=(folder / RECORD_FILE).exists(), status=record.status)
     # A program without event lines may have only a log.
     return [
         *attempts,
         *([last] if len(last.index) else _attempts_in_log(last, evaluate(folder).steps)),
     ]
+
+
+def _ended_unix(record: RunRecord) -> float | None:
+    """Return when the run ended, in Unix seconds as the clock was at its launch.
+
+    The wall clock can be set during a run, so the duration is that of the monotonic clock.
+    """
+    if None in (record.launched_unix, record.launched_monotonic_s, record.ended_monotonic_s):
+        return record.ended_unix
+    duration_s = (record.ended_monotonic_s or 0.0) - (record.launched_monotonic_s or 0.0)
+    # A negative duration is that of a controller that resumed after a restart of its host.
+    return (record.launched_unix or 0.0) + duration_s if duration_s >= 0 else record.ended_unix
 
 
 def _attempts_in_log(run: Attempt, steps: Steps) -> list[Attempt]:
@@ -135,6 +157,7 @@ def _attempt(
         ready_unix=_ready_unix(ranks),
         ended_unix=ended_unix or _last_sign_unix(ranks, steps),
         queues=True,
+        has_one_batch=_has_one_batch(steps),
         steps_requested=record.spec.steps_requested if record.spec else None,
         facts=record.settings,
     )
@@ -207,8 +230,13 @@ def _with_lines(attempt: Attempt, lines: Steps) -> Attempt:
         # A line may cover several steps and print their mean.
         seconds=lines["step_time_s"] * steps,
         checkpoint_s=np.zeros(len(lines)),
+        has_one_batch=_has_one_batch(lines),
         resumed_after=int(lines.index[0] - steps[0]) if len(lines) else attempt.resumed_after,
     )
+
+
+def _has_one_batch(steps: Steps) -> bool:
+    return all(len(np.unique(steps[name])) <= 1 for name in BATCH_SIZES)
 
 
 def _steps_of_lines(part: Steps) -> FloatColumn:

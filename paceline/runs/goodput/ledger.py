@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from paceline.core.errors import UserError
 from paceline.core.run import RunSettings
+from paceline.core.steps import FloatColumn
 from paceline.core.units import SECONDS_PER_DAY, all_steps_done, pluralize, seconds
 from paceline.core.value import NonNegativeInt, Value
+from paceline.core.window import level_shift, temporary_level
 from paceline.runs.goodput.attempt import Attempt, start_order
 
 Account = Literal[
@@ -28,6 +30,8 @@ Account = Literal[
     "other",
 ]
 ACCOUNTS: tuple[Account, ...] = get_args(Account)
+MIN_SLOWDOWN = 0.05
+"""Minimum difference of a slower level of step times that is a loss."""
 BoolColumn = npt.NDArray[np.bool_]
 
 
@@ -57,7 +61,8 @@ class GoodputLedger(Value):
     goodput: float
     """Productive time divided by wall time, 0-1."""
     usual_step_s: float
-    """Expected step time: the median of the kept steps of all attempts."""
+    """Expected step time: the median of the kept steps of all attempts, or of their faster level if
+    the steps are slower for a part of the training."""
     n: NonNegativeInt
     """Number of step times in that median; for logs, lines that each print a mean."""
     steps_kept: NonNegativeInt
@@ -105,7 +110,9 @@ def ledger_of(attempts: Sequence[Attempt], steps_requested: int | None = None) -
             "no step has a measured time",
             remedy="find other runs with `paceline runs list`",
         )
-    usual = float(np.median(pool))
+    usual, note = float(np.median(pool)), None
+    if all(entry.has_one_batch for entry in entries) and len(_places(entries)) <= 1:
+        usual, note = _unthrottled_step(pool)
     rows = [_entry(entry, keep, usual) for entry, keep in zip(entries, masks, strict=True)]
     seconds: dict[Account, float] = {
         account: sum(row.seconds.get(account, 0.0) for row in rows) for account in ACCOUNTS
@@ -130,8 +137,32 @@ def ledger_of(attempts: Sequence[Attempt], steps_requested: int | None = None) -
         days_left=None if num_left is None else num_left * wall / steps_kept / SECONDS_PER_DAY,
         days_left_at_best=None if num_left is None else num_left * usual / SECONDS_PER_DAY,
         whole=all(entry.clocked for entry in entries),
-        notes=_notes(entries),
+        notes=(*_notes(entries), *([note] if note else [])),
     )
+
+
+def _unthrottled_step(times: FloatColumn) -> tuple[float, str | None]:
+    """Return the usual step time in seconds, and a note if the steps have a slower level.
+
+    A median would count a training that is throttled for most of its time as productive.
+    """
+    shift = level_shift(times) or temporary_level(times)
+    if shift is None or abs(shift.ratio - 1) < MIN_SLOWDOWN:
+        return float(np.median(times)), None
+    is_inside = np.zeros(len(times), np.bool_)
+    is_inside[shift.at : shift.stop] = True
+    is_fast = ~is_inside if shift.ratio > 1 else is_inside
+    slowdown = max(shift.ratio, 1 / shift.ratio) - 1
+    return float(np.median(times[is_fast])), (
+        f"{(~is_fast).mean():.0%} of the step times are {slowdown:.0%} longer than the others; the "
+        "usual step is that of the faster level"
+    )
+
+
+def _places(entries: Sequence[Attempt]) -> list[str]:
+    """Return the different numbers and kinds of devices of the attempts, as text."""
+    settings = [e.facts for e in entries if e.facts.num_devices and e.facts.device]
+    return list(dict.fromkeys(f"{each.num_devices:,} x {each.device}" for each in settings))
 
 
 def _kept_mask(entry: Attempt, later: Sequence[Attempt]) -> BoolColumn:
@@ -203,8 +234,7 @@ def _notes(entries: Sequence[Attempt]) -> tuple[str, ...]:
     if any(entry.queues for entry in entries):
         notes.append("for queued jobs, `queue` includes the start of the job")
     notes += restart_notes(entries)
-    settings = [e.facts for e in entries if e.facts.num_devices and e.facts.device]
-    places = list(dict.fromkeys(f"{each.num_devices:,} x {each.device}" for each in settings))
+    places = _places(entries)
     if len(places) > 1:
         where = ", then ".join(places)
         notes.append(f"the attempts ran on {where}, but share one usual step time")

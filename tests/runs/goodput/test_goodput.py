@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from paceline.cli.goodput import goodput
@@ -179,6 +180,48 @@ def test_a_foreign_run_counts_its_seconds_once(tmp_path: Path):
     assert ledger.seconds["lost_steps"] == pytest.approx(30)
     assert ledger.seconds["initialisation"] == pytest.approx(70)
     assert ledger.whole and not any("not counted" in note for note in ledger.notes)
+
+
+@pytest.mark.parametrize("slow", [slice(20, 100), slice(80, 180), slice(60, 200)])
+def test_a_training_that_is_throttled_for_half_its_time_is_not_wholly_productive(
+    slow: slice, tmp_path: Path
+):
+    times = np.random.default_rng(1).normal(1000, 5, 200)
+    times[slow] *= 1.5
+    log = tmp_path / "train.log"
+    log.write_text("".join(map(LINE.format, range(1, 201), times)))
+    ledger = ledger_of(attempts_of_log(log))
+    assert ledger.usual_step_s == pytest.approx(1, rel=0.01)
+    assert ledger.goodput == pytest.approx(200_000 / times.sum(), rel=0.02)
+    assert (
+        "50% longer than the others; the usual step is that of the faster level" in ledger.notes[-1]
+    )
+
+
+def test_a_clock_that_is_set_during_a_run_moves_no_end(tmp_path: Path):
+    record = make_record(
+        "ok",
+        name="reset",
+        created=datetime.fromtimestamp(ASKED, UTC).isoformat(),
+        spec=make_spec(engine="nanogpt", ranks=1, steps=60),
+        launched_unix=ASKED + 5,
+        launched_monotonic_s=100.0,
+        ended_unix=ASKED + 3 * 3600,
+        ended_monotonic_s=170.0,
+    )
+    folder = tmp_path / "reset"
+    write_value(folder / RUN_FILE, record)
+    write_text(
+        folder / "logs" / "rank-00000.log",
+        "".join(LINE.format(step, 1000.0) for step in range(1, 61)),
+    )
+    assert ledger_of(attempts_of_run(folder)).wall_s == pytest.approx(75)
+
+
+def test_a_run_without_a_date_is_refused(tmp_path: Path):
+    write_value(tmp_path / "it" / RUN_FILE, make_record("ok", name="it", created="yesterday"))
+    with pytest.raises(UserError, match="created: 'yesterday' is not a date and time"):
+        attempts_of_run(tmp_path / "it")
 
 
 def test_lines_of_several_steps_are_judged_by_the_step(tmp_path: Path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import resource
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -56,6 +58,15 @@ def test_a_restarted_job_is_watched_on_and_its_earlier_attempt_forgotten(tmp_pat
     assert (state.step, state.n, [rank.host for rank in state.ranks]) == (56, 5, ["other"])
     assert [step.index for step in follower.new_steps()] == [*range(51, 57)]
     assert follower.new_steps() == []
+
+
+def test_an_achievable_throughput_near_zero_gives_no_fraction(tmp_path: Path):
+    (good,) = (Path(__file__).parents[2] / "forms" / "runs").glob("*-tiny-llama-good-dp2-*")
+    folder = tmp_path / "it"
+    shutil.copytree(good, folder)
+    record = json.loads((folder / RUN_FILE).read_text()) | {"achievable_flops_per_s": 1e-300}
+    write_text(folder / RUN_FILE, json.dumps(record))
+    assert RunReader(folder).state().achievable_fraction is None
 
 
 def test_the_first_step_of_a_resumed_run_counts_nowhere(tmp_path: Path):
