@@ -38,3 +38,19 @@ def test_a_stated_probability_comes_true_as_often():
         stated.append(each[best].chance)
         right.append(best == int(np.argmin(truths)))
     assert np.mean(right) == pytest.approx(np.mean(stated), abs=0.08)
+
+
+def test_options_that_vary_more_than_others_are_seldom_called_the_best():
+    rng, wrong, stated, right = np.random.default_rng(6), 0, [], []
+    for _ in range(100):
+        truths = rng.exponential(0.03, 12)
+        spreads = rng.permutation([0.004, 0.02] * 6)
+        runs = np.exp(truths[:, None] + spreads[:, None] * rng.normal(size=(12, 2)))
+        best = int(np.argmin(np.median(runs, axis=1)))
+        each = rank_options(runs.tolist(), best)
+        assert each is not None
+        stated.append(each[best].chance)
+        right.append(best == int(np.argmin(truths)))
+        wrong += stated[-1] >= 0.9 and truths[best] - truths.min() > 0.005
+    assert wrong <= 2
+    assert np.mean(stated) - np.mean(right) < 0.17
