@@ -188,3 +188,13 @@ def test_disturbed_runs_beside_each_other_make_no_level(n: int, most: int):
         fit = fit_series(values)
         steps += bool(fit.changes or fit.drift)
     assert steps <= most
+
+
+@pytest.mark.parametrize("n", [20, 60])
+def test_runs_with_two_states_in_any_order_have_no_steps(n: int):
+    rng = np.random.default_rng(7)
+    alarms = 0
+    for _ in range(60):
+        logs = rng.normal(0, 0.002, n) + 0.02 * (rng.random(n) < 0.3)
+        alarms += bool(fit_series(np.exp(logs)).changes)
+    assert alarms <= 3
