@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.core.errors import UserError
-from paceline.core.node_groups import GroupThroughput, Purpose, ScalingKind, by_size, main_series
+from paceline.core.node_groups import (
+    GroupThroughput,
+    Purpose,
+    ScalingKind,
+    Split,
+    by_size,
+    main_series,
+)
 from paceline.scaling.analysis.corroboration import (
     MIN_TYPICAL_GROUPS,
     Bisection,
@@ -55,6 +62,8 @@ class AnalysisContext:
     reference: HealthySpeed | None = None
     history: Mapping[str, Sequence[float]] | None = None
     """Earlier values of each node, in samples/s."""
+    split: Split | None = None
+    """Method that split the hosts into groups; None if it is unknown."""
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,9 @@ def _common_change(analysis: Analysis) -> Iterator[str]:
         )
 
 
+GROUPS_FOR_LINKS = "Use --split topology, or --split contiguous with more --rounds."
+
+
 def _untested_links(analysis: Analysis) -> Iterator[str]:
     """Yield a warning if the way in which the hosts were split leaves some links untested."""
     groups = {frozenset(g.hosts) for g in analysis.measured if g.purpose == "plan" and g.nodes > 1}
@@ -217,8 +220,12 @@ def _untested_links(analysis: Analysis) -> Iterator[str]:
     if all(a.isdisjoint(b) or a <= b or b <= a for a in smaller_groups for b in smaller_groups):
         yield (
             "Not all links were tested: the groups are nested, so a slow link between hosts that "
-            "are always in the same group can be missed. Use --split pairs, --split topology or "
-            "more --rounds."
+            f"are always in the same group can be missed. {GROUPS_FOR_LINKS}"
+        )
+    elif analysis.context.split == "pairs" or all(len(group) == 2 for group in smaller_groups):
+        yield (
+            "Uplinks of switches were not tested: pairs of distant hosts all cross them, so no "
+            f"group shows a slow one. {GROUPS_FOR_LINKS}"
         )
 
 

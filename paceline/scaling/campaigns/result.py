@@ -82,7 +82,7 @@ def campaign_analysis(
     Raises UserError when none has a value.
     """
     groups = measured(trials, campaign.whole_node)
-    return analyse(groups, replace(context, scaling=campaign.scaling))
+    return analyse(groups, replace(context, scaling=campaign.scaling, split=campaign.split))
 
 
 def campaign_result(

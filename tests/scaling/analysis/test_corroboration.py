@@ -156,7 +156,11 @@ def test_what_one_way_of_splitting_cannot_see_is_said():
     crossing = [
         group(" ".join(f"n{(at + k) % 16}" for k in range(4)), 399.0) for at in range(2, 18, 4)
     ]
-    assert "Not tested" not in text_of(analyse([*nested, *crossing]))
+    both = [*nested, *crossing]
+    assert "not tested" not in text_of(analyse(both))
+    pairs = text_of(analyse(both, AnalysisContext(split="pairs")))
+    assert "Uplinks of switches were not tested" in pairs
+    assert "Use --split topology, or --split contiguous with more --rounds." in pairs
 
 
 def test_groups_bear_out_what_a_node_lost_against_its_own_history():
