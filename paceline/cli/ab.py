@@ -9,7 +9,7 @@ import typer
 from paceline.cli.options import Json, Junit, Markdown, RunsDir
 from paceline.cli.output import TableFormat, emit, render
 from paceline.cli.terminal import echo
-from paceline.files.documents import write_text
+from paceline.files.documents import write_output
 from paceline.files.run_folder import runs_root
 from paceline.runs.command_pairs import (
     OutputFigure,
@@ -93,8 +93,8 @@ def ab(
     )
     document = commands_document(result)
     if markdown is not None:
-        write_text(markdown, render(document, TableFormat.md))
+        write_output(markdown, render(document, TableFormat.md))
     if junit is not None:
-        write_text(junit, commands_junit_xml(result))
+        write_output(junit, commands_junit_xml(result))
     emit(document, TableFormat.json if as_json else TableFormat.text)
     raise typer.Exit(EXIT_CODES.get(result.verdict, 3))

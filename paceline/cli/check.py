@@ -12,7 +12,7 @@ from paceline.cli.options import Device, DeviceKind, Json, Panel, Prometheus, Ru
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, PacelineError, UserError
-from paceline.files.documents import write_text
+from paceline.files.documents import write_output
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import HostPlacement
 from paceline.scaling.check.preflight import CheckRequest, check_document, check_metrics, node_line
@@ -163,13 +163,13 @@ def check(
         echo(f"note: {notice}", err=True)
     emit(check_document(outcome), TableFormat.json if as_json else form)
     if prometheus is not None:
-        write_text(prometheus, check_metrics(outcome.report))
+        write_output(prometheus, check_metrics(outcome.report))
     if outcome.report.drain_withheld:
         if drain_file is not None:
             echo(f"note: {drain_file} is not written", err=True)
         raise typer.Exit(EXIT_INCOMPLETE)
     if drain_file is not None:
-        write_text(drain_file, "".join(f"{host}\n" for host in outcome.report.drain))
+        write_output(drain_file, "".join(f"{host}\n" for host in outcome.report.drain))
     if fail_on_findings and outcome.report.drain:
         raise typer.Exit(3)
 
@@ -186,7 +186,7 @@ def _check_node(request: CheckRequest, root: Path, prometheus: Path | None, as_j
     else:
         echo(node_line(outcome.report))
     if prometheus is not None:
-        write_text(prometheus, check_metrics(outcome.report))
+        write_output(prometheus, check_metrics(outcome.report))
     if outcome.report.drain_withheld:
         raise typer.Exit(EXIT_INCOMPLETE)
     if outcome.report.drain:

@@ -12,7 +12,7 @@ from paceline.cli.options import Html, Json, Junit, Markdown, RunsDir, refuse_un
 from paceline.cli.output import emit, emit_files, render
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
-from paceline.files.documents import write_text
+from paceline.files.documents import write_output
 from paceline.files.run_folder import runs_root
 from paceline.runs.comparison import (
     ComparisonOptions,
@@ -189,9 +189,9 @@ def compare(
         comparison = compare_runs(root, first, second or "", gate)
     document = comparison_document(comparison)
     if markdown is not None:
-        write_text(markdown, render(document, CompareFormat.md))
+        write_output(markdown, render(document, CompareFormat.md))
     if junit is not None:
-        write_text(junit, junit_xml(comparison))
+        write_output(junit, junit_xml(comparison))
     if form is CompareFormat.junit and not as_json:
         echo(junit_xml(comparison), nl=False)
         emit_files(document, page=html)

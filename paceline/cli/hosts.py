@@ -19,7 +19,7 @@ from paceline.core.hardware import SshSettings
 from paceline.core.hosts import Host, hostfile_text
 from paceline.core.text import whole_number
 from paceline.core.units import pluralize, there_are
-from paceline.files.documents import write_text
+from paceline.files.documents import write_output
 from paceline.files.run_folder import runs_root
 from paceline.machines.slurm.client import allocation_hosts, partition_hosts
 from paceline.machines.ssh.checks import HostRequirements, check_hosts
@@ -142,7 +142,7 @@ def _show(hosts: Sequence[Host], output: Path | None, form: TableFormat) -> None
     if output is not None:
         if output.exists():
             raise UserError(str(output), "exists already", remedy="name a new file")
-        write_text(output, text)
+        write_output(output, text)
         echo(f"{pluralize(len(hosts), 'host')} in {output}", err=True)
     elif form is TableFormat.text:
         echo(text, nl=False)

@@ -229,9 +229,9 @@ def refuse_where(where: list[str] | None, name: str) -> None:
 
 def write_page(path: Path, page: str) -> None:
     """Write a page and print its path; raise SystemFaultError if that fails."""
-    from paceline.files.documents import write_text  # Pydantic below it is slow to import.
+    from paceline.files.documents import write_output  # Pydantic below it is slow to import.
 
-    write_text(path, page)
+    write_output(path, page)
     echo(f"page: {path}", err=True)
 
 

@@ -24,7 +24,7 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.shape import num_parameters
 from paceline.core.units import count
-from paceline.files.documents import write_text
+from paceline.files.documents import write_output
 from paceline.files.field_docs import field_docs
 from paceline.files.recipe import Recipe, load_recipe, recipe_names, recipe_yaml
 from paceline.report.document import Column
@@ -124,7 +124,7 @@ def _print_one(name: str, form: TableFormat, output: Path | None) -> None:
     if output is not None:
         if output.exists():
             raise UserError(f"--output {output}", "exists", remedy="choose another name")
-        write_text(output, recipe_yaml(name))
+        write_output(output, recipe_yaml(name))
         echo(f"wrote {output}; try `paceline estimate {output} --device H100 --gpus 8`", err=True)
     elif form is TableFormat.text:
         echo(recipe_yaml(name), nl=False)

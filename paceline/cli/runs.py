@@ -24,7 +24,7 @@ from paceline.core.result import Result
 from paceline.core.run_report import RunReport
 from paceline.core.units import percent, significant
 from paceline.estimate.measured_step import with_expected_step_time
-from paceline.files.documents import write_text
+from paceline.files.documents import write_output, write_text
 from paceline.files.index import COLUMNS, Index, listing
 from paceline.files.locks import exclusive
 from paceline.files.run_folder import REPORT_FILE, find_run, runs_root
@@ -159,7 +159,8 @@ def report(
         emit(run_document(content), form)
         return
     path = output or folder / (REPORT_FILE if form is ReportFormat.html else f"report.{form}")
-    write_text(path, render(run_document(content), form))
+    write = write_output if output else write_text
+    write(path, render(run_document(content), form))
     if as_json:
         emit_json({"report": str(path), "charts": pictures})
     else:
@@ -174,7 +175,10 @@ def _saved_charts(content: RunReport, folder: Path, charts: str) -> list[Path]:
     wrong = [name for name in formats if name not in ("svg", "png")]
     if wrong:
         raise UserError(f"--charts {charts}", f"{wrong[0]} is not a format", allowed="svg, png")
-    return save_charts(content, folder / "charts", formats)
+    target = folder / "charts"
+    if target.is_symlink():
+        raise UserError(str(target), "is a link", remedy="remove it")
+    return save_charts(content, target, formats)
 
 
 def index(

@@ -22,7 +22,7 @@ from paceline.cli.options import Json, Prometheus, RunsDir
 from paceline.cli.output import TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.files.documents import write_text
+from paceline.files.documents import write_output
 from paceline.files.run_folder import find_run, read_record, run_folders, runs_root
 from paceline.report.terminal import print_document
 from paceline.runs.watch.reader import RunReader, WatchState
@@ -103,7 +103,7 @@ def _state(reader: RunReader, prometheus: Path | None) -> WatchState:
     """Return the present state, and write it to the file for Prometheus."""
     state = reader.state()
     if prometheus is not None:
-        write_text(prometheus, watch_metrics(state))
+        write_output(prometheus, watch_metrics(state))
     return state
 
 

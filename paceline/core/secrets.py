@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from urllib.parse import quote
 
 from paceline.core.text import printable
 
@@ -36,10 +38,6 @@ _AMOUNT = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+|[kmbt])?", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?", re.IGNORECASE)
 SHORTEST_VALUE = 6
 """Minimum length of a secret value to search for. Shorter values occur in any text."""
-LONG_WORD = 12
-"""Minimum length of a value of letters only. Shorter ones are ordinary words."""
-_PLAIN_VALUE = re.compile(r"true|false|none|yes|no|on|off|default|auto|[/~.].*", re.IGNORECASE)
-"""Harmless values of variables such as TOKENIZERS_PARALLELISM and SSH_AUTH_SOCK."""
 
 # Lengths are bounded, because the text may be hostile and each match attempt must end soon. The
 # class of characters excludes all that end a word in JSON, HTML, YAML, a shell or a URL.
@@ -71,7 +69,7 @@ _FORMS = (
     # user:password@ or token@ in a URL, up to the last @, because a password may contain any
     # character.
     re.compile(
-        rf"(?P<keep>://)(?!git@)(?:[^\s/:@\"'<>\\]{{0,200}}:{_WORD}{{1,999}}|"
+        r"(?P<keep>://)(?!git@)(?:[^\s/:@\"'<>\\]{0,200}:[^\s\"`<>&;,|(){}\[\]]{1,999}|"
         r"[^\s/@\"'<>\\]{1,999})(?=@)"
     ),
     re.compile(
@@ -99,7 +97,8 @@ _FORMS = (
         re.I,
     ),
     re.compile(
-        r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+        r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?"
+        r"(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)"
     ),
 )
 _BEGINNING = re.compile(
@@ -161,22 +160,44 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 @cache
 def _values(environment: frozenset[tuple[str, str]]) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """Return secret values and their patterns, longest first.
+    """Return secret values as any writer spells them, and their patterns, longest first.
 
     The longest comes first because one value may contain another.
     """
-    values = {
-        value
+    spellings = {
+        spelling
         for name, value in environment
-        if has_secret_name(name, value)
-        and len(value) >= SHORTEST_VALUE
-        and not _PLAIN_VALUE.fullmatch(value)
-        and not (value.isalpha() and len(value) < LONG_WORD)
+        if has_secret_name(name, value) and len(value) >= SHORTEST_VALUE
+        for spelling in _spellings(value)
     }
-    longest_first = sorted(values, key=len, reverse=True)
+    # In JSON and Python an escape before a value ends in a letter or digit.
+    before = r"(?:(?<!\w)|(?<=\\[abfnrtv])|(?<=\\u[0-9a-fA-F]{4})|(?<=\\x[0-9a-f]{2}))"
     return tuple(
-        (value, re.compile(rf"(?<!\w){re.escape(value)}(?!\w)")) for value in longest_first
+        (
+            text,
+            re.compile(
+                (before if re.match(r"\w", text) else "")
+                + re.escape(text)
+                + (r"(?!\w)" if re.search(r"\w\Z", text) else "")
+            ),
+        )
+        for text in sorted(spellings, key=len, reverse=True)
     )
+
+
+def _spellings(value: str) -> set[str]:
+    """Return a value and its spellings in JSON, Python, HTML, YAML, a shell and a terminal."""
+    texts = {value, printable(value), value.strip(), *value.splitlines()}
+    texts |= {
+        json.dumps(text, ensure_ascii=ascii)[1:-1] for text in texts for ascii in (True, False)
+    }
+    texts |= {repr(text)[1:-1] for text in (value, printable(value))}
+    texts |= {value.replace("'", "''"), value.replace("'", "'\"'\"'"), quote(value, safe="")}
+    for escape in (("&#34;", "&#39;"), ("&quot;", "&#x27;")):
+        for text in tuple(texts):
+            markup = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+            texts.add(markup.replace('"', escape[0]).replace("'", escape[1]))
+    return {text for text in texts if len(text) >= SHORTEST_VALUE}
 
 
 def _without_forms(text: str) -> str:

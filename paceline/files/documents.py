@@ -65,10 +65,14 @@ def read_lines(path: Path) -> Iterator[str]:
             yield line
 
 
-def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; raise OSError, also for a pipe, a folder or a device."""
+def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
+    """Open a regular file for reading; raise OSError, also for a pipe, a folder or a device.
+
+    `follow` must be false for files whose text is shown and whose folder is somebody else's.
+    """
     # Without O_NONBLOCK, opening a pipe would wait for its writer.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
@@ -169,22 +173,29 @@ def read_value(path: Path, model: type[ModelT]) -> ModelT:
         raise SystemFaultError(str(path), f"cannot be read: {why}") from error
 
 
-def write_text(path: Path, text: str | Iterable[str]) -> None:
-    """Write `text`, or its parts, so that a reader sees the old file or the new, never a part.
-
-    A link is followed. An existing device or pipe is written into and not replaced. Secrets are
-    redacted.
-    """
-    parts = [text] if isinstance(text, str) else text
-    text = (redact(part, os.environ) for part in parts)
+def write_output(path: Path, text: str) -> None:
+    """Write `text` to a path that the user names: links are followed, devices and pipes written."""
     try:
         target = path.resolve() if path.is_symlink() else path
         if target.exists() and not target.is_file():
             with target.open("w", encoding="utf-8") as file:
-                file.writelines(text)
+                file.write(redact(text, os.environ))
             return
-        with replaced_file(target) as file:
-            file.writelines(part.encode() for part in text)
+    except OSError as error:
+        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
+    write_text(target, text)
+
+
+def write_text(path: Path, text: str | Iterable[str]) -> None:
+    """Write `text`, or its parts, so that a reader sees the old file or the new, never a part.
+
+    A link, device or pipe is replaced, because the folder may be somebody else's. Secrets are
+    redacted.
+    """
+    parts = [text] if isinstance(text, str) else text
+    try:
+        with replaced_file(path) as file:
+            file.writelines(redact(part, os.environ).encode() for part in parts)
     except OSError as error:
         raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
     except UnicodeEncodeError as error:

@@ -12,6 +12,7 @@ from paceline import __version__
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.run_report import RunReport
 from paceline.core.text import one_line
+from paceline.files.temporary import replaced_file
 from paceline.report.document import UNKNOWN, Document
 from paceline.report.run_document import run_document
 from paceline.report.theme import FONT, LIGHT
@@ -31,8 +32,8 @@ def save_card(report: RunReport, path: Path) -> Path:
     if path.suffix.lower() != ".png":
         raise UserError(str(path), "a share card is a PNG file", remedy="name a file *.png")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(vl_convert.svg_to_png(card_svg(report), scale=1))
+        with replaced_file(path.resolve()) as file:
+            file.write(vl_convert.svg_to_png(card_svg(report), scale=1))
     except OSError as error:
         raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
     return path

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from io import BytesIO, StringIO
 from pathlib import Path
 
 import altair as alt
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.run_report import RunReport
+from paceline.files.temporary import replaced_file
 from paceline.report import machine_charts, step_charts, waterfall
 from paceline.report.theme import EXPORT, ChartTheme
 
@@ -40,8 +42,11 @@ def save_chart(chart: alt.LayerChart, path: Path) -> Path:
     if form not in FORMATS:
         raise UserError(str(path), "is not a chart format", allowed=", ".join(FORMATS))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        chart.save(path, format=form, scale_factor=PIXELS_PER_UNIT if form == "png" else 1)
+        buffer = StringIO() if form == "svg" else BytesIO()
+        chart.save(buffer, format=form, scale_factor=PIXELS_PER_UNIT if form == "png" else 1)
+        content = buffer.getvalue()
+        with replaced_file(path) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
     return path

@@ -19,7 +19,7 @@ from signal import Signals
 
 from paceline.core.result import Status
 from paceline.core.text import shorten
-from paceline.files.documents import open_regular, read_lines
+from paceline.files.documents import LARGEST_BYTES, open_regular, read_lines
 from paceline.files.events import Cause, EndEvent, RankLog, read_rank
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, STEPS_FOLDER
 from paceline.machines import JobEnd
@@ -198,12 +198,12 @@ def agent_exits(logs: Iterable[str]) -> dict[int, int]:
 
 
 def file_text(path: Path, last_bytes: int | None = None) -> str:
-    """Return a file's text, or the end of it; empty if it cannot be read."""
+    """Return the text of a run folder's file, or the end of it; empty if it cannot be read."""
     try:
-        with open_regular(path) as file:
+        with open_regular(path, follow=False) as file:
             if last_bytes:
                 file.seek(max(0, path.stat().st_size - last_bytes))
-            return file.read().decode(errors="replace")
+            return file.read(LARGEST_BYTES).decode(errors="replace")
     except OSError:
         return ""
 

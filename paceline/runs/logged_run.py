@@ -76,6 +76,8 @@ def evaluate_log(folder: Path, record: RunRecord) -> RunReport:
     path = folder / (record.log or "")
     if not path.is_file():
         raise UserError(str(path), "is missing", remedy="import the log again")
+    if path.resolve() != folder.resolve() / (record.log or ""):
+        raise UserError(str(path), "is not in the run folder", remedy="import the log again")
     user_settings = UserSettings(
         engine=record.settings.engine, window=record.window, facts=record.settings
     )

@@ -19,6 +19,7 @@ from paceline.machines.slurm import client
 from paceline.machines.slurm.batch import BatchRun
 from paceline.machines.slurm.foreign import OUTPUT_PATTERN, prepare_foreign, submission_script
 from paceline.machines.slurm.record import (
+    JOB_NUMBER,
     SlurmAttempt,
     SlurmRecord,
     orphan_job,
@@ -119,7 +120,8 @@ def attach(job: Job, folder: Path) -> BatchRun | None:
     if record is None:
         # The controller may have died after sbatch queued the job and before it recorded the job.
         outputs = [path.stem.removeprefix("slurm-") for path in folder.glob(OUTPUT_PATTERN)]
-        number = outputs[0] if outputs else client.job_with_output(folder.resolve())
+        numbers = [number for number in outputs if JOB_NUMBER.fullmatch(number)]
+        number = numbers[0] if numbers else client.job_with_output(folder.resolve())
         if number is None:
             return None
         record = SlurmRecord(attempts=(SlurmAttempt(job=number),))

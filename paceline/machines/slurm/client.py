@@ -19,6 +19,7 @@ from paceline.core.job import Job
 from paceline.core.secrets import has_secret_name
 from paceline.files.programs import run_program
 from paceline.machines.node.script import secret_variables
+from paceline.machines.slurm.record import JOB_NUMBER
 from paceline.machines.slurm.states import (
     SACCT_FORMAT,
     SQUEUE_FORMAT,
@@ -78,11 +79,20 @@ def sbatch(job: Job, folder: Path, script: str, options: Sequence[str] = ()) -> 
         what = "no job was queued" if tool else "Slurm refused the job"
         raise SystemFaultError(tool or "sbatch", f"{what}: {_error_text(result.stderr)}")
     # --parsable prints NUMBER or NUMBER;CLUSTER.
-    return number[0].partition(";")[0]
+    first_word = number[0].partition(";")[0]
+    if not JOB_NUMBER.fullmatch(first_word):
+        what = f"printed {first_word[:100]!r} instead of a job number; it may have queued the job"
+        raise SystemFaultError(tool or "sbatch", what, remedy="check `squeue --me`")
+    return first_word
 
 
 def scancel(job: str) -> bool:
-    """Ask Slurm to end a job; return False if it refuses, as for a job that has ended."""
+    """Ask Slurm to end a job; return False if it refuses, as for a job that has ended.
+
+    scancel takes other words for options and lists of jobs.
+    """
+    if not JOB_NUMBER.fullmatch(job):
+        raise ValueError(f"{job!r} is not a job number")
     return ask(["scancel", job]).returncode == 0
 
 
@@ -97,7 +107,7 @@ def job_with_output(folder: Path) -> str | None:
         raise SystemFaultError("squeue", _error_text(result.stderr))
     for line in result.stdout.splitlines():
         number, output = line[:NUMBER_WIDTH].strip(), line[NUMBER_WIDTH:].strip()
-        if Path(output).parent == folder:
+        if Path(output).parent == folder and JOB_NUMBER.fullmatch(number):
             return number
     return None
 

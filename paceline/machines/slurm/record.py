@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import StringConstraints
 
 from paceline.core.errors import UserError
 from paceline.core.text import whole_number
@@ -17,10 +21,15 @@ from paceline.machines.slurm.script import ATTEMPTS_FOLDER, OPTIONAL_FOLDERS, ST
 RECORD_FILE = "slurm.json"
 
 
+JOB_NUMBER = re.compile(r"[0-9]+(_[0-9]+)?")
+"""Number of a job, or of a task of an array; anything else is an option or a list to scancel."""
+JobNumber = Annotated[str, StringConstraints(pattern=f"^{JOB_NUMBER.pattern}$")]
+
+
 class SlurmAttempt(Value):
     """One job, or one restart of it by Slurm itself."""
 
-    job: str
+    job: JobNumber
     restart: NonNegativeInt = 0
     """Number of times that Slurm had restarted this job before."""
     nodes: str = ""

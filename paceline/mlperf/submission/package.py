@@ -6,6 +6,7 @@ The package is built from copies, checked, and then moved into place.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -249,12 +250,9 @@ def _copy_runs(root: Path, place: Path, runs_score: Score, request: PackageReque
         (folder / SCALING).write_text(json.dumps({"scaling_factor": factor}), encoding="utf-8")
     code = request.code.get(benchmark) or request.code[""]
     implementation = root / "benchmarks" / benchmark / "implementations" / code.resolve().name
-    shutil.copytree(
-        code,
-        implementation,
-        ignore=shutil.ignore_patterns(*EXCLUDED_FILES),
-        ignore_dangling_symlinks=True,
-    )
+    _check_links(code)
+    ignore = shutil.ignore_patterns(*EXCLUDED_FILES)
+    shutil.copytree(code, implementation, ignore=ignore, ignore_dangling_symlinks=True)
     return PackagedRuns(
         benchmark=benchmark,
         source=as_text(str(place)),
@@ -262,6 +260,32 @@ def _copy_runs(root: Path, place: Path, runs_score: Score, request: PackageReque
         score_minutes=runs_score.score_minutes,
         scaling_factor=runs_score.scaling_factor,
     )
+
+
+def _check_links(code: Path) -> None:
+    """Raise UserError for a link to what is not copied, and for a pipe or device.
+
+    A copy would publish the file that a link points to.
+    """
+    root = code.resolve()
+    excluded = shutil.ignore_patterns(*EXCLUDED_FILES)
+    for folder, folders, files in os.walk(root):
+        to_skip = excluded(folder, [*folders, *files])
+        folders[:] = [name for name in folders if name not in to_skip]
+        for path in (Path(folder) / name for name in (*folders, *files) if name not in to_skip):
+            target = path.resolve()
+            inside = target.is_relative_to(root) and not excluded(
+                folder, [*target.relative_to(root).parts]
+            )
+            if path.is_symlink() and target.exists() and not (inside and target.is_file()):
+                what = "is a link to a folder, or to a file that is not copied"
+            elif target.exists() and not (target.is_file() or target.is_dir()):
+                what = "is neither a file nor a folder"
+            else:
+                continue
+            raise UserError(
+                str(code / path.relative_to(root)), what, remedy="remove it, or copy the file there"
+            )
 
 
 def _files(runs_score: Score) -> tuple[str, ...]:

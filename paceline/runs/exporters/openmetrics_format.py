@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.files.documents import write_text
+from paceline.files.documents import write_output
 from paceline.report.openmetrics import Gauge, openmetrics_text
 from paceline.runs.exporters.run_export import RunExport
 
@@ -19,4 +19,4 @@ def write(run: RunExport, out: Path) -> None:
         Gauge(f"run_{name}", metric.value, f"Metric {name} of the run in {metric.unit}.", labels)
         for name, metric in run.metrics.items()
     ]
-    write_text(out, openmetrics_text([state, start, *figures]))
+    write_output(out, openmetrics_text([state, start, *figures]))

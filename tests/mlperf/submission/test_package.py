@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -182,3 +183,30 @@ def test_a_place_that_cannot_be_written_is_a_fault_of_the_system(
 
     with pytest.raises(SystemFaultError, match="cannot be written"):
         package(replace(package_request, out=tmp_path / "file"))
+
+
+@pytest.mark.parametrize("kind", ["outside", "device", "pipe", "excluded", "folder"])
+def test_code_with_links_to_other_files_is_not_published(
+    package_request: PackageRequest, tmp_path: Path, kind: str
+):
+    code = package_request.code[""]
+    (tmp_path / "id_rsa").write_text("KEY")
+    (code / ".git").mkdir()
+    (code / ".git" / "config").write_text("KEY")
+    if kind == "pipe":
+        os.mkfifo(code / "readme")
+    else:
+        targets = {"outside": tmp_path / "id_rsa", "device": Path("/dev/zero"), "folder": code}
+        (code / "readme").symlink_to(targets.get(kind, code / ".git" / "config"))
+
+    with pytest.raises(UserError, match="readme: is "):
+        package(package_request)
+
+    assert not package_request.out.exists() or not list(package_request.out.iterdir())
+
+
+@installed
+def test_links_within_the_code_are_copied_as_files(package_request: PackageRequest):
+    (package_request.code[""] / "again.py").symlink_to("train.py")
+    packaged = package(package_request)
+    assert packaged.check.status == "passed" and packaged.folder
