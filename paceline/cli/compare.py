@@ -22,7 +22,10 @@ from paceline.runs.comparison import (
 )
 from paceline.runs.comparison_report import comparison_document, junit_xml
 
-VERDICT_EXIT = {"same": 0, "faster": 0, "better": 0, "undecided": 4}
+VERDICT_EXIT = {
+    **dict.fromkeys(("same", "faster", "better"), 0),
+    **dict.fromkeys(("undecided", "likely slower", "likely faster"), 4),
+}
 """Exit code by verdict; all other verdicts exit with 3."""
 
 
@@ -127,16 +130,17 @@ def compare(
 ) -> None:
     """Test whether B is slower than A, faster, the same, or whether that is undecided.
 
-    With three or more repeats per side this is a test over repeats (Welch's t-test on the medians
-    of the runs). With fewer it is undecided, unless the history of the configuration shows its
-    run-to-run variation. Ratios are B over A: a step time above 1 is slower. With --against they
-    are A over the reference.
+    With three or more alternating repeats per side this is a test over repeats (Welch's t-test on
+    the medians of the runs). With fewer, or on different days or hosts, the known run-to-run
+    variation is used: that of the configuration's history, or of published runs on such machines.
+    A difference is then proven at 99%, and likely at 95%. Ratios are B over A: a step time above 1
+    is slower. With --against they are A over the reference.
 
     Logs of any known framework need no import. Settings that they do not state are assumed equal,
     and can be added with options, as for `parse`. Logs of several ranks of one run count once.
 
-    Exit codes: 0 same or faster; 3 slower, not comparable or invalid; 4 undecided, with the number
-    of further repeats that are needed.
+    Exit codes: 0 same or faster; 3 slower, not comparable or invalid; 4 undecided or likely, with
+    the number of further repeats that are needed.
 
     With --sequential, A and B run in pairs until an interim analysis reaches a verdict. Over all
     interim analyses, identical sides are called different in at most 5% of cases. Ctrl-C keeps

@@ -14,7 +14,16 @@ from paceline.compare.comparability import (
     fair_metric,
     window_difference,
 )
+from paceline.compare.few_runs import (
+    FewRunsRule,
+    RunOrder,
+    evidence_text,
+    few_runs_rule,
+    plan_text,
+    unsteady_runs,
+)
 from paceline.compare.judgement import (
+    LIKELY,
     Comparison,
     MetricComparison,
     SideSummary,
@@ -50,7 +59,9 @@ VERDICT_PRIORITY: tuple[Verdict, ...] = (
     "slower",
     "worse",
     "differs",
+    "likely slower",
     "undecided",
+    "likely faster",
     "faster",
     "better",
     "same",
@@ -78,8 +89,8 @@ def judge(
 
     `allowed` lists the keys of settings that may differ. `metrics` lists the metrics that decide
     the verdict; the default is the step time, or a metric that stays meaningful when settings
-    differ. `variation` is the run-to-run variation from the machine's history. Without it, timed
-    metrics need at least three repeats per side for a verdict.
+    differ. `variation` is the run-to-run variation from the machine's history. Without it, the
+    published variation of such machines replaces missing repeats.
     """
     sides = Pair(baseline, candidate)
     if problem := baseline.invalid or candidate.invalid:
@@ -110,8 +121,9 @@ def judge(
     remarks = Remarks()
     remark_on_runs(sides, alike, remarks, variation)
     primary = tuple(dict.fromkeys(metrics)) or (_fair(sides, alike, remarks),)
-    comparisons = compare_metrics(baseline, candidate, primary, margin, variation)
-    return _verdict(blank, sides, comparisons, remarks, variation)
+    rule = few_runs_rule(sides, variation)
+    comparisons = compare_metrics(baseline, candidate, primary, margin, rule)
+    return _verdict(blank, sides, comparisons, remarks, rule, variation)
 
 
 def _accept(forbidden: Sequence[KeyDifference]) -> str:
@@ -131,6 +143,7 @@ def _verdict(
     sides: Pair,
     comparisons: tuple[MetricComparison, ...],
     remarks: Remarks,
+    rule: FewRunsRule,
     variation: RunVariation | None,
 ) -> Comparison:
     """Return `blank` with its figures and the verdict that follows from them."""
@@ -148,7 +161,10 @@ def _verdict(
     else:
         repeats_needed, how = _repeats(primaries, verdict, sides, variation)
     low = bool(remarks.why_low)
-    observed = ""
+    observed = evidence = ""
+    is_few = min(sides.sizes) < MIN_REPEATS or rule.confounding > 0
+    if lead.low is not None and rule.decides and is_few and metric_class(lead.metric).is_speed:
+        evidence = evidence_text(sides, lead.ratio or 1.0, rule, variation)
     if lead.ratio is None or verdict == "invalid":
         text = f"Not judged: {lead.metric} is not known ({lead.note or 'no value'})."
     else:
@@ -159,8 +175,13 @@ def _verdict(
             for name, side in zip(names, sides.each, strict=True)
             if not side.published
         }
-        text = f"{observed} {proof(lead, verdict, blank.margin, sizes, repeats_needed)}"
-        text += " Low confidence." if low and verdict != "undecided" else ""
+        text = f"{observed} {proof(lead, verdict, blank.margin, sizes, repeats_needed, evidence)}"
+        is_open = verdict == "undecided" or verdict in LIKELY
+        if evidence and is_open and min(sides.sizes) < MIN_REPEATS and variation is None:
+            text += f" {plan_text(sides)}"
+        if verdict == "undecided" and is_few and (unsteady := unsteady_runs(sides)):
+            text += f" Step time of {', '.join(unsteady)} is not stationary: {ONE_LEVEL}."
+        text += " Low confidence." if low and not is_open else ""
     return blank.model_copy(
         update={
             **{name: getattr(lead, name) for name in ("metric", "ratio", "low", "high", "p")},
@@ -168,6 +189,7 @@ def _verdict(
             "confidence": "low" if low else "normal",
             "why_low": tuple(remarks.why_low),
             "observed": observed,
+            "evidence": evidence,
             "sentence": text,
             "resolution": lead.resolution,
             "repeats_needed": repeats_needed,
@@ -263,20 +285,19 @@ def _repeats(
 ) -> tuple[int | None, str | None]:
     """Return the number of further repeats per side, and how it was determined."""
     fewest = min(sides.sizes)
-    if fewest < MIN_REPEATS and (variation is None or verdict == "undecided"):
+    if fewest < MIN_REPEATS and (variation is None or verdict in {"undecided", *LIKELY}):
         return MIN_REPEATS - fewest, "minimum for a test; about 5 are needed to show `same`"
-    if verdict != "undecided":
+    is_open = {"undecided", *LIKELY}
+    if verdict not in is_open:
         return 0, None
-    plans = [
-        comparison.repeats_needed for comparison in primaries if comparison.verdict == "undecided"
-    ]
+    plans = [comparison.repeats_needed for comparison in primaries if comparison.verdict in is_open]
     if None in plans:
         return MAX_FURTHER_REPEATS, (
             "at least: the difference is too close to the margin for the spread between repeats; a "
             "quieter machine or another margin decides sooner"
         )
     most = max((plan for plan in plans if plan is not None), default=1)
-    turns = "interleaved (A B A B ...); " if sides.not_interleaved else ""
+    turns = "interleaved (A B A B ...); " if RunOrder(sides).confounding else ""
     chance = "decides with 80% probability if ratio and spread stay as they are"
     return max(most, 1), turns + chance
 

@@ -17,7 +17,16 @@ from paceline.core.units import percent, pluralize, significant
 from paceline.core.value import NonNegativeInt, Value
 
 MetricVerdict = Literal[
-    "same", "slower", "faster", "better", "worse", "differs", "undecided", "unknown"
+    "same",
+    "slower",
+    "faster",
+    "likely slower",
+    "likely faster",
+    "better",
+    "worse",
+    "differs",
+    "undecided",
+    "unknown",
 ]
 """Verdict on one metric of the candidate; "better" and "worse" for metrics other than speed."""
 
@@ -25,6 +34,8 @@ Verdict = Literal[
     "same",
     "slower",
     "faster",
+    "likely slower",
+    "likely faster",
     "better",
     "worse",
     "differs",
@@ -66,7 +77,7 @@ class MetricComparison(Value):
     low: float | None = None
     """Lower end of the 95% interval of the ratio over repeats."""
     high: float | None = None
-    """Upper end of the interval; None with fewer than three repeats per side."""
+    """Upper end of the interval; None if the run-to-run variation is unknown."""
     p: float | None = None
     """Two-sided p-value of "no difference beyond rounding", uncorrected."""
     p_corrected: float | None = None
@@ -114,6 +125,8 @@ class Comparison(Value):
     """Reasons for a low confidence."""
     observed: str = ""
     """Observed difference in one sentence, proven or not; empty if there is none to show."""
+    evidence: str = ""
+    """Share of pairs with such a difference by chance, and the data; empty for enough repeats."""
     sentence: str
     """The observed difference, what is proven of it, and what would prove more."""
     metric: str | None = None
@@ -177,6 +190,8 @@ LABELS: dict[str, str] = {
     "same": "✓ same",
     "faster": "▲ faster",
     "better": "▲ better",
+    "likely faster": "△ likely faster",
+    "likely slower": "▽ likely slower",
     "slower": "▼ slower",
     "worse": "▼ worse",
     "differs": "≠ differs",
@@ -192,7 +207,8 @@ SMALLEST_SHOWN = 5e-5
 """Relative difference below which two values are reported as equal."""
 
 GOOD = frozenset({"same", "faster", "better", "pass"})
-PLAIN = frozenset({"undecided", "none"})
+LIKELY = frozenset({"likely slower", "likely faster"})
+PLAIN = frozenset({"undecided", "none", *LIKELY})
 
 
 def verdict_label(verdict: str, *, suspicious: bool = False, low_confidence: bool = False) -> str:
@@ -237,29 +253,34 @@ def proof(
     margin: float,
     sizes: Mapping[str, int],
     repeats_needed: int | None,
+    evidence: str = "",
 ) -> str:
     """Return what is proven of the observed difference, and what would prove more.
 
-    `sizes` are the numbers of runs of each side that can be repeated, by its name.
+    `sizes` are the numbers of runs of each side that can be repeated, by its name. `evidence` says
+    how rare such a difference is by chance.
     """
     within = percent(margin + lead.resolution, 2 if lead.resolution else 1)
     interval = ""
     if lead.low is not None and lead.high is not None:
         interval = f"95% interval {percent_change(lead.low)} to {percent_change(lead.high)}, "
-    if verdict != "undecided":
+    why = f"{interval}margin {within}"
+    if verdict != "undecided" and verdict not in LIKELY:
         same = verdict == "same"
         if interval:
-            return f"Proven{' the same' if same else ''}: {interval}margin {within}."
+            head = "Beyond chance" if evidence else f"Proven{' the same' if same else ''}"
+            return f"{head}: {why}.{f' {evidence}' if evidence else ''}"
         return f"{'Within' if same else 'More than'} the margin of {within}."
     missing_runs = dict.fromkeys(sizes, repeats_needed or 0)
-    why = f"{interval}margin {within}"
-    if not interval and min(sizes.values()) < MIN_REPEATS:
+    if min(sizes.values()) < MIN_REPEATS and (evidence or not interval):
         missing_runs = {name: max(0, MIN_REPEATS - n) for name, n in sizes.items()}
+    if not interval and min(sizes.values()) < MIN_REPEATS:
         counts = dict.fromkeys(sizes.values())
         runs = " and ".join(pluralize(n, "run") for n in counts)
         each = " each" if len(counts) < len(sizes) else ""
         why = f"{runs}{each}, so run-to-run variation is unknown"
-    return f"Not proven: {why}.{_more_runs(missing_runs)}"
+    head = "Likely, not proven" if verdict in LIKELY else "Not proven"
+    return f"{head}: {why}.{f' {evidence}' if evidence else ''}{_more_runs(missing_runs)}"
 
 
 def _more_runs(missing_runs: Mapping[str, int]) -> str:

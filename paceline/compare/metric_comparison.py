@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, hypot, log
 
 import numpy as np
 
+from paceline.compare.few_runs import FewRunsRule
 from paceline.compare.judgement import MetricComparison, MetricVerdict, SideFigure
 from paceline.compare.sides import ComparisonSide, Pair
 from paceline.compare.significance import (
     MIN_REPEATS,
     Change,
     RatioEstimate,
-    RunVariation,
     bounded_exp,
     compare_repeats,
     compare_with_figure,
-    compare_with_history,
+    compare_with_prior,
     correct_p_values,
     decide,
     decide_by_margin,
+    decide_few,
     further_repeats,
-    with_drift_error,
+    with_occasions,
 )
 from paceline.core.flops import without_recompute
 from paceline.core.metrics import METRICS, OVERHEAD, metric_class
 
+NO_RULE = FewRunsRule()
 IDENTICAL = "identical values in all repeats: rounded or counted, so the spread is unknown"
 
 
@@ -49,7 +51,7 @@ def compare_metrics(
     candidate: ComparisonSide,
     primary: Sequence[str],
     margin: float,
-    variation: RunVariation | None = None,
+    rule: FewRunsRule,
 ) -> tuple[MetricComparison, ...]:
     """Compare every metric that both sides report, the primary ones first.
 
@@ -58,7 +60,7 @@ def compare_metrics(
     """
     names = [*primary, *(name for name in METRICS if name not in primary)]
     sides = Pair(baseline, candidate)
-    comparisons = [_compare(name, sides, name in primary, margin, variation) for name in names]
+    comparisons = [_compare(name, sides, name in primary, margin, rule) for name in names]
     comparisons_with_values = [
         comparison for comparison in comparisons if comparison.primary or _has_values(comparison)
     ]
@@ -88,44 +90,50 @@ def compare_values(
     resolution: float = 0.0,
     published: bool = False,
     known_error: float = 0.0,
-    variation: RunVariation | None = None,
-    not_interleaved: bool = False,
+    rule: FewRunsRule = NO_RULE,
     is_count: bool = False,
 ) -> RatioTest:
     """Compare the candidate with the baseline, given one positive value per run.
 
-    `published` means that the baseline is one published figure. From three repeats per side on a
-    significance test decides. With fewer, the result is undecided, with two exceptions: the
-    run-to-run `variation` of the machine is known from its history, or the values are `counted`
-    (bytes, for example) rather than timed, so that the margin decides; `known_error` is then the
-    argument of `decide_by_margin`. `not_interleaved` states that all runs of one side came before
-    all runs of the other.
+    `published` means that the baseline is one published figure. Three repeats per side that
+    alternate are tested by their own variation. With fewer, or if the sides were measured on
+    different occasions, the `rule` decides. Without a rule, fewer repeats are undecided, except for
+    values that are counted (bytes, for example) rather than timed: the margin decides those, and
+    `known_error` is then the argument of `decide_by_margin`.
     """
     log_ratio = float(np.mean(np.log(candidate)) - np.mean(np.log(baseline)))
     sizes = [len(candidate)] if published else [len(baseline), len(candidate)]
-    if min(sizes) < MIN_REPEATS:
-        missing = MIN_REPEATS - min(sizes)
-        if variation is not None:
-            estimate = compare_with_history(log_ratio, sizes, variation)
-            return _ratio_test(estimate, estimate, sizes, margin, resolution)
+    few = min(sizes) < MIN_REPEATS
+    prior, confounding = rule.prior, rule.confounding
+    if not is_count and prior and rule.decides and (few or confounding):
+        estimate = compare_with_prior(baseline, candidate, prior, published)
+        wider = with_occasions(estimate, confounding, prior)
+        change = decide_few(wider, margin, resolution, may_be_same=not few or rule.is_own)
+        return _ratio_test(estimate, wider, change, sizes, margin, resolution)
+    if few:
         change = decide_by_margin(log_ratio, known_error, margin, resolution)
         change = change if is_count else "undecided"
-        return RatioTest(bounded_exp(log_ratio), change, repeats_needed=missing)
+        return RatioTest(bounded_exp(log_ratio), change, repeats_needed=MIN_REPEATS - min(sizes))
     estimate = (
         compare_with_figure(baseline[0], candidate)
         if published
         else compare_repeats(baseline, candidate)
     )
-    if estimate.identical:
+    if not is_count and prior and confounding:
+        wider = with_occasions(estimate, confounding, prior)
+    elif estimate.identical:
         change = decide_by_margin(log_ratio, 0.0, margin, resolution)
         return RatioTest(estimate.ratio, change, note=IDENTICAL)
-    wider = with_drift_error(estimate, variation) if not_interleaved and not is_count else estimate
-    return _ratio_test(estimate, wider, sizes, margin, resolution)
+    else:
+        wider = estimate
+    change = decide(wider, margin, resolution)
+    return _ratio_test(estimate, wider, change, sizes, margin, resolution)
 
 
 def _ratio_test(
     estimate: RatioEstimate,
     wider: RatioEstimate,
+    change: Change,
     sizes: Sequence[int],
     margin: float,
     resolution: float,
@@ -134,9 +142,10 @@ def _ratio_test(
 
     `estimate` is the precision that further, interleaved repeats would have; it gives their number.
     """
-    change = decide(wider, margin, resolution)
-    if change != "undecided":
+    if change in ("higher", "lower", "same"):
         repeats_needed: int | None = 0
+    elif min(sizes) < MIN_REPEATS:
+        repeats_needed = MIN_REPEATS - min(sizes)
     elif wider is not estimate and decide(estimate, margin, resolution) != "undecided":
         repeats_needed = min(sizes)
     else:
@@ -146,7 +155,7 @@ def _ratio_test(
 
 
 def _compare(
-    name: str, sides: Pair, primary: bool, margin: float, variation: RunVariation | None
+    name: str, sides: Pair, primary: bool, margin: float, rule: FewRunsRule
 ) -> MetricComparison:
     baseline, candidate = sides.each
     averaged = baseline.averaged or candidate.averaged
@@ -175,8 +184,9 @@ def _compare(
         resolution=resolution,
         published=baseline.published,
         known_error=hypot(*errors),
-        variation=variation if "step_time_s" in (name, metric_class(name).follows) else None,
-        not_interleaved=sides.not_interleaved,
+        rule=rule
+        if "step_time_s" in (name, metric_class(name).follows)
+        else replace(rule, decides=False),
         is_count=not speed and metric_class(name) is not OVERHEAD,
     )
     return blank.model_copy(
@@ -203,9 +213,10 @@ def metric_verdict(name: str, change: Change) -> MetricVerdict:
     improves = metric_class(name).better
     if improves is None:
         return "differs"
-    good = change == improves
+    likely, good = change.startswith("likely"), change.endswith(improves)
     if metric_class(name).is_speed:
-        return "faster" if good else "slower"
+        word = "faster" if good else "slower"
+        return f"likely {word}" if likely else word  # pyright: ignore[reportReturnType]
     return "better" if good else "worse"
 
 

@@ -40,6 +40,7 @@ class ComparedRun:
     printed_step_s: float = 0.0
     """Rounding step of the printed step times; 0 when they are not rounded."""
     created: str | None = None
+    """Time of the run, or a date in its log; None if unknown."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     place: str = ""
     """The run's folder, if it has one."""
@@ -186,20 +187,6 @@ class Pair:
     def sizes(self) -> list[int]:
         """Number of valid runs of each side that can be repeated."""
         return [len(side.valid_runs) for side in self.each if not side.published]
-
-    @property
-    def not_interleaved(self) -> bool:
-        """True if all runs of one side came before all of the other, with at least three per side.
-
-        Imported logs are ignored: their runs were made at another time than the import.
-        """
-        times = [
-            [m.created for m in side.valid_runs if m.created and m.facts.origin != "imported"]
-            for side in self.each
-        ]
-        if min(map(len, times)) < MIN_REPEATS:
-            return False
-        return max(times[0]) < min(times[1]) or max(times[1]) < min(times[0])
 
     @property
     def n_a_and_b(self) -> tuple[int, int]:

@@ -21,6 +21,18 @@ MIN_OCCASIONS = 5
 """Minimum number of occasions (days) for an estimate of the variation between them."""
 
 
+@dataclass(frozen=True)
+class VariationPrior:
+    """Run-to-run variation that is known before the runs, as relative standard deviations."""
+
+    within: float
+    """Between runs of one occasion."""
+    degrees: float
+    between: float
+    """Between occasions: days, or hosts."""
+    between_degrees: float
+
+
 class RunVariation(Value):
     """Relative standard deviations of the step time of one configuration on one machine."""
 
@@ -38,6 +50,11 @@ class RunVariation(Value):
     def single(self) -> float:
         """Standard deviation of one run on any occasion."""
         return (self.within**2 + self.between**2) ** 0.5
+
+    @property
+    def prior(self) -> VariationPrior:
+        """The variation as a prior; without two runs of a day, both parts are the total."""
+        return VariationPrior(self.within or self.single, self.degrees, self.between, self.degrees)
 
     @property
     def words(self) -> str:
@@ -83,17 +100,12 @@ def estimate_run_variation(
 MIN_REPEATS = 3
 """Minimum repeats per side for an estimate of the run-to-run variation."""
 
-DRIFT_FACTOR = 3**0.5
-"""Standard deviations of a single run by which a side may be off if the runs were not interleaved.
-
-It applies where all runs of one side came before all of the other and no history shows how the
-machine changes meanwhile. Runs with persistent noise (lag-1 correlation 0.8) are off by as much in
-groups of three, without showing it."""
-
 MARGIN = 0.01
 """Default margin: a smaller relative difference does not matter."""
 
 CONFIDENCE = 0.95
+CONFIDENCE_OF_FEW = 0.99
+"""Confidence that a difference needs where a prior replaces repeats; CONFIDENCE makes it likely."""
 PLANNED_POWER = 0.8
 """Probability of a decision for which the number of further repeats is planned."""
 
@@ -104,7 +116,7 @@ QUANTILES: FloatColumn = (np.arange(16) + 0.5) / 16
 NO_SPREAD = 1e-12
 """Standard error of the log below which values are identical up to rounding."""
 
-Change = Literal["higher", "lower", "same", "undecided"]
+Change = Literal["higher", "lower", "likely higher", "likely lower", "same", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +129,8 @@ class RatioEstimate:
     variances: tuple[float, ...] = ()
     """Variance of a single repeat of each side with repeats; the mean of n repeats has 1/n of
     it."""
+    floor: RatioEstimate | None = None
+    """The same estimate without the variation between occasions, which is never less sure."""
 
     @property
     def ratio(self) -> float:
@@ -130,8 +144,12 @@ class RatioEstimate:
 
     def log_interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """Return the two-sided interval of the log ratio by Student's t."""
-        reach = student_t(0.5 + confidence / 2, self.degrees) * self.standard_error
+        reach = self._reach(confidence)
         return self.log_ratio - reach, self.log_ratio + reach
+
+    def _reach(self, confidence: float) -> float:
+        reach = student_t(0.5 + confidence / 2, self.degrees) * self.standard_error
+        return max(reach, self.floor._reach(confidence)) if self.floor else reach
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """Return the two-sided interval of the ratio."""
@@ -143,7 +161,8 @@ class RatioEstimate:
         beyond = max(0.0, abs(self.log_ratio) - log1p(tolerance))
         if self.identical:
             return 1.0 if beyond < NO_SPREAD else 0.0
-        return min(1.0, 2.0 * student_t_tail(beyond / self.standard_error, self.degrees))
+        p = min(1.0, 2.0 * student_t_tail(beyond / self.standard_error, self.degrees))
+        return max(p, self.floor.p_value(tolerance)) if self.floor else p
 
 
 def compare_repeats(baseline: Sequence[float], candidate: Sequence[float]) -> RatioEstimate:
@@ -172,50 +191,83 @@ def compare_with_figure(figure: float, candidate: Sequence[float]) -> RatioEstim
     return RatioEstimate(float(logs.mean() - np.log(figure)), error, len(logs) - 1.0, (variance,))
 
 
-def compare_with_history(
-    log_ratio: float, sizes: Sequence[int], variation: RunVariation
+def compare_with_prior(
+    baseline: Sequence[float], candidate: Sequence[float], prior: VariationPrior, published: bool
 ) -> RatioEstimate:
-    """Estimate a ratio of too few runs, with its error from the machine's history.
+    """Estimate candidate over baseline by the moderated t, also of single runs.
 
-    se^2 = sum over the sides of within^2 / n + between^2: the runs of a side are of one occasion.
+    s^2 = (nu_0 s_0^2 + sum of squares within the sides) / (nu_0 + nu), nu = number of runs - number
+    of sides, degrees nu_0 + nu; se^2 = s^2 (1/n_b + 1/n_c). A `published` baseline is a figure
+    without error. Source: Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004), article 3.
     """
-    variances = [variation.within**2 / size + variation.between**2 for size in sizes]
-    return RatioEstimate(
-        log_ratio, sum(variances) ** 0.5, variation.degrees, len(sizes) * (variation.single**2,)
-    )
+    logs = [np.log(np.asarray(values, dtype=np.float64)) for values in (baseline, candidate)]
+    sides = logs[1:] if published else logs
+    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in sides)
+    degrees = prior.degrees + sum(len(values) - 1 for values in sides)
+    variance = (prior.degrees * prior.within**2 + squares) / degrees
+    error = (variance * sum(1 / len(values) for values in sides)) ** 0.5
+    log_ratio = float(logs[1].mean() - logs[0].mean())
+    return RatioEstimate(log_ratio, error, degrees, len(sides) * (variance,))
 
 
-def with_drift_error(estimate: RatioEstimate, variation: RunVariation | None) -> RatioEstimate:
-    """Return `estimate` with the error from machine changes between the runs of the two sides.
+def with_occasions(
+    estimate: RatioEstimate, confounding: float, prior: VariationPrior
+) -> RatioEstimate:
+    """Return `estimate` with the variation between the occasions of the two sides.
 
-    With a known history, 2 between^2 is added to the squared error, with degrees of freedom by
-    Satterthwaite. Otherwise 3 times the single-run variances of both sides are added
-    (DRIFT_FACTOR).
+    `confounding` is the sum over occasions of the squared difference between the sides' shares of
+    runs: 2 where each side has an occasion of its own. confounding x between^2 is added to the
+    squared error, with the degrees of freedom of Satterthwaite.
     """
-    if variation is None:
-        error = (estimate.standard_error**2 + DRIFT_FACTOR**2 * sum(estimate.variances)) ** 0.5
-        return replace(estimate, standard_error=error)
-    parts = (estimate.standard_error**2, 2 * variation.between**2)
-    weights = parts[0] ** 2 / estimate.degrees + parts[1] ** 2 / variation.degrees
-    total = sum(parts)
-    return replace(estimate, standard_error=total**0.5, degrees=total**2 / weights)
+    extra = confounding * prior.between**2
+    if not extra:
+        return estimate
+    total = estimate.standard_error**2 + extra
+    weights = estimate.standard_error**4 / estimate.degrees + extra**2 / prior.between_degrees
+    return replace(estimate, standard_error=total**0.5, degrees=total**2 / weights, floor=estimate)
 
 
-def decide(estimate: RatioEstimate, margin: float, resolution: float = 0.0) -> Change:
+def decide(
+    estimate: RatioEstimate,
+    margin: float,
+    resolution: float = 0.0,
+    confidence: float = CONFIDENCE,
+) -> Change:
     """Compare an estimate with the margin; `resolution` is the largest relative rounding error.
 
-    Higher or lower: the 95% interval excludes every ratio that rounding alone could give, and the
-    estimate lies beyond margin and resolution together. Same: the 90% interval lies entirely within
-    them (two one-sided tests at 5%, Schuirmann 1987). Otherwise undecided.
+    Higher or lower: the interval of this confidence excludes every ratio that rounding alone could
+    give, and the estimate lies beyond margin and resolution together. Same: the 90% interval lies
+    entirely within them (two one-sided tests at 5%, Schuirmann 1987). Otherwise undecided.
     """
     rounding, limit = log1p(resolution), log1p(margin) + log1p(resolution)
-    low, high = estimate.log_interval()
+    low, high = estimate.log_interval(confidence)
     if estimate.log_ratio > limit and low > rounding:
         return "higher"
     if estimate.log_ratio < -limit and high < -rounding:
         return "lower"
     low, high = estimate.log_interval(0.90)
     return "same" if -limit < low and high < limit else "undecided"
+
+
+def decide_few(
+    estimate: RatioEstimate, margin: float, resolution: float = 0.0, *, may_be_same: bool
+) -> Change:
+    """Return `decide` for an estimate whose error comes from a prior.
+
+    Higher or lower needs the 99% interval; the 95% interval makes it likely.
+    """
+    sure = decide(estimate, margin, resolution, CONFIDENCE_OF_FEW)
+    if sure in ("higher", "lower"):
+        return sure
+    match decide(estimate, margin, resolution):
+        case "higher":
+            return "likely higher"
+        case "lower":
+            return "likely lower"
+        case "same" if may_be_same:
+            return "same"
+        case _:
+            return "undecided"
 
 
 def decide_by_margin(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.compare.comparability import EQUAL_BATCH, STATING_OPTIONS, ComparabilityReport
+from paceline.compare.few_runs import RunOrder, machine_class, short_runs
 from paceline.compare.judgement import MetricComparison, Verdict
 from paceline.compare.metric_comparison import IDENTICAL
 from paceline.compare.over_time.environment import environment_changes
@@ -78,15 +79,14 @@ def remark_on_runs(
             remarks.doubt(f"step time of {member.name} is not stationary: its mean is compared")
     if sides.baseline.averaged or sides.candidate.averaged:
         remarks.notes.append("one side prints an average, so the mean steps are compared")
-    if sides.not_interleaved and variation is None:
-        remarks.doubt(
-            "the runs are not interleaved: a slow change of the machine would look like a "
-            "difference; alternate the runs (A B A B ...)"
-        )
-    elif sides.not_interleaved and variation is not None:
+    for reason in short_runs(sides):
+        remarks.doubt(reason)
+    for reason in RunOrder(sides).reasons:
+        remarks.doubt(reason)
+    if variation is not None and RunOrder(sides).confounding:
         remarks.notes.append(
-            "the runs are not interleaved: the interval is widened by "
-            f"{100 * variation.between:.2g}% per side, the day-to-day variation of this machine"
+            f"the interval is widened by {100 * variation.between:.2g}% per side, the day-to-day "
+            "variation of this machine"
         )
 
 
@@ -123,7 +123,12 @@ def remark_on_figures(
     if fewest < MIN_REPEATS and variation is not None:
         remarks.notes.append(f"{runs}, judged by this machine's history: {variation.words}")
     elif fewest < MIN_REPEATS:
-        remarks.why_low.append(f"{runs}: run-to-run variation unknown; a test needs {MIN_REPEATS}")
+        device = all(run.facts.device for side in sides.each for run in side.valid_runs)
+        state = "" if device else " (name the GPU with --device)"
+        remarks.why_low.append(
+            f"{runs}: the variation is that of {machine_class(sides).name}{state}; a test needs "
+            f"{MIN_REPEATS}"
+        )
     for primary in primaries:
         for side, figures in zip(sides.each, (primary.baseline, primary.candidate), strict=True):
             if len(figures.values) == len(side.valid_runs) and all(v > 0 for v in figures.values):
@@ -152,7 +157,7 @@ def _power(sides: Pair, primary: MetricComparison, margin: float) -> list[str]:
     few = min(sides.sizes) < MIN_REPEATS or len(known_spreads) < len(sides.sizes)
     # Differences within margin and rounding are never reported, so their power is meaningless.
     hidden = 2 * margin <= margin + primary.resolution
-    if few or hidden or sides.not_interleaved or primary.verdict not in ("same", "undecided"):
+    if few or hidden or RunOrder(sides).confounding or primary.verdict not in ("same", "undecided"):
         return []
     n, variances = min(sides.sizes), [spread**2 for spread in known_spreads]
     variation = (sum(variances) / len(known_spreads)) ** 0.5

@@ -113,6 +113,34 @@ class _GenerationFile(Value):
     generations: tuple[DeviceGeneration, ...]
 
 
+class PublishedPairs(Value):
+    """Differences between the runs of published sets, each of one system."""
+
+    source: str
+    sets: PositiveInt
+    runs: PositiveInt
+    pairs: PositiveInt | None = None
+    beyond: dict[float, float]
+    """Share of the pairs of a set that differ by more than the key, a fraction."""
+
+
+class VariationClass(Value):
+    """Run-to-run variation of a class of machines; run_variation.yaml documents the fields."""
+
+    name: str
+    within: PositiveFloat
+    degrees: PositiveFloat
+    between: PositiveFloat
+    between_degrees: PositiveFloat
+    devices: tuple[str, ...] = ()
+    published: PublishedPairs
+    sources: tuple[str, ...]
+
+
+class _VariationFile(Value):
+    classes: tuple[VariationClass, ...]
+
+
 class _LinkFile(Value):
     sources: dict[str, str]
     links: tuple[Link, ...]
@@ -121,6 +149,18 @@ class _LinkFile(Value):
 
 class _ClusterFile(Value):
     clusters: tuple[Cluster, ...]
+
+
+@cache
+def variation_classes() -> tuple[VariationClass, ...]:
+    """Return the classes of run-to-run variation; the last one is that of all other machines."""
+    return _load(_VariationFile, "run_variation.yaml").classes
+
+
+def variation_class(device: str | None) -> VariationClass:
+    """Return the class of a device of the catalog, or that of other machines."""
+    *classes, others = variation_classes()
+    return next((each for each in classes if device in each.devices), others)
 
 
 def devices() -> tuple[Device, ...]:

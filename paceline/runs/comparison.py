@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.compare.comparability import COMPARED_SETTINGS, FIGURE_SETTINGS
+from paceline.compare.few_runs import RunOrder
 from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
 from paceline.compare.published import (
@@ -141,7 +142,7 @@ def machine_scatter(root: Path, sides: Pair) -> RunVariation | None:
     """
     if not all(side.valid_runs for side in sides.each):
         return None
-    if min(sides.sizes) >= MIN_REPEATS and not sides.not_interleaved:
+    if min(sides.sizes) >= MIN_REPEATS and not RunOrder(sides).confounding:
         return None
     candidate_folders = {
         Path(member.place).resolve() for member in sides.candidate.valid_runs if member.place

@@ -38,6 +38,7 @@ from paceline.files.run_folder import (
     run_folders,
 )
 from paceline.files.temporary import temporary_folder
+from paceline.logs.dates import log_date
 from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
 from paceline.logs.parser import log_files, parse_log
@@ -101,7 +102,15 @@ def _runs(root: Path, part: str, settings: UserSettings) -> Iterable[ComparedRun
 
 
 def _stored_run(folder: Path) -> ComparedRun:
-    return member_of_run(evaluate(folder), read_record(folder).log_sha256 or "")
+    return _run_in_folder(folder, read_record(folder).log_sha256 or "")
+
+
+def _run_in_folder(folder: Path, digest: str) -> ComparedRun:
+    """Return a stored run; an imported one has the date of its log, not of its import."""
+    run, record = member_of_run(evaluate(folder), digest), read_record(folder)
+    if record.settings.origin != "imported":
+        return run
+    return replace(run, created=log_date(folder / record.log) if record.log else None)
 
 
 def _runs_of_file(path: Path, settings: UserSettings) -> Iterable[ComparedRun]:
@@ -124,7 +133,8 @@ def report_of_file(path: Path, settings: UserSettings, display_name: str = "") -
 
 
 def _run_of_log(path: Path, settings: UserSettings, display_name: str = "") -> ComparedRun:
-    return member_of_run(report_of_file(path, settings, display_name), file_digest(path))
+    run = member_of_run(report_of_file(path, settings, display_name), file_digest(path))
+    return replace(run, created=log_date(path))
 
 
 def _runs_in_folder(folder: Path, settings: UserSettings) -> list[ComparedRun]:
@@ -165,7 +175,7 @@ def _bundled_run(path: Path) -> list[ComparedRun]:
             raise UserError(
                 str(path), "is damaged", remedy=f"`paceline runs verify {path}` lists what differs"
             )
-        run = member_of_run(evaluate(contents.folder), contents.bundle.sha256)
+        run = _run_in_folder(contents.folder, contents.bundle.sha256)
     # The folder is gone now, and so is its history.
     return [replace(run, place="")]
 
@@ -288,6 +298,5 @@ def _run_of_entry(entry: Any) -> ComparedRun:
         result.metrics,
         result.reason,
         result.window,
-        created=result.created,
         environment=environment_items({}, result.versions),
     )

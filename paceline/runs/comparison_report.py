@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from paceline.compare.judgement import (
+    LIKELY,
     Comparison,
     MetricComparison,
     SideFigure,
@@ -141,7 +142,7 @@ def _figures(comparison: Comparison) -> tuple[Figure, ...]:
 def _change_figure(comparison: Comparison, lead: MetricComparison | None) -> Figure:
     if lead is None or comparison.ratio is None:
         return unknown_figure("Change", comparison.verdict)
-    interval = "no interval: three runs per side are needed"
+    interval = "no interval: run-to-run variation unknown"
     if comparison.low is not None and comparison.high is not None:
         interval = f"{percent_change(comparison.low)} to {percent_change(comparison.high)} (95%)"
     p = None if comparison.p is None else f"p {p_text(comparison.p)}"
@@ -298,7 +299,7 @@ def _metric(
         # With several primary metrics, a difference may be within chance after the correction.
         sure = metric.metric == comparison.metric or comparison.verdict in FAILURES
         _fault(test, "failure" if sure else "error", metric.verdict, change_text(metric))
-    elif metric.verdict in ("undecided", "unknown"):
+    elif metric.verdict in ("undecided", "unknown", *LIKELY):
         _fault(test, "error", metric.verdict, metric.note or change_text(metric))
     return test
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from paceline.core.result import Metric, WindowRecord
 from paceline.core.run import RunSettings
 from tests.example import make_spec
 
+START = datetime(2026, 1, 1, tzinfo=UTC)
 FACTS = RunSettings.of(make_spec())
 WINDOW = WindowRecord(rule="auto", first_step=5, last_step=60, n=56, n_warmup=4, state="steady")
 TOKENS = 256
@@ -31,6 +33,11 @@ def metrics_at(step_time_s: float, jitter: float = 0.01) -> dict[str, Metric]:
     return {name: Metric(value=value, unit=unit, n=56) for name, (value, unit) in values.items()}
 
 
+def hour(at: float) -> str:
+    """The time of a run, in hours after the first one."""
+    return (START + timedelta(hours=at)).isoformat()
+
+
 def member(
     name: str = "run",
     step_time_s: float = 0.2,
@@ -41,15 +48,19 @@ def member(
     **fields: Any,
 ) -> ComparedRun:
     """A good run with this step time."""
-    values: dict[str, Any] = {"status": "ok", "window": WINDOW, **fields}
+    values: dict[str, Any] = {"status": "ok", "window": WINDOW, "created": hour(0), **fields}
     figures = metrics_at(step_time_s, jitter) if metrics is None else metrics
     return ComparedRun(name=name, facts=facts, metrics=figures, **values)
 
 
 def side(step_times_s: Sequence[float], name: str = "side", **fields: Any) -> ComparisonSide:
-    """Repeats with these step times."""
+    """Repeats with these step times, one an hour, so that two sides alternate."""
     return ComparisonSide(
-        name, tuple(member(f"{name}-{i}", t, **fields) for i, t in enumerate(step_times_s))
+        name,
+        tuple(
+            member(f"{name}-{i}", t, **{"created": hour(i), **fields})
+            for i, t in enumerate(step_times_s)
+        ),
     )
 
 

@@ -42,17 +42,17 @@ def test_at_the_margin_no_number_of_repeats_is_promised():
     assert judged.repeats_note is not None and judged.repeats_note.startswith("at least")
 
 
-@pytest.mark.parametrize("change", [0.02, -0.02, 0.005, 0.3])
+@pytest.mark.parametrize("change", [0.02, -0.02, 0.005])
 @pytest.mark.parametrize("n", [1, 2])
-def test_fewer_than_three_repeats_decide_nothing_that_is_timed(n: int, change: float):
+def test_a_small_difference_of_few_repeats_is_undecided(n: int, change: float):
     judged = judge(repeats(n, deviation=0.001, name="a"), repeats(n, change, 0.001, name="b"))
     assert (judged.verdict, judged.confidence) == ("undecided", "low")
-    assert (judged.p, judged.low, judged.repeats_needed) == (None, None, 3 - n)
+    assert judged.low is not None and judged.low < 1 < (judged.high or 0)
+    assert judged.repeats_needed == 3 - n
     size = f"{100 * abs(change):.{2 if abs(change) < 0.01 else 1}f}%"
     assert f"b is {size} {'slower' if change > 0 else 'faster'} than a: " in judged.observed
-    runs = {1: "1 run each", 2: "2 runs each"}[n]
-    advice = f"Not proven: {runs}, so run-to-run variation is unknown. Run {3 - n} more of each."
-    assert judged.sentence == f"{judged.observed} {advice}" and judged.why_low
+    assert "Not proven: 95% interval" in judged.sentence and judged.why_low
+    assert f"Run {3 - n} more of each." in judged.sentence
 
 
 def test_what_is_counted_needs_no_repeats():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -14,7 +13,7 @@ from paceline.compare.judgement import Comparison
 from paceline.compare.sides import ComparisonSide
 from paceline.compare.significance import RunVariation, estimate_run_variation
 from paceline.core.result import LevelShift
-from tests.compare.members import FACTS, WINDOW, member, repeats
+from tests.compare.members import WINDOW, member, repeats
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 QUIET = RunVariation(within=0.002, between=0.002, degrees=12, n_runs=30, n_occasions=13)
@@ -67,7 +66,7 @@ def test_runs_one_after_the_other_are_doubted_and_asked_for_in_turns():
     rng = np.random.default_rng(1)
     not_interleaved, turns = judged_over_days(rng, 0.02, False), judged_over_days(rng, 0.02, True)
     assert not_interleaved.verdict == "undecided" and not_interleaved.confidence == "low"
-    assert any("interleaved" in reason for reason in not_interleaved.why_low)
+    assert any("different days" in reason for reason in not_interleaved.why_low)
     assert not_interleaved.repeats_note is not None and "A B A B" in not_interleaved.repeats_note
     assert (turns.verdict, turns.confidence) == ("slower", "normal")
 
@@ -78,17 +77,15 @@ def test_a_large_slowdown_is_told_whatever_the_order():
     assert judge(a, b).verdict == "slower" and judge(b, a).verdict == "faster"
 
 
-def test_the_time_of_an_import_is_not_the_time_of_a_run():
-    imported = FACTS.model_copy(update={"origin": "imported"})
-    a, b = (
-        replace(side, members=tuple(replace(m, facts=imported) for m in side.members))
-        for side in (
-            dated("a", [0.2, 0.201, 0.1995], [0, 1, 2]),
-            dated("b", [0.206, 0.207, 0.2055], [3, 4, 5]),
-        )
-    )
+@pytest.mark.parametrize("hours", [[3, 4, 5], [0.5, 3, 4]], ids=["all before all", "one in turn"])
+def test_blocks_of_one_day_are_doubted_like_days(hours: list[float]):
+    a = dated("a", [0.2, 0.2001, 0.1999], [0, 1, 2])
+    b = dated("b", [0.2024, 0.2025, 0.2023], hours)
     judged = judge(a, b)
-    assert judged.verdict == "slower" and not any("interleaved" in r for r in judged.why_low)
+    in_turn = judge(a, dated("b", [0.2024, 0.2025, 0.2023], [0.5, 1.5, 2.5]))
+    doubted = any("interleaved" in reason for reason in judged.why_low)
+    assert (judged.verdict == "undecided", doubted) == (hours[0] == 3, hours[0] == 3)
+    assert (in_turn.verdict, in_turn.confidence) == ("slower", "normal")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ def test_a_history_lets_single_runs_be_judged_and_none_does_not(tmp_path: Path):
     before = make_finished(tmp_path, 20, 0.2)
     after = make_finished(tmp_path, 21, 0.21)
     alone = compare_runs(tmp_path, before.name, after.name, ComparisonOptions())
-    assert (alone.verdict, alone.repeats_needed, alone.low) == ("undecided", 2, None)
+    assert (alone.verdict, alone.repeats_needed, alone.confidence) == ("undecided", 2, "low")
+    assert "published pairs" in alone.evidence
 
     make_many(tmp_path, around(0.2, 10, seed=1))
     judged = compare_runs(tmp_path, before.name, after.name, ComparisonOptions())

@@ -1,0 +1,236 @@
+"""Comparison of few runs: their order, the variation to expect of them, and the evidence for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from itertools import groupby, pairwise
+
+from paceline.compare.sides import ComparedRun, Pair
+from paceline.compare.significance import MIN_REPEATS, RunVariation, VariationPrior, power
+from paceline.core.units import percent, pluralize
+from paceline.files.catalog import VariationClass, variation_class
+
+OCCASION_GAP = timedelta(hours=6)
+"""Time between the starts of two consecutive runs from which they are of different occasions."""
+MIN_CONFOUNDING = 0.5
+"""Sides that share their occasions better than this count as measured in turns."""
+MAX_BLOCKS = 3
+"""Sides whose runs form at most this number of blocks (AAA BBB A) in time are not interleaved."""
+PLANNED_CHANGES = (0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2)
+"""Changes among which the smallest that further runs would find is reported."""
+MIN_SURE_STEPS = 20
+"""Number of steady steps below which a run is short: it often ends inside its warm-up."""
+
+
+@dataclass(frozen=True)
+class FewRunsRule:
+    """Variation to expect of a comparison that lacks repeats, or whose sides do not alternate."""
+
+    prior: VariationPrior | None = None
+    """Run-to-run variation of the step time."""
+    confounding: float = 0.0
+    """See `with_occasions`; 0 for sides whose runs alternate."""
+    is_own: bool = False
+    """True if the prior is the history of this machine."""
+    decides: bool = True
+    """False if the prior only widens intervals, because steps have no single level."""
+
+
+@dataclass(frozen=True)
+class RunOrder:
+    """Order of the runs of two sides in time, and the hosts that they ran on."""
+
+    sides: Pair
+
+    @property
+    def not_interleaved(self) -> bool:
+        """True if at least three runs of each side form only two or three blocks in time."""
+        times = self._times
+        if times is None or min(map(len, times)) < MIN_REPEATS:
+            return False
+        # Runs of the same time alternate: (time, number of the run on its side, side).
+        runs = [(time, i, at) for at, side in enumerate(times) for i, time in enumerate(side)]
+        return len(list(groupby(at for *_, at in sorted(runs)))) <= MAX_BLOCKS
+
+    @property
+    def confounding(self) -> float:
+        """Share of the variation between occasions that separates the sides; see with_occasions."""
+        if self.sides.baseline.published:
+            return 0.0 if len(self.sides.candidate.valid_runs) >= MIN_REPEATS else 1.0
+        amount = max(2.0 * (self.is_unknown or self.not_interleaved), self._days, self._hosts)
+        return min(2.0, amount) if amount >= MIN_CONFOUNDING else 0.0
+
+    @property
+    def is_unknown(self) -> bool:
+        """True if some run has no date, so that the order of the runs is unknown."""
+        return not self.sides.baseline.published and self._times is None
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Reasons why the order or the hosts of the runs may look like a difference."""
+        reasons: list[str] = []
+        if self.sides.baseline.published:
+            return ()
+        if self.is_unknown:
+            reasons.append("the order of the runs is unknown: a log without dates is of any day")
+        elif self._days >= MIN_CONFOUNDING:
+            reasons.append(
+                "the sides are of different days: a change of the machine would look like a "
+                "difference; alternate the runs (A B A B ...)"
+            )
+        elif self.not_interleaved:
+            reasons.append(
+                "the runs are not interleaved: a slow change of the machine would look like a "
+                "difference; alternate the runs (A B A B ...)"
+            )
+        if self._hosts >= MIN_CONFOUNDING:
+            names = [
+                ", ".join(sorted({run.environment["host"] for run in side.valid_runs}))
+                for side in self.sides.each
+            ]
+            reasons.append(
+                f"the sides ran on different hosts ({names[0]} and {names[1]}), which may differ "
+                "in speed; run both on the same"
+            )
+        return tuple(reasons)
+
+    @cached_property
+    def _times(self) -> tuple[list[datetime], list[datetime]] | None:
+        baseline, candidate = (
+            [time for run in side.valid_runs if (time := _start(run))] for side in self.sides.each
+        )
+        counts = [len(baseline), len(candidate)]
+        return (baseline, candidate) if counts == self.sides.sizes else None
+
+    @property
+    def _days(self) -> float:
+        if self._times is None:
+            return 0.0
+        in_order = sorted(time for side in self._times for time in side)
+        breaks = [later for earlier, later in pairwise(in_order) if later - earlier > OCCASION_GAP]
+        baseline, candidate = (
+            [sum(time >= each for each in breaks) for time in side] for side in self._times
+        )
+        return _imbalance(baseline, candidate)
+
+    @property
+    def _hosts(self) -> float:
+        baseline, candidate = (
+            [run.environment.get("host", "") for run in side.valid_runs] for side in self.sides.each
+        )
+        return _imbalance(baseline, candidate) if all((*baseline, *candidate)) else 0.0
+
+
+def _start(run: ComparedRun) -> datetime | None:
+    try:
+        time = datetime.fromisoformat(run.created or "")
+    except ValueError:
+        return None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _imbalance(baseline: Sequence[object], candidate: Sequence[object]) -> float:
+    """Return the sum over occasions of (p_b - p_c)^2, for the sides' shares p of their runs.
+
+    From three repeats on, a side's own variation contains a part of that between its occasions: (1
+    - sum p^2) / (n - 1) is subtracted. It is all of it where each run has an occasion of its own.
+    """
+    ours, theirs = (
+        {at: number / len(side) for at, number in Counter(side).items()}
+        for side in (baseline, candidate)
+    )
+    total = sum((ours.get(at, 0.0) - theirs.get(at, 0.0)) ** 2 for at in {*ours, *theirs})
+    if min(len(baseline), len(candidate)) < MIN_REPEATS:
+        return total
+    return total - sum(
+        (1 - sum(share**2 for share in shares.values())) / (len(side) - 1)
+        for side, shares in ((baseline, ours), (candidate, theirs))
+    )
+
+
+def few_runs_rule(sides: Pair, variation: RunVariation | None) -> FewRunsRule:
+    """Return the rule for two sides; a history of the machine replaces published variation."""
+    machine = machine_class(sides)
+    prior = variation.prior if variation else _prior(machine)
+    few_against_published = (
+        sides.baseline.published
+        and len(sides.candidate.valid_runs) < MIN_REPEATS
+        and variation is None
+    )
+    return FewRunsRule(
+        prior,
+        RunOrder(sides).confounding,
+        is_own=variation is not None,
+        decides=not few_against_published and not unsteady_runs(sides),
+    )
+
+
+def _prior(machine: VariationClass) -> VariationPrior:
+    return VariationPrior(machine.within, machine.degrees, machine.between, machine.between_degrees)
+
+
+def machine_class(sides: Pair) -> VariationClass:
+    """Return the class of the runs' devices; of several, the one that varies most."""
+    devices = {run.facts.device for side in sides.each for run in side.valid_runs}
+    return max(map(variation_class, devices), key=lambda each: each.within)
+
+
+def unsteady_runs(sides: Pair) -> tuple[str, ...]:
+    """Return the runs whose steps have no single level: a shift, a drift, or two levels."""
+    return tuple(
+        run.name
+        for side in sides.each
+        for run in side.valid_runs
+        if not side.published
+        and run.window
+        and (run.window.shift or run.window.state in ("drifting", "uneven"))
+    )
+
+
+def evidence_text(
+    sides: Pair, ratio: float, rule: FewRunsRule, variation: RunVariation | None
+) -> str:
+    """Return how rare a difference like `ratio` is by chance, and on which data."""
+    if variation is not None:
+        return f"Runs of this configuration vary by {variation.words}."
+    machine = machine_class(sides)
+    pairs = machine.published
+    size = max(ratio, 1 / ratio) - 1
+    limit = max((each for each in pairs.beyond if size > each), default=min(pairs.beyond))
+    which = f"{pairs.pairs:,} published pairs" if pairs.pairs else "published pairs"
+    days = " Other days or hosts differ by another 1%." if rule.confounding else ""
+    return (
+        f"Runs of one system of this class ({machine.name}) differ by more than "
+        f"{percent(limit, 0)} in {percent(pairs.beyond[limit], 1)} of {which} ({pairs.source})."
+        f"{days}"
+    )
+
+
+def plan_text(sides: Pair) -> str:
+    """Return what three runs per side in turns would find, or an empty text."""
+    variances = 2 * [machine_class(sides).within ** 2]
+    smallest = next(
+        (each for each in PLANNED_CHANGES if power(variances, MIN_REPEATS, each, 0.0) >= 0.8), None
+    )
+    if smallest is None:
+        return ""
+    return f"{MIN_REPEATS} of each in turns (A B A B) find {100 * smallest:g}% in 8 of 10 cases."
+
+
+def short_runs(sides: Pair) -> tuple[str, ...]:
+    """Return a sentence for each run with fewer than 20 steady steps."""
+    return tuple(
+        f"{run.name} is short ({pluralize(run.window.n, 'steady step')}): it may still be warming "
+        f"up; {MIN_SURE_STEPS} are enough"
+        for side in sides.each
+        for run in side.valid_runs
+        if run.window
+        and not side.published
+        and not run.averaged
+        and not run.last_step_only
+        and run.window.n < MIN_SURE_STEPS
+    )
