@@ -25,6 +25,9 @@ PLANNED_CHANGES = (0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2)
 MIN_SURE_STEPS = 20
 """Number of steady steps below which a run is short: it often ends inside its warm-up."""
 
+MAX_NAMES = 3
+"""Maximum number of short runs that are named."""
+
 
 @dataclass(frozen=True)
 class FewRunsRule:
@@ -70,33 +73,33 @@ class RunOrder:
         return not self.sides.baseline.published and self._times is None
 
     @property
-    def reasons(self) -> tuple[str, ...]:
-        """Reasons why the order or the hosts of the runs may look like a difference."""
-        reasons: list[str] = []
+    def order_reason(self) -> str | None:
+        """Reason why the order of the runs may look like a difference, or None."""
         if self.sides.baseline.published:
-            return ()
+            return None
         if self.is_unknown:
-            reasons.append("the order of the runs is unknown: a log without dates is of any day")
-        elif self._days >= MIN_CONFOUNDING:
-            reasons.append(
-                "the sides are of different days: a change of the machine would look like a "
-                "difference; alternate the runs (A B A B ...)"
-            )
-        elif self.not_interleaved:
-            reasons.append(
-                "the runs are not interleaved: a slow change of the machine would look like a "
-                "difference; alternate the runs (A B A B ...)"
-            )
-        if self._hosts >= MIN_CONFOUNDING:
-            names = [
-                ", ".join(sorted({run.environment["host"] for run in side.valid_runs}))
-                for side in self.sides.each
-            ]
-            reasons.append(
-                f"the sides ran on different hosts ({names[0]} and {names[1]}), which may differ "
-                "in speed; run both on the same"
-            )
-        return tuple(reasons)
+            return "the order of the runs is unknown: a log without dates is of any day"
+        if self._days < MIN_CONFOUNDING and not self.not_interleaved:
+            return None
+        are = "sides are of different days"
+        return (
+            f"the {are if self._days >= MIN_CONFOUNDING else 'runs are not interleaved'}: a slow "
+            "change of the machine would look like a difference; alternate the runs (A B A B ...)"
+        )
+
+    @property
+    def host_reason(self) -> str | None:
+        """Reason why the hosts of the runs may look like a difference, or None."""
+        if self.sides.baseline.published or self._hosts < MIN_CONFOUNDING:
+            return None
+        names = [
+            ", ".join(sorted({run.environment["host"] for run in side.valid_runs}))
+            for side in self.sides.each
+        ]
+        return (
+            f"the sides ran on different hosts ({names[0]} and {names[1]}), which may differ in "
+            "speed; run both on the same"
+        )
 
     @cached_property
     def _times(self) -> tuple[list[datetime], list[datetime]] | None:
@@ -221,11 +224,10 @@ def plan_text(sides: Pair) -> str:
     return f"{MIN_REPEATS} of each in turns (A B A B) find {100 * smallest:g}% in 8 of 10 cases."
 
 
-def short_runs(sides: Pair) -> tuple[str, ...]:
-    """Return a sentence for each run with fewer than 20 steady steps."""
-    return tuple(
-        f"{run.name} is short ({pluralize(run.window.n, 'steady step')}): it may still be warming "
-        f"up; {MIN_SURE_STEPS} are enough"
+def short_runs(sides: Pair) -> str | None:
+    """Return a sentence about the runs with fewer than 20 steady steps, or None."""
+    short = [
+        (run.name, run.window.n)
         for side in sides.each
         for run in side.valid_runs
         if run.window
@@ -233,4 +235,12 @@ def short_runs(sides: Pair) -> tuple[str, ...]:
         and not run.averaged
         and not run.last_step_only
         and run.window.n < MIN_SURE_STEPS
+    ]
+    if not short:
+        return None
+    names = ", ".join(name for name, _ in short[:MAX_NAMES])
+    others = f" and {len(short) - MAX_NAMES} more" if len(short) > MAX_NAMES else ""
+    return (
+        f"short runs, from {pluralize(min(n for _, n in short), 'steady step')} on: {names}{others}"
+        f"; they may still be warming up, and {MIN_SURE_STEPS} are enough"
     )

@@ -90,6 +90,7 @@ def compare_values(
     resolution: float = 0.0,
     published: bool = False,
     known_error: float = 0.0,
+    steps_error: float = 0.0,
     rule: FewRunsRule = NO_RULE,
     is_count: bool = False,
 ) -> RatioTest:
@@ -99,7 +100,8 @@ def compare_values(
     alternate are tested by their own variation. With fewer, or if the sides were measured on
     different occasions, the `rule` decides. Without a rule, fewer repeats are undecided, except for
     values that are counted (bytes, for example) rather than timed: the margin decides those, and
-    `known_error` is then the argument of `decide_by_margin`.
+    `known_error` is then the argument of `decide_by_margin`. `steps_error` is the error of few runs
+    that short or noisy runs add to the run-to-run variation.
     """
     log_ratio = float(np.mean(np.log(candidate)) - np.mean(np.log(baseline)))
     sizes = [len(candidate)] if published else [len(baseline), len(candidate)]
@@ -107,6 +109,9 @@ def compare_values(
     prior, confounding = rule.prior, rule.confounding
     if not is_count and prior and rule.decides and (few or confounding):
         estimate = compare_with_prior(baseline, candidate, prior, published)
+        if few:
+            error = hypot(estimate.standard_error, steps_error)
+            estimate = replace(estimate, standard_error=error)
         wider = with_occasions(estimate, confounding, prior)
         change = decide_few(wider, margin, resolution, may_be_same=not few or rule.is_own)
         return _ratio_test(estimate, wider, change, sizes, margin, resolution)
@@ -184,6 +189,7 @@ def _compare(
         resolution=resolution,
         published=baseline.published,
         known_error=hypot(*errors),
+        steps_error=hypot(baseline.steps_error(name), candidate.steps_error(name)),
         rule=rule
         if "step_time_s" in (name, metric_class(name).follows)
         else replace(rule, decides=False),

@@ -146,24 +146,21 @@ class ComparisonSide:
         """Return one value of every valid run, at the mean step if `averaged` and known."""
         return [metric_value(m, name, averaged and not m.averaged) for m in self.valid_runs]
 
-    def within_run_error(self, name: str) -> float:
-        """Return the standard error of the side's log value, estimated from the runs themselves.
-
-        The estimate uses the intervals within the runs, or the distance of two repeats if that is
-        larger.
-        """
-        values = [(m.value, m.low, m.high) for m in self.metric(name) if m]
+    def steps_error(self, name: str) -> float:
+        """Return the standard error of the side's log value by the intervals within its runs."""
+        values = [(m.low, m.high) for m in self.metric(name) if m]
         # A 95% interval is 2 x 1.96 standard errors wide.
         errors = [
-            log(high / low) / (2 * 1.96)
-            for _, low, high in values
-            if low and high and 0 < low <= high
+            log(high / low) / (2 * 1.96) for low, high in values if low and high and 0 < low <= high
         ]
-        within = sum(error**2 for error in errors) ** 0.5 / max(1, len(values))
-        positive = [value for value, *_ in values if value and value > 0]
+        return sum(error**2 for error in errors) ** 0.5 / max(1, len(values))
+
+    def within_run_error(self, name: str) -> float:
+        """Return `steps_error`, or that by the distance of two repeats if it is larger."""
+        values = [m.value for m in self.metric(name) if m and m.value and m.value > 0]
         # Two logarithms at distance d: s = d / sqrt 2, error of the mean s / sqrt 2 = d / 2.
-        between = abs(log(positive[0] / positive[1])) / 2 if len(positive) == 2 else 0.0
-        return max(within, between)
+        between = abs(log(values[0] / values[1])) / 2 if len(values) == 2 else 0.0
+        return max(self.steps_error(name), between)
 
 
 @dataclass(frozen=True)

@@ -79,14 +79,17 @@ def remark_on_runs(
             remarks.doubt(f"step time of {member.name} is not stationary: its mean is compared")
     if sides.baseline.averaged or sides.candidate.averaged:
         remarks.notes.append("one side prints an average, so the mean steps are compared")
-    for reason in short_runs(sides):
-        remarks.doubt(reason)
-    for reason in RunOrder(sides).reasons:
-        remarks.doubt(reason)
-    if variation is not None and RunOrder(sides).confounding:
+    if short := short_runs(sides):
+        remarks.doubt(short)
+    order = RunOrder(sides)
+    if order.host_reason:
+        remarks.doubt(order.host_reason)
+    if order.order_reason and variation is None:
+        remarks.doubt(order.order_reason)
+    elif order.order_reason and variation is not None:
         remarks.notes.append(
-            f"the interval is widened by {100 * variation.between:.2g}% per side, the day-to-day "
-            "variation of this machine"
+            f"{order.order_reason.split(':')[0]}: the interval is widened by "
+            f"{100 * variation.between:.2g}% per side, the day-to-day variation of this machine"
         )
 
 
