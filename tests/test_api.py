@@ -53,7 +53,7 @@ def test_runs_are_listed_loaded_and_compared(tmp_path: Path):
     comparison = paceline.compare("before", ["after"], runs_dir=tmp_path)
     printed = command("compare", "before", "after", "--json", runs=tmp_path)
     assert comparison.data == json.loads(printed.stdout)
-    assert comparison.value.verdict == "undecided"
+    assert comparison.value.verdict == "likely slower"
 
 
 @pytest.mark.parametrize(
