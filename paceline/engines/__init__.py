@@ -25,9 +25,9 @@ from paceline.engines.log_reading.table_format import (
     is_table_path,
     read_table,
     shipped_tables,
-    table_format,
     user_tables_folder,
 )
+from paceline.engines.log_reading.table_reader import table_format
 from paceline.engines.support import Support, TestedProgram
 from paceline.files.plugins import ENGINES, LOG_FORMATS, plugins
 from paceline.files.recipe import Recipe

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.automodel import LOG_FORMAT
+from paceline.engines import log_format
 from tests.engines.promises import parsed, reader_of
 
 # After recipes/llm/train_ft.py and components/loggers/metric_logger.py of NVIDIA-NeMo/Automodel,
@@ -64,7 +64,7 @@ def test_with_a_world_size_the_rate_is_of_every_device():
 
 def test_the_file_has_the_tokens_of_a_step_and_so_its_time():
     text = record(9) + record(10, tokens=16_384)
-    assert LOG_FORMAT.step_line.search(text.encode())
+    assert log_format("automodel").step_line.search(text.encode())
     steps = check(text).steps()
     assert steps.index.tolist() == [9, 10]
     assert steps["tokens"].tolist() == [32_768.0, 16_384.0]
@@ -77,7 +77,7 @@ def test_recipes_that_print_the_time_itself():
         f"{LOGGER}step 9 | epoch 0 | loss 0.6974 | grad_norm 1.5436 | lr 1.00e-05 | "
         "mem 24.90 GiB | time 2.53s\n"
     )
-    assert LOG_FORMAT.step_line.search(text.encode())
+    assert log_format("automodel").step_line.search(text.encode())
     log = check(text)
     assert log.steps()["step_time_s"] == pytest.approx([2.53])
     assert log.resolution_s == pytest.approx(0.01)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core.units import MIB
-from paceline.engines.llm_c import LOG_FORMAT
+from paceline.engines import log_format
 from tests.engines.promises import reader_of
 from tests.engines.recent_samples import LLM_C_HEAD
 
@@ -43,7 +43,7 @@ def test_the_reference_in_python():
         "step    3/100 | train loss 5.270000 | norm 30.9000 | lr 1.00e-04 | "
         "(1234.56 ms | 3317 tok/s)\n"
     )
-    assert LOG_FORMAT.step_line.search(text.encode())
+    assert log_format("llm_c").step_line.search(text.encode())
     steps = check(text).steps()
     assert steps["step_time_s"] == pytest.approx([1.23456])
     assert steps["loss"] == pytest.approx([5.27]) and steps["grad_norm"] == pytest.approx([30.9])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core.units import MIB
-from paceline.engines.modded_nanogpt import LOG_FORMAT
+from paceline.engines import log_format
 from tests.engines.promises import reader_of
 
 
@@ -59,7 +59,7 @@ def test_seconds_with_two_decimals():
         "step:1/100 | loss 10.825800 | train_time:0.90s | step_avg:900.00ms\n"
         "step:2/100 | loss 10.010000 | train_time:1.05s | step_avg:525.00ms\n"
     )
-    assert LOG_FORMAT.step_line.search(text.encode())
+    assert log_format("modded_nanogpt").step_line.search(text.encode())
     log = check(text)
     assert log.steps()["step_time_s"] == pytest.approx([0.9, 0.15])
     assert log.steps()["loss"] == pytest.approx([10.8258, 10.01])
@@ -80,5 +80,5 @@ def test_the_device_and_the_memory_are_kept():
 
 def test_the_programs_text_at_the_top_is_no_step():
     code = 'print0(f"step:{step+1}/{train_steps} train_time:{approx:.0f}ms step_avg:{a:.2f}ms")\n'
-    assert LOG_FORMAT.step_line.search(code.encode()) is None
+    assert log_format("modded_nanogpt").step_line.search(code.encode()) is None
     assert check(code + line(1, 900)).steps().index.tolist() == [1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.units import MIB
-from paceline.engines.nanochat import LOG_FORMAT
+from paceline.engines import log_format
 from tests.engines.promises import parsed, reader_of
 from tests.engines.recent_samples import NANOCHAT_HEAD
 
@@ -35,7 +35,7 @@ def test_a_line_is_read_to_its_figures():
 
 def test_the_line_of_2025_has_a_gradient_norm():
     text = line(7).replace("| lrm:", "| grad norm: 0.1234 | lrm:").replace("bf16_mfu", "mfu")
-    assert LOG_FORMAT.step_line.search(text.encode())
+    assert log_format("nanochat").step_line.search(text.encode())
     steps = check(text).steps()
     assert steps["grad_norm"] == pytest.approx([0.1234]) and steps["mfu"] == pytest.approx([0.471])
 
@@ -45,7 +45,7 @@ def test_a_line_without_a_total_drawn_again_in_place():
         "\rstep 00010 (1.0%) | loss: 5.123456 | lrm: 1.00 | dt: 300ms | tok/sec: 1,747,626 | "
         "mfu: 40.1% | epoch: 1 | remaining: 290s    "
     )
-    assert LOG_FORMAT.step_line.search(text.encode())
+    assert log_format("nanochat").step_line.search(text.encode())
     steps = check(text).steps()
     assert steps["step_time_s"] == pytest.approx([0.3]) and steps["mfu"] == pytest.approx([0.401])
 

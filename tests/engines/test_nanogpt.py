@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.engines.nanogpt import LOG_FORMAT, MFU_REMARK
+from paceline.engines import log_format
 from tests.engines.promises import parsed, reader_of
 from tests.engines.recent_samples import NANOGPT_HEAD
 
@@ -25,7 +25,8 @@ def test_a_line_is_read_to_its_figures():
     assert steps["step_time_s"] == pytest.approx([0.25012])
     assert steps["loss"] == pytest.approx([4.1234]) and steps["mfu"] == pytest.approx([0.1234])
     assert log.resolution_s == pytest.approx(1e-5)
-    assert log.remarks == [MFU_REMARK]
+    (remark,) = log.remarks
+    assert remark.startswith("the log's MFU is a moving average, by default relative to an A100's")
 
 
 def test_an_mfu_that_is_not_known_yet_is_none():
@@ -35,7 +36,7 @@ def test_an_mfu_that_is_not_known_yet_is_none():
 
 def test_the_first_version_had_no_mfu():
     text = "iter 10: loss 4.1234, time 250.12ms\n"
-    assert LOG_FORMAT.step_line.search(text.encode())
+    assert log_format("nanogpt").step_line.search(text.encode())
     assert check(text).steps()["step_time_s"] == pytest.approx([0.25012])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.units import TERA
-from paceline.engines.nanotron import LOG_FORMAT
+from paceline.engines import log_format
 from tests.engines.promises import reader_of
 from tests.engines.recent_samples import NANOTRON_HEAD
 
@@ -56,7 +56,7 @@ def test_full_numbers_of_2023():
         "tokens_per_sec_per_gpu: 1.003E+05 | global_batch_size:  1024 | lm_loss: 1.0832E+01 | "
         "lr: 3.000E-04 | model_tflops_per_gpu: 120.50 | hardware_tflops_per_gpu: 120.50\n"
     )
-    assert LOG_FORMAT.step_line.search(text.encode())
+    assert log_format("nanotron").step_line.search(text.encode())
     log = check(text)
     steps = log.steps()
     assert steps["step_time_s"] == pytest.approx([2.6134])

@@ -8,7 +8,8 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.engines import log_format
-from paceline.engines.log_reading.table_format import FormatTable, read_table, table_format
+from paceline.engines.log_reading.table_format import FormatTable, read_table
+from paceline.engines.log_reading.table_reader import table_format
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
 from tests.engines.promises import check_read

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.verl import LOG_FORMAT, WHOLE_STEP_REMARK, device_count
+from paceline.engines import log_format
 from tests.engines.promises import reader_of
 
 
@@ -41,7 +41,8 @@ def test_a_line_is_read_to_its_figures():
 
 def test_what_a_step_is_is_said_and_the_mfu_of_a_phase_is_not_its_own():
     log = check(line(1))
-    assert log.remarks == [WHOLE_STEP_REMARK]
+    (remark,) = log.remarks
+    assert "includes generation and update" in remark and "MFU of single phases" in remark
     assert not log.steps().known("mfu")
 
 
@@ -70,7 +71,7 @@ def test_the_line_of_2024_has_three_decimals_and_only_timings():
         "step:7 - actor/pg_loss:-0.012 - actor/grad_norm:0.250 - timing_s/gen:16.200 - "
         "timing_s/step:48.500\n"
     )
-    assert LOG_FORMAT.step_line.search(text.encode())
+    assert log_format("verl").step_line.search(text.encode())
     log = check(text)
     assert log.steps()["step_time_s"] == pytest.approx([48.5])
     assert log.steps()["loss"] == pytest.approx([-0.012])
@@ -82,7 +83,7 @@ def test_supervised_tuning_prints_its_own_time():
         "step:7 - train/loss:0.912 - train/grad_norm:1.25 - train/lr(1e-3):0.01 - "
         "train/time(s):1.234 - train/global_tokens:65536 - train/mfu:0.412\n"
     )
-    assert LOG_FORMAT.step_line.search(text.encode())
+    assert log_format("verl").step_line.search(text.encode())
     log = check(text)
     steps = log.steps()
     assert steps["step_time_s"] == pytest.approx([1.234])
@@ -123,4 +124,8 @@ def test_a_bar_beside_it_is_no_step_time():
     ],
 )
 def test_the_whole_number_next_to_the_ratio(of_all: float, of_one: float, count: int | None):
-    assert device_count(of_all, of_one) == count
+    text = (
+        f"step:1 - perf/total_num_tokens:{of_all} - perf/time_per_step:1.0 - "
+        f"perf/throughput:{of_one}\n"
+    )
+    assert check(text).facts.get("num_devices") == count

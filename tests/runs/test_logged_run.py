@@ -26,14 +26,14 @@ ENGINE = '''
 """An engine whose program prints nanoGPT's lines, and may say that it has come to its end."""
 from dataclasses import replace
 from paceline.engines.launch.programs import launch, unknown_settings
-from paceline.engines.nanogpt import LOG_FORMAT
+from paceline.engines import log_format
 
-def read(blocks, log, lines=LOG_FORMAT):
+def read(blocks, log, lines=log_format("nanogpt")):
     blocks = list(blocks)
     lines.read(blocks, log)
     log.end_line = "that is all" if b"that is all" in b"".join(blocks) else None
 
-LOG_FORMAT = replace(LOG_FORMAT, read=read, end_marker="that is all")
+LOG_FORMAT = replace(log_format("nanogpt"), read=read, end_marker="that is all")
 PROGRAM = """{program}"""
 
 def last_step(spec):
@@ -101,7 +101,7 @@ def example_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     folder = tmp_path / "engines"
     folder.mkdir()
     (folder / "example_engine.py").write_text(ENGINE.format(program=PROGRAM))
-    ramping = ENGINE.format(program=RAMPING).replace("engines.nanogpt", "engines.megatron")
+    ramping = ENGINE.format(program=RAMPING).replace('"nanogpt"', '"megatron"')
     (folder / "ramping_engine.py").write_text(ramping)
     monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(folder)])
     yield

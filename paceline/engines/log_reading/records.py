@@ -271,18 +271,18 @@ def store_whole_numbers(
     Numbers may have thousands separators (commas). A later value replaces an earlier one.
     """
     for key, text in statements:
-        if key in names and (number := _setting(text)) is not None:
+        if key in names and (number := whole_setting(text)) is not None:
             log.facts[names[key]] = number
 
 
 def store_total_steps(log: LogContent, totals: Sequence[bytes]) -> None:
     """Store the last of `totals` that is a number above 0, so that all block sizes agree."""
-    numbers_back = map(_setting, reversed(totals))
+    numbers_back = map(whole_setting, reversed(totals))
     if (number := next((n for n in numbers_back if n is not None), None)) is not None:
         log.facts["total_steps"] = number
 
 
-def _setting(text: bytes) -> int | None:
+def whole_setting(text: bytes) -> int | None:
     """Return a setting as a whole number above 0, or None."""
     digits = text.replace(b",", b"")
     if not digits.isdigit() or len(digits) >= 20:

@@ -1,0 +1,519 @@
+"""Reader of logs whose format is declared as a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.steps import FloatColumn, IntColumn
+from paceline.engines.log_reading.log_content import (
+    LARGEST,
+    Fact,
+    LogContent,
+    LogFormat,
+    decimal_step,
+    excerpt,
+    numbers,
+    whole_numbers,
+)
+from paceline.engines.log_reading.records import (
+    LARGEST_SETTING,
+    Records,
+    RunningTotals,
+    nan_if_negative,
+    product,
+    product_of,
+    ratio,
+    significant_step,
+    store_total_steps,
+    watch_end,
+    whole_setting,
+    without_colors,
+)
+from paceline.engines.log_reading.table_format import (
+    FACTORS,
+    MEMORY,
+    PLACEHOLDER,
+    SETTINGS,
+    TEXTS,
+    FormatTable,
+    compile_pattern,
+    is_timed,
+    placeholders,
+)
+
+PRECEDENCE = 7
+"""Tables come after formats with a reader of their own."""
+CLOCK_FACTORS = (1.0, 60.0, 3600.0, 86400.0)
+"""Seconds in the parts of a clock, from the last one."""
+SUFFIXES = dict(zip(b"KMGBTPE", (b"e3", b"e6", b"e9", b"e9", b"e12", b"e15", b"e18"), strict=True))
+COLUMNS = frozenset(
+    {
+        *("step_time_s", "loss", "grad_norm", "tokens", "global_batch", "samples_per_s"),
+        *("tokens_per_s_per_device", "flops_per_s_per_device", "mfu"),
+        *("allocated_bytes", "reserved_bytes"),
+    }
+)
+"""Columns that are stored as they are; the others serve to compute these."""
+PER_RANK = "tokens/s per GPU are those of a data-parallel rank: the log has no World size"
+MAX_DEVICES = 1 << 20
+CLOCKS = ("timestamp", "elapsed_s", "elapsed_ms", "elapsed_min")
+PRINTED_TIMES = ("step_time_s", "step_time_ms", "step_time_us", "forward_ms", "steps_per_s")
+AXES = ("tp", "pp", "cp", "ep")
+MAX_SIZE_DIGITS = 9
+MEAN_RATE_STEP = 0.01
+"""Resolution of a printed mean rate since the start, in tokens/s."""
+SLOWEST = 1e-9
+"""Steps per second below which a printed rate is damage."""
+
+
+def table_format(table: FormatTable) -> LogFormat:
+    """Return the log format that a table declares."""
+    return LogFormat(
+        title=table.title,
+        marks=tuple(mark.encode() for mark in table.mark),
+        step_line=_step_line(table),
+        read=partial(_read, _Reader(table)),
+        example=f"`{table.example}`",
+        numbering=table.numbering,
+        precedence=PRECEDENCE,
+        convention=table.convention,
+        end_marker=table.end_marker if table.always_ends else None,
+        begins=table.mark[0].encode() if table.several_lines else None,
+    )
+
+
+def _step_line(table: FormatTable) -> re.Pattern[bytes]:
+    """Return the pattern that only step lines match: the line, and what makes it timed."""
+    if table.recognition:
+        return compile_pattern(table.recognition, "plain")[0]
+    line = compile_pattern(table.line, "plain")[0]
+    if table.several_lines or not table.timed_fields or is_timed(placeholders(table.line)):
+        return line
+    return _followed_by(line.pattern, table.timed_fields, rb"(?=[^\r\n]{0,2000}?(?:%s))")
+
+
+def _followed_by(start: bytes, fields: Iterable[str], condition: bytes) -> re.Pattern[bytes]:
+    either = b"|".join(compile_pattern(text, "plain")[0].pattern for text in fields)
+    return re.compile(b"(?:" + start + b")" + condition % either, re.MULTILINE)
+
+
+class _Reader:
+    """Compiled patterns of a table."""
+
+    def __init__(self, table: FormatTable) -> None:
+        self.table = table
+        self.marks = [mark.encode() for mark in table.mark]
+        self.line, kinds = compile_pattern(table.line)
+        names = placeholders(table.line)
+        self.line_groups: dict[tuple[str, str], list[int]] = {}
+        for group, key in enumerate(zip(names, kinds, strict=True), start=1):
+            self.line_groups.setdefault(key, []).append(group)
+        self._step_groups = [n for n, name in enumerate(names, start=1) if name == "step"]
+        self.fields = [_field(text) for text in table.fields]
+        self.settings = [_statement(text) for text in table.settings]
+        self.figures = [_statement(text) for text in table.figures]
+        self.flags = {text.encode(): facts for text, facts in table.flags.items()}
+        self.names = {*names, *(name for name, _, _ in self.fields)}
+        header = {"tokens", *(["num_devices"] if "tokens_per_s_per_rank" in self.names else [])}
+        self._headers = [
+            pattern for pattern, names, _ in self.settings if not header.isdisjoint(names)
+        ]
+        """Patterns of settings that apply to the steps after them only."""
+        self.incomplete = _incomplete(table)
+
+    def matches(self, text: bytes) -> list[re.Match[bytes]]:
+        """Return the lines with a step number, which the pattern may make optional."""
+        lines = self.line.finditer(text)
+        if not self._step_groups:
+            return list(lines)
+        return [m for m in lines if any((m[n] or b"").strip(b",") for n in self._step_groups)]
+
+    def parts(self, text: bytes) -> Iterator[bytes]:
+        """Yield a text in parts that start with settings for the steps after them."""
+        starts = sorted({m.start() for pattern in self._headers for m in pattern.finditer(text)})
+        for start, end in zip([0, *starts], [*starts, len(text)], strict=True):
+            yield text[start:end]
+
+
+def _statement(text: str) -> tuple[re.Pattern[bytes], list[str], list[str]]:
+    """Return pattern, names and kinds of a setting or figure."""
+    pattern, kinds = compile_pattern(text)
+    return pattern, placeholders(text), kinds
+
+
+def _field(text: str) -> tuple[str, re.Pattern[bytes], str]:
+    """Return name, pattern and kind of a field; the pattern takes the rest of the record."""
+    pattern, kinds = compile_pattern(text)
+    return placeholders(text)[0], re.compile(b"(?:" + pattern.pattern + rb")[^\n]*"), kinds[0]
+
+
+def _incomplete(table: FormatTable) -> re.Pattern[bytes] | None:
+    """Return the pattern of a last line that lacks its times; None if it is unknown."""
+    if table.timed_fields:
+        start = compile_pattern(table.line, "plain")[0].pattern
+        return _followed_by(start, table.timed_fields, rb"(?!.{0,60000}?(?:%s))")
+    place = next((p for p in PLACEHOLDER.finditer(table.line) if is_timed([p[1]])), None)
+    if place is None or not place.start():
+        return None
+    try:
+        start = compile_pattern(table.line[: place.start()], "plain")[0].pattern
+        return _followed_by(start, [table.line[place.start() :]], rb"(?!%s)")
+    except re.error:  # The time is within a group.
+        return None
+
+
+class _Settings:
+    """Settings of a log, and the facts that follow from them at its end."""
+
+    def __init__(self, reader: _Reader, log: LogContent) -> None:
+        self._reader, self._log = reader, log
+        self._flags: dict[str, Fact] = {}
+        self._values: dict[str, int] = {}
+        """Settings from which facts are computed."""
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of a step over all devices."""
+        return self._values.get("tokens")
+
+    def read(self, text: bytes) -> None:
+        """Read the settings in `text`; a restart repeats them."""
+        for pattern, names, kinds in self._reader.settings:
+            for match in pattern.finditer(text):
+                for name, kind, value in zip(names, kinds, match.groups(), strict=True):
+                    if value:
+                        self._store(name, kind, value)
+        for mark, facts in self._reader.flags.items():
+            if mark in text:
+                self._flags |= facts
+        for pattern, (name, *_), _ in self._reader.figures:
+            for value in numbers(pattern.findall(text)):
+                if 0 < value < LARGEST:
+                    self._log.figures[name] = float(value)
+
+    def _store(self, name: str, kind: str, text: bytes) -> None:
+        log = self._log
+        if name in TEXTS:
+            log.facts[name] = excerpt(text.lower() if name == "dtype" else text)
+            return
+        value = PARSERS.get(kind, numbers)([text]).item()
+        if name in MEMORY:
+            column, factor = MEMORY[name]
+            if value > 0:
+                log.peak(column.removesuffix("_bytes"), value * factor)
+        elif name == "peak_flops":
+            if 0 < value < LARGEST:
+                log.remark(f"the log's MFU is relative to a peak of {value:.4g} FLOP/s")
+        else:
+            is_rounded = kind == "suffix" and 0 < value < LARGEST
+            digits = b"%d" % round(value) if is_rounded else text
+            index = name == "last_device" and digits.isdigit() and len(digits) < MAX_SIZE_DIGITS
+            number = int(digits) + 1 if index else whole_setting(digits)
+            if number is not None:
+                (self._values if name in SETTINGS else log.facts)[name] = number
+
+    def finish(self) -> None:
+        """Store the facts that follow from the settings."""
+        log, values = self._log, self._values
+        if "dp" in values:
+            ranks = product(values["dp"], *(log.facts.get(axis, 1) for axis in AXES))
+            if ranks is not None and ranks < LARGEST_SETTING:
+                log.facts["num_devices"] = ranks
+        elif "last_device" in values:
+            log.facts["num_devices"] = values["last_device"]
+        length, micro = log.facts.get("seq_len"), log.facts.get("micro_batch")
+        for total, name, per in (
+            (values.get("micro_batch_tokens"), "num_devices", product(length, micro)),
+            (values.get("batch_tokens"), "global_batch", length),
+            (values.get("tokens"), "global_batch", length),
+        ):
+            if total and isinstance(per, int) and total % per == 0:
+                log.facts[name] = total // per
+        log.facts.update(self._flags)
+
+
+class _Totals(RunningTotals):
+    """Running totals of a log: a clock, and tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self._first_date: float | None = None
+        self.clock_step_s = 1.0
+        """Resolution of the clock in seconds."""
+
+    def since_first_line(self, dates: FloatColumn) -> FloatColumn:
+        """Return the seconds since the first date of the log."""
+        if (np.mod(dates[np.isfinite(dates)], 1.0) > 0).any():
+            self.clock_step_s = 0.001
+        if self._first_date is None:
+            finite = dates[np.isfinite(dates)]
+            self._first_date = float(finite[0]) if len(finite) else None
+        return dates - (self._first_date or 0.0)
+
+
+def _read(reader: _Reader, blocks: Iterable[bytes], log: LogContent) -> None:
+    """Read the steps of a log by a table."""
+    table = reader.table
+    if table.steps_per_line:
+        log.facts["log_interval"] = table.steps_per_line
+    end = table.end_marker.encode() if table.end_marker else None
+    settings, totals, example = _Settings(reader, log), _Totals(), b""
+    count = 0
+    for block in watch_end(blocks, log, end, reader.incomplete):
+        text = without_colors(block).replace(b"\r", b"\n")
+        for part in reader.parts(text):
+            settings.read(part)
+            if matches := reader.matches(part):
+                count += _add_steps(reader, part, matches, log, totals, settings, count)
+        if not count and not example:
+            example = _line_with_mark(text, reader.marks)
+    settings.finish()
+    clock_times = not reader.names.isdisjoint(CLOCKS) and reader.names.isdisjoint(PRINTED_TIMES)
+    if count and clock_times:
+        log.resolution_s = totals.clock_step_s / totals.distance
+    if count and "tokens_per_s_per_device" in reader.names:
+        _count_devices(log, clock_times)
+    if not count:
+        log.refusal = f"no line matches the pattern of {table.title}; " + (
+            f"the first line with the mark is: {excerpt(example)}"
+            if example
+            else f"no line has its mark {' or '.join(map(repr, table.mark))} either"
+        )
+
+
+def _line_with_mark(text: bytes, marks: Iterable[bytes]) -> bytes:
+    """Return the first line with a mark, empty without one."""
+    at = min((at for at in map(text.find, marks) if at >= 0), default=-1)
+    return text[text.rfind(b"\n", 0, at) + 1 :].partition(b"\n")[0] if at >= 0 else b""
+
+
+def _add_steps(
+    reader: _Reader,
+    text: bytes,
+    matches: list[re.Match[bytes]],
+    log: LogContent,
+    totals: _Totals,
+    settings: _Settings,
+    count: int,
+) -> int:
+    """Add the steps that start at `matches`, after `count` earlier ones; return their number."""
+    table = reader.table
+    printed = {
+        key: [next((value for n in groups if (value := match[n])), b"") for match in matches]
+        for key, groups in reader.line_groups.items()
+    }
+    ends = _record_ends(text, matches, reader.marks[0] if table.several_lines else None)
+    rests = [
+        text[match.end() : end].replace(b"\n", b" ")
+        for match, end in zip(matches, ends, strict=True)
+    ]
+    records = Records(rests)
+    for name, pattern, kind in reader.fields:
+        if (texts := records.texts(pattern)) is not None:
+            earlier = printed.get((name, kind))
+            pairs = zip(earlier or texts, texts, strict=True)
+            printed[name, kind] = [first or second for first, second in pairs]
+    index = np.arange(count + 1, count + 1 + len(matches), dtype=np.int64)
+    columns: dict[str, FloatColumn] = {}
+    for (name, kind), texts in printed.items():
+        if name == "step":
+            index = whole_numbers([text.replace(b",", b"") for text in texts])
+        elif name == "total_steps":
+            store_total_steps(log, texts)
+        else:
+            column, factor = FACTORS[name]
+            values = PARSERS.get(kind, numbers)(texts)
+            values = values * factor if factor >= 1 else values / round(1 / factor)
+            earlier = columns.get(column, values)
+            columns[column] = np.where(np.isnan(earlier), values, earlier)
+            if last := next(filter(None, reversed(texts)), b""):
+                digit = _digit(kind, last, table.digits) * factor
+                if column == "step_time_s":
+                    log.resolution_s = digit
+                elif column == "elapsed_s":
+                    totals.clock_step_s = digit
+                elif column == "steps_per_s":
+                    rate = PARSERS.get(kind, numbers)([last]).item()
+                    log.resolution_s = digit / rate**2 if SLOWEST < rate < LARGEST else 0.0
+    # A row without any value is the head of a validation, or of a record without figures.
+    has_value = [~np.isnan(values) for values in columns.values()]
+    rows = np.any([np.zeros(len(index), dtype=np.bool_), *has_value], axis=0)
+    index, columns = index[rows], {name: values[rows] for name, values in columns.items()}
+    names = {name for (name, _), texts in printed.items() if any(texts)}
+    for name in table.notes.keys() & names:
+        log.remark(table.notes[name])
+    if len(index):
+        new = _complete(columns, index, totals, log, settings.tokens)
+        new_columns = {name: values[new] for name, values in columns.items() if name in COLUMNS}
+        log.add_steps(index[new], **new_columns)
+    return len(matches)
+
+
+def _record_ends(text: bytes, matches: list[re.Match[bytes]], mark: bytes | None) -> list[int]:
+    """Return where the record of each step ends: at the next one, or before that with its line.
+
+    A record over several lines ends before the line of the next `mark`, where blocks are split.
+    """
+    ends: list[int] = []
+    next_starts = [*(match.start() for match in matches[1:]), len(text)]
+    for match, next_start in zip(matches, next_starts, strict=True):
+        if mark is None:
+            end = text.find(b"\n", match.end(), next_start)
+        elif (at := text.find(mark, match.end())) >= 0:
+            end = max(match.end(), text.rfind(b"\n", 0, at) + 1)
+        else:
+            end = len(text)
+        ends.append(next_start if end < 0 else end)
+    return ends
+
+
+def _complete(
+    columns: dict[str, FloatColumn],
+    index: IntColumn,
+    totals: _Totals,
+    log: LogContent,
+    tokens: int | None,
+) -> npt.NDArray[np.bool_]:
+    """Compute step times and tokens from the other columns; return the rows with a new step.
+
+    The printed time of a step comes first, then its rates, then a running clock, then the dates
+    of the lines. `tokens` are those of each step as a setting.
+    """
+    nothing = np.full(len(index), np.nan)
+    clock, token_totals = (columns.get(name, nothing) for name in ("elapsed_s", "total_tokens"))
+    if "timestamp" in columns:
+        clock = totals.since_first_line(columns["timestamp"])
+    if "mean_tokens_per_s" in columns:
+        fine = ratio(token_totals, columns["mean_tokens_per_s"])
+        clock = np.where(np.isnan(fine), clock, fine)
+        timed = np.flatnonzero(np.isfinite(clock))
+        if len(timed) and np.isfinite(fine[timed[-1]]):
+            rate = columns["mean_tokens_per_s"][timed[-1]]
+            totals.clock_step_s = MEAN_RATE_STEP * float(fine[timed[-1]] / rate)
+    new, (per_step, new_tokens) = totals.rates(index, np.stack([clock, token_totals]))
+    if "step_time_s" not in columns:
+        parts = [columns[name] for name in ("forward", "backward", "optimizer") if name in columns]
+        if parts:
+            columns["step_time_s"] = np.sum(parts, axis=0)
+        elif "steps_per_s" in columns:
+            columns["step_time_s"] = ratio(np.ones(len(index)), columns["steps_per_s"])
+    if "tokens" not in columns and "total_tokens" in columns:
+        columns["tokens"] = _spread(new_tokens, new)
+    total_rate = columns.get("tokens_per_s")
+    if total_rate is not None and "tokens" in columns:
+        times = columns.get("step_time_s", nothing)
+        by_rate = ratio(columns["tokens"], total_rate)
+        columns["step_time_s"] = np.where(np.isnan(times), by_rate, times)
+    if "step_time_s" not in columns and not np.isnan(clock).all():
+        columns["step_time_s"] = _spread(per_step, new)
+    times = columns.get("step_time_s")
+    if "tokens" not in columns and tokens:
+        columns["tokens"] = np.full(len(index), float(tokens))
+    if total_rate is not None and times is not None and "tokens" not in columns:
+        columns["tokens"] = product_of(total_rate, times)
+    if "samples_per_s" in columns and times is not None and "global_batch" not in columns:
+        batches = product_of(columns["samples_per_s"], times)
+        whole = np.round(batches)
+        columns["global_batch"] = np.where(
+            (whole > 0) & (np.abs(batches - whole) < 0.005 * whole), whole, np.nan
+        )
+    if "mfu" in columns:
+        columns["mfu"] = nan_if_negative(columns["mfu"])
+    devices, per_device = log.facts.get("num_devices"), "tokens_per_s_per_device"
+    if isinstance(devices, int) and total_rate is not None and per_device not in columns:
+        columns[per_device] = total_rate / devices
+    elif not isinstance(devices, int) and "tokens_per_s_per_rank" in columns:
+        columns[per_device] = columns["tokens_per_s_per_rank"]
+        log.remark(PER_RANK)
+    return new
+
+
+def _count_devices(log: LogContent, clock_times: bool) -> None:
+    """Store the number of devices that tokens, times and the rate per device imply.
+
+    The rate has more digits than a clock of seconds, so it then gives the step times.
+    """
+    tokens, one = log.column("tokens"), log.column("tokens_per_s_per_device").astype(np.float64)
+    quotients = ratio(ratio(tokens, log.column("step_time_s")), one)
+    finite = quotients[np.isfinite(quotients)]
+    if len(finite) and "num_devices" not in log.facts:
+        quotient = float(np.median(finite))
+        devices = round(quotient)
+        if abs(quotient - devices) <= min(0.3, max(0.1, 0.03 * quotient)):
+            log.facts.update({"num_devices": devices} if 1 <= devices <= MAX_DEVICES else {})
+    count = log.facts.get("num_devices")
+    if clock_times and len(finite) and isinstance(count, int):
+        log.set_column("step_time_s", [ratio(tokens, one * count)])
+
+
+def _spread(values: FloatColumn, new: npt.NDArray[np.bool_]) -> FloatColumn:
+    """Return values of the new rows as a column of all rows."""
+    column = np.full(len(new), np.nan)
+    column[new] = values
+    return column
+
+
+def _digit(kind: str, text: bytes, digits: int | None) -> float:
+    """Return the resolution of a printed value, which may have `digits` significant digits only."""
+    if kind == "clock":
+        return 1.0
+    value = PARSERS.get(kind, numbers)([text]).item()
+    mantissa = text.replace(b",", b"").rstrip(bytes(SUFFIXES))
+    if digits and len(mantissa.replace(b".", b"")) <= digits:
+        return significant_step(value, digits)
+    scale = float(b"1" + SUFFIXES[text[-1]]) if text[-1] in SUFFIXES else 1.0
+    return decimal_step(mantissa) * scale
+
+
+def _numbers_with_suffix(texts: list[bytes]) -> FloatColumn:
+    """Return numbers with a suffix K, M, B (or G), T, P or E."""
+    return numbers(
+        [
+            text[:-1] + SUFFIXES[text[-1]] if text and text[-1] in SUFFIXES else text
+            for text in texts
+        ]
+    )
+
+
+def _clocks(texts: list[bytes]) -> FloatColumn:
+    """Return the seconds of clocks such as 01:02:03 and `1 day, 2:03:04`."""
+    return np.array([_clock(text) for text in texts])
+
+
+def _clock(text: bytes) -> float:
+    if not text:
+        return float("nan")
+    days, _, time = text.rpartition(b", ")
+    parts = [*reversed(time.split(b":")), *([b"0"] if time.count(b":") < 2 else [])]
+    parts += [days.split()[0]] if days else []
+    return sum(int(part) * factor for part, factor in zip(parts, CLOCK_FACTORS, strict=False))
+
+
+def _dates(texts: list[bytes]) -> FloatColumn:
+    """Return dates as seconds since 1970 in the time zone of the log."""
+    return np.array([_date(text) for text in texts])
+
+
+def _date(text: bytes) -> float:
+    digits = text.replace(b"/", b"-").replace(b",", b".").replace(b" ", b"T").decode()
+    try:
+        return float(np.datetime64(digits[:23], "ms").astype(np.int64)) / 1e3
+    except ValueError:
+        return float("nan")
+
+
+def _counts(texts: list[bytes]) -> FloatColumn:
+    return numbers([text.replace(b",", b"") for text in texts])
+
+
+PARSERS: Mapping[str, Callable[[list[bytes]], FloatColumn]] = {
+    "suffix": _numbers_with_suffix,
+    "clock": _clocks,
+    "date": _dates,
+    "count": _counts,
+}
