@@ -27,7 +27,6 @@ from paceline.engines import (
     engine,
     engine_names,
     engine_requirements,
-    log_formats,
 )
 from paceline.engines.launch import environments
 from paceline.report.document import Column
@@ -60,9 +59,6 @@ def engines(
             "--features", help="List the features that engines do not support, with the reason."
         ),
     ] = False,
-    formats: Annotated[
-        bool, typer.Option("--log-formats", help="List the log formats that `parse` recognizes.")
-    ] = False,
     where: WhereOption = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -83,13 +79,10 @@ def engines(
       paceline recipes engines remove deepspeed_chat
     """
     form = TableFormat.json if as_json else form
-    lists = [name for name, on in (("--features", features), ("--log-formats", formats)) if on]
-    if lists and (action is not None or len(lists) > 1):
-        other = f"engines {action}" if action else lists[1]
-        raise UserError(lists[0], f"cannot be combined with {other}", remedy="leave one out")
-    if formats:
-        emit_table(select_rows(_format_rows(), where), _FORMAT_COLUMNS, form)
-        return
+    if features and action is not None:
+        raise UserError(
+            "--features", f"cannot be combined with engines {action}", remedy="leave one out"
+        )
     if features:
         rows = [row for each in engine_names() for row in _feature_rows(each)]
         emit_table(select_rows(rows, where), _FEATURE_COLUMNS, form)
@@ -155,20 +148,6 @@ def _feature_rows(name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _format_rows() -> list[dict[str, Any]]:
-    """Return a row for each log format, in the order in which they are tried."""
-    return [
-        {
-            "engine": name,
-            "framework": kind.title,
-            "step_line": kind.example.replace("`", ""),
-            "step_number": kind.numbering,
-            "convention": kind.convention or "-",
-        }
-        for name, kind in log_formats().items()
-    ]
-
-
 def _missing_modules(engine_needs: EngineRequirements) -> list[str]:
     return environments.absent_modules(Path(environments.own_interpreter()), engine_needs.imports)
 
@@ -215,13 +194,6 @@ def _installable() -> str:
     )
 
 
-_FORMAT_COLUMNS = [
-    Column("engine", "engine"),
-    Column("framework", "framework"),
-    Column("step_line", "a step line looks like"),
-    Column("step_number", "step number"),
-    Column("convention", "printed FLOP/s count"),
-]
 _FEATURE_COLUMNS = [
     Column("engine", "engine"),
     Column("started_by", "started by"),

@@ -39,6 +39,9 @@ from paceline.report.logs import (
     step_rows,
 )
 
+MAX_WARNINGS = 3
+"""Warnings that are printed without --verbose."""
+
 
 def parse(
     paths: Annotated[
@@ -60,6 +63,10 @@ def parse(
             rich_help_panel=Panel.criteria,
         ),
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Print every warning.", rich_help_panel=Panel.output),
+    ] = False,
     where: WhereOption = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -69,7 +76,7 @@ def parse(
     """Read training logs and report how fast the runs were.
 
     The log format is detected: NeMo, Megatron, DeepSpeed, torchtitan, Hugging Face Trainer,
-    MaxText, MLPerf and more (`paceline recipes engines --log-formats`). What a log does not
+    MaxText, MLPerf and more (`paceline formats`). What a log does not
     state can be added with options; nothing is guessed.
 
     Examples:
@@ -94,7 +101,7 @@ def parse(
         documents = _emit_steps(_matching_logs(parsings, where), form, single)
     else:
         documents = list(map(attrgetter("document"), parsings))
-        _emit(documents, form, single, where)
+        _emit(documents, form, single, where, None if verbose else MAX_WARNINGS)
     if not documents:
         echo(f"note: {', '.join(map(str, paths))}: contains no file", err=True)
     if single and any(d.status == "unreadable" for d in documents):
@@ -119,13 +126,19 @@ def _matching_logs(parsings: Iterator[Parsing], where: list[str] | None) -> Iter
     return (p for p in parsings if select_rows([log_row(p.document)], where, (), "accept"))
 
 
-def _emit(documents: list[ParsedLog], form: TableFormat, single: bool, where: WhereOption) -> None:
+def _emit(
+    documents: list[ParsedLog],
+    form: TableFormat,
+    single: bool,
+    where: WhereOption,
+    max_warnings: int | None,
+) -> None:
     if single and form is TableFormat.json and not where:
         emit_json(documents[0].model_dump(mode="json"))
         return
     rows = [log_row(document) for document in documents]
     if single and form is TableFormat.text and not where:
-        echo("\n".join(log_lines(documents[0])))
+        echo("\n".join(log_lines(documents[0], max_warnings)))
         return
     matching_rows = select_rows(rows, where, list(log_row(None)), "tell")
     matching_documents = [

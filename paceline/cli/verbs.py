@@ -48,6 +48,8 @@ LARGEST_NUMBER = 1e100
 """Maximum value of an option; larger than any quantity, and its square is finite."""
 COMMAND = "command"
 """Name of the argument for a program after `--`."""
+TABLE_FORMS = frozenset({"text", "csv", "json", "md"})
+"""Values of `--format`; on a verb that reads logs, another value can be a log format."""
 NAMES = frozenset({"tag", "group"})
 """Options whose values become file names."""
 
@@ -63,6 +65,8 @@ class VerbCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args, command = _before_command(args) if self._takes_command() else (args, ())
+        if any("--log-format" in param.opts for param in cast(list[Any], self.params)):
+            args = _with_log_format(args)
         words = tuple(args)
         if HELP_ALL in args:
             args = ["--help"]
@@ -155,6 +159,21 @@ def _placeholder(param: TyperOption | TyperArgument) -> str | None:
         return "NUMBER"
     name = max(param.opts, key=len).lstrip("-").upper()
     return "PATH" if kind is Path else name
+
+
+def _with_log_format(words: list[str]) -> list[str]:
+    """Return the words with `--log-format` for a `--format` that names a log format."""
+    if "--format" not in words[:-1]:
+        return words
+    at = words.index("--format")
+    if (value := words[at + 1]) in TABLE_FORMS or value[:1] == "-":
+        return words
+    if PurePath(value).suffix not in (".yaml", ".yml"):
+        from paceline.engines import log_formats  # Here alone: it imports every reader.
+
+        if value.lower().replace("-", "_") not in log_formats():
+            return words
+    return [*words[:at], "--log-format", *words[at + 1 :]]
 
 
 def _before_command(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -313,6 +332,8 @@ recipes
     List the hardware that Paceline knows, with the source of every figure.
   engines = engines:engines
     List the training frameworks that `run` can start, and install their environments.
+  formats = formats:formats
+    List the log formats that `parse` recognizes, explain one, or try one on a file.
   stage = stage:stage
     Fetch and verify what a recipe needs: models, data, code and containers.
 estimate
@@ -390,6 +411,8 @@ class VerbGroup(TyperGroup):
         return names if ctx.parent else sorted(names, key=order.index)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        if ctx.parent is None and args[0] in SHORT_FORMS:
+            args = [SHORT_FORMS[args[0]], *args]
         if not ctx.resilient_parsing and args[0] not in self.commands and args[0][:1] != "-":
             from paceline.cli.wrong_option import unknown_command
 
@@ -404,6 +427,8 @@ class VerbGroup(TyperGroup):
         return name, command, remaining_words
 
 
+SHORT_FORMS = {"formats": "recipes"}
+"""Groups of verbs that are also accepted at the top."""
 FAMILIES = {
     verb.name: verb
     for verbs in VERBS.values()

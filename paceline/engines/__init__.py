@@ -22,6 +22,7 @@ from paceline.core.run import RunSpec
 from paceline.engines.log_reading.generic import column_choice, generic_format
 from paceline.engines.log_reading.log_content import LogFormat
 from paceline.engines.log_reading.table_format import (
+    FormatTable,
     is_table_path,
     read_table,
     shipped_tables,
@@ -173,12 +174,31 @@ def log_format(name: str) -> LogFormat:
 
 @cache
 def table_formats() -> dict[str, LogFormat]:
-    """Return the log formats that are declared as tables: shipped ones, then the user's."""
+    """Return the log formats that are declared as tables."""
+    return {name: table_format(table) for name, table in format_tables().items()}
+
+
+@cache
+def format_tables() -> dict[str, FormatTable]:
+    """Return the tables of log formats: shipped ones, then plug-ins', then the user's."""
+    values = plugins(LOG_FORMATS, _problem_of_log_format)
     tables = shipped_tables()
+    tables |= {
+        name: FormatTable.model_validate(value)
+        for name, value in values.items()
+        if not isinstance(value, LogFormat)
+    }
     folder = user_tables_folder()
     if folder.is_dir():
         tables |= {_name_of(path): read_table(path) for path in sorted(folder.glob("*.yaml"))}
-    return {name: table_format(table) for name, table in tables.items()}
+    return tables
+
+
+def format_table(name: str) -> FormatTable | None:
+    """Return the table of a log format by name or path; None if it is not declared as a table."""
+    if is_table_path(name):
+        return read_table(Path(name))
+    return format_tables().get(name.lower().replace("-", "_"))
 
 
 def _name_of(path: Path) -> str:
@@ -212,14 +232,22 @@ def _module(name: str) -> ModuleType:
 def _plugins() -> dict[str, Any]:
     """Return the modules of plug-ins by name; a log format is wrapped like a module with one."""
     formats = plugins(LOG_FORMATS, _problem_of_log_format)
-    format_modules = {name: SimpleNamespace(LOG_FORMAT=each) for name, each in formats.items()}
+    format_modules = {
+        name: SimpleNamespace(LOG_FORMAT=each)
+        for name, each in formats.items()
+        if isinstance(each, LogFormat)
+    }
     return {**format_modules, **plugins(ENGINES, _problem_of_engine)}
 
 
 def _problem_of_log_format(name: str, value: Any) -> str | None:
     if name in _shipped_names(tuple(__path__)):
         return "Paceline has a framework of this name"
-    return None if isinstance(value, LogFormat) else "it is not a LogFormat"
+    if isinstance(value, Mapping):
+        FormatTable.model_validate(value)
+    elif not isinstance(value, LogFormat):
+        return "it is neither a LogFormat nor a dict of a log format's table"
+    return None
 
 
 def _problem_of_engine(name: str, value: Any) -> str | None:

@@ -62,7 +62,7 @@ def log_row(log: ParsedLog | None) -> dict[str, Any]:
     }
 
 
-def log_lines(log: ParsedLog) -> Iterator[str]:
+def log_lines(log: ParsedLog, max_warnings: int | None = None) -> Iterator[str]:
     """Yield the terminal lines of one log, without control characters."""
     yield one_line(" · ".join([log.file, *_setup(log.settings, log.window)]))
     if log.status != "ok":
@@ -72,8 +72,10 @@ def log_lines(log: ParsedLog) -> Iterator[str]:
     yield from (f"  {line}" for line in _figures(log))
     for finding in log.disagreements:
         yield f"  ! {disagreement_text(finding)}"
-    for warning in log.warnings:
+    for warning in log.warnings[:max_warnings]:
         yield one_line(f"  warning: {warning}")
+    if more := len(log.warnings[max_warnings:]) if max_warnings else 0:
+        yield f"  {pluralize(more, 'more warning')}: --verbose"
 
 
 def disagreement_text(finding: Disagreement) -> str:

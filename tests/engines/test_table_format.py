@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline import engines
 from paceline.core.errors import UserError
 from paceline.engines import log_format
 from paceline.engines.log_reading.table_format import FormatTable, read_table
@@ -29,6 +30,11 @@ LOG = "world of 8 ranks\n" + "".join(
 )
 
 
+def forget_formats() -> None:
+    engines.format_tables.cache_clear()
+    engines.table_formats.cache_clear()
+
+
 def write(folder: Path, name: str, text: str) -> Path:
     path = folder / name
     path.write_text(text)
@@ -49,19 +55,17 @@ def test_a_file_of_ten_lines_reads_a_log_of_its_own(tmp_path: Path):
 def test_a_file_in_the_users_folder_is_known_by_its_name_and_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from paceline import engines
-
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     folder = tmp_path / "paceline" / "log_formats"
     folder.mkdir(parents=True)
     write(folder, "mine.yaml", TABLE)
-    engines.table_formats.cache_clear()
+    forget_formats()
     try:
         document = parse_log(write(tmp_path, "a.log", LOG), UserSettings()).document
         assert document.engine == "mine" and document.status == "ok"
         assert log_format("mine").title == "My trainer"
     finally:
-        engines.table_formats.cache_clear()
+        forget_formats()
 
 
 def test_a_log_without_its_lines_shows_the_first_line_with_the_mark(tmp_path: Path):
@@ -131,18 +135,16 @@ def test_thousands_in_step_numbers_and_lines_without_one():
 def test_a_users_format_may_not_have_the_name_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from paceline import engines
-
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     folder = tmp_path / "paceline" / "log_formats"
     folder.mkdir(parents=True)
     write(folder, "My-Trainer.yaml", TABLE)
-    engines.table_formats.cache_clear()
+    forget_formats()
     try:
         assert log_format("my-trainer").title == "My trainer"
         write(folder, "megatron.yaml", TABLE)
-        engines.table_formats.cache_clear()
+        forget_formats()
         with pytest.raises(UserError, match="has the name of another log format"):
             engines.log_formats()
     finally:
-        engines.table_formats.cache_clear()
+        forget_formats()

@@ -19,6 +19,7 @@ name = "toy-paceline"
 version = "1.0"
 [project.entry-points."paceline.log_formats"]
 toylog = "toy_paceline:LOG_FORMAT"
+toytable = "toy_paceline:TABLE"
 [project.entry-points."paceline.engines"]
 toyengine = "toy_paceline.engine"
 [project.entry-points."paceline.devices"]
@@ -54,6 +55,11 @@ LOG_FORMAT = LogFormat(
     title="Toy trainer", marks=(b"toystep ",), step_line=STEP, read=read,
     example="`toystep 3 took 1.5s`", numbering="from 1",
 )
+TABLE = {
+    "title": "Toy table", "mark": "toyloop ", "line": "toyloop {step}: {step_time_ms} ms",
+    "example": "toyloop 3: 1500 ms",
+}
+BROKEN_TABLE = {**TABLE, "line": "toyloop {steps}"}
 DEVICES = [{
     "name": "ToyChip-9", "vendor": "Toy", "family": "ToyChip", "memory_bytes": 96e9,
     "memory_bytes_per_s": 4e12, "memory_source": "toy data sheet", "power_w": 500,
@@ -114,7 +120,17 @@ def test_a_log_format_of_a_plug_in_is_detected(working: dict[str, str], tmp_path
 
     assert '"toylog"' in json.dumps(document)
     assert "1.50" in run(working, "parse", log).stdout
-    assert "Toy trainer" in run(working, "recipes", "engines", "--log-formats").stdout
+    assert "Toy trainer" in run(working, "formats").stdout
+
+
+def test_a_table_of_a_plug_in_is_a_log_format(working: dict[str, str], tmp_path: Path) -> None:
+    log = tmp_path / "toy.log"
+    log.write_text("".join(f"toyloop {step}: 150{step % 3} ms\n" for step in range(1, 40)))
+
+    document = json.loads(run(working, "parse", log, "--json").stdout)
+
+    assert document["engine"] == "toytable" and document["n_steps"] == 39
+    assert "Toy table" in run(working, "formats", "toytable").stdout
 
 
 def test_an_engine_of_a_plug_in_is_listed(working: dict[str, str]) -> None:

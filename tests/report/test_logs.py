@@ -109,3 +109,13 @@ def test_a_share_is_told_in_per_cent():
         figure="mfu", printed=0.40, computed=0.41, unit="fraction", ratio=0.9756, cause="rounding"
     )
     assert "prints 40.00%, but its step times give 41.00% (" in disagreement_text(finding)
+
+
+def test_three_warnings_are_shown_and_the_number_of_the_others(document):
+    many = document.model_copy(update={"warnings": tuple(f"warning {n}" for n in range(5))})
+    assert sum("warning: " in line for line in log_lines(many)) == 5
+    lines = list(log_lines(many, max_warnings=3))
+    assert sum("warning: " in line for line in lines) == 3
+    assert lines[-1] == "  2 more warnings: --verbose"
+    few = document.model_copy(update={"warnings": ("one",)})
+    assert list(log_lines(few, max_warnings=3)) == list(log_lines(few))

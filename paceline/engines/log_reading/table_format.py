@@ -72,10 +72,12 @@ SETTINGS = {
     "micro_batch_tokens": "tokens of a micro-batch over all devices",
     "last_device": "index of the last device of the only node, from 0",
     "dp": "data-parallel size; with it, all axes multiply to the number of devices",
+    "part": "name of a part of a step, before its `part_mfu`",
+    "part_mfu": "MFU of a part of a step, which is a mistake above 1",
     "peak_flops": "FLOP/s per device that the printed MFU is relative to",
 }
 """Settings in addition to FACT_NAMES and MEMORY, from which facts are computed."""
-TEXTS = ("dtype", "device", "model", "framework_version")
+TEXTS = ("dtype", "device", "model", "framework_version", "part")
 """Settings that are text; all others are whole numbers."""
 _NUMBER = rb"-?(?:nan|NaN|inf|Infinity)|[-+0-9.eE]{1,24}"
 KINDS: dict[str, bytes] = {

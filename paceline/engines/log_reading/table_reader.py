@@ -167,12 +167,31 @@ def _incomplete(table: FormatTable) -> re.Pattern[bytes] | None:
         return None
 
 
+def mismatch(table: FormatTable, line: bytes) -> tuple[int, str] | None:
+    """Return how much of a line a table matches, and what it lacks; None if it matches."""
+    if _step_line(table).search(line):
+        return None
+    if match := compile_pattern(table.line)[0].search(line):
+        fields = " or ".join(map(repr, table.timed_fields))
+        return len(match[0]), f"there is no {fields}" if fields else "more is expected"
+    ends = [place.end() for place in PLACEHOLDER.finditer(table.line)]
+    for end in reversed(ends[:-1]):
+        try:
+            part = compile_pattern(table.line[:end])[0].search(line)
+        except re.error:  # The placeholder is within a group.
+            continue
+        if part:
+            return len(part[0]), f"only {excerpt(part[0])!r} matches, not {table.line[end:]!r} next"
+    return 0, f"nothing matches {table.line!r}"
+
+
 class _Settings:
     """Settings of a log, and the facts that follow from them at its end."""
 
     def __init__(self, reader: _Reader, log: LogContent) -> None:
         self._reader, self._log = reader, log
         self._flags: dict[str, Fact] = {}
+        self._peak_flops, self._part, self._part_mfu = 0.0, "", (0.0, "")
         self._values: dict[str, int] = {}
         """Settings from which facts are computed."""
 
@@ -198,6 +217,9 @@ class _Settings:
 
     def _store(self, name: str, kind: str, text: bytes) -> None:
         log = self._log
+        if name == "part":
+            self._part = excerpt(text)
+            return
         if name in TEXTS:
             log.facts[name] = excerpt(text.lower() if name == "dtype" else text)
             return
@@ -206,9 +228,10 @@ class _Settings:
             column, factor = MEMORY[name]
             if value > 0:
                 log.peak(column.removesuffix("_bytes"), value * factor)
+        elif name == "part_mfu":
+            self._part_mfu = max(self._part_mfu, (value if value < 1e9 else 0.0, self._part))
         elif name == "peak_flops":
-            if 0 < value < LARGEST:
-                log.remark(f"the log's MFU is relative to a peak of {value:.4g} FLOP/s")
+            self._peak_flops = value if 0 < value < LARGEST else self._peak_flops
         else:
             is_rounded = kind == "suffix" and 0 < value < LARGEST
             digits = b"%d" % round(value) if is_rounded else text
@@ -235,6 +258,14 @@ class _Settings:
             if total and isinstance(per, int) and total % per == 0:
                 log.facts[name] = total // per
         log.facts.update(self._flags)
+        mfu, part = self._part_mfu
+        if mfu > 1:
+            log.remark(
+                f"the log prints an MFU of {mfu:.1%} for {part}, more than a device can reach: its "
+                "FLOPs or its peak are wrong"
+            )
+        if self._peak_flops:
+            log.remark(f"the log's MFU is relative to a peak of {self._peak_flops:.4g} FLOP/s")
 
 
 class _Totals(RunningTotals):
@@ -319,7 +350,7 @@ def _add_steps(
             pairs = zip(earlier or texts, texts, strict=True)
             printed[name, kind] = [first or second for first, second in pairs]
     index = np.arange(count + 1, count + 1 + len(matches), dtype=np.int64)
-    columns: dict[str, FloatColumn] = {}
+    columns, last_rows = dict[str, FloatColumn](), dict[str, int]()
     for (name, kind), texts in printed.items():
         if name == "step":
             index = whole_numbers([text.replace(b",", b"") for text in texts])
@@ -331,7 +362,9 @@ def _add_steps(
             values = values * factor if factor >= 1 else values / round(1 / factor)
             earlier = columns.get(column, values)
             columns[column] = np.where(np.isnan(earlier), values, earlier)
-            if last := next(filter(None, reversed(texts)), b""):
+            row = max((n for n, text in enumerate(texts) if text), default=-1)
+            if row >= last_rows.get(column, 0):
+                last_rows[column], last = row, texts[row]
                 digit = _digit(kind, last, table.digits) * factor
                 if column == "step_time_s":
                     log.resolution_s = digit
@@ -391,10 +424,10 @@ def _complete(
     if "mean_tokens_per_s" in columns:
         fine = ratio(token_totals, columns["mean_tokens_per_s"])
         clock = np.where(np.isnan(fine), clock, fine)
-        timed = np.flatnonzero(np.isfinite(clock))
-        if len(timed) and np.isfinite(fine[timed[-1]]):
-            rate = columns["mean_tokens_per_s"][timed[-1]]
-            totals.clock_step_s = MEAN_RATE_STEP * float(fine[timed[-1]] / rate)
+        clock_rows = np.flatnonzero(np.isfinite(clock))
+        if len(clock_rows) and np.isfinite(fine[last := clock_rows[-1]]):
+            rate = columns["mean_tokens_per_s"][last]
+            totals.clock_step_s = MEAN_RATE_STEP * float(fine[last] / rate)
     new, (per_step, new_tokens) = totals.rates(index, np.stack([clock, token_totals]))
     if "step_time_s" not in columns:
         parts = [columns[name] for name in ("forward", "backward", "optimizer") if name in columns]

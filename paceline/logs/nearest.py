@@ -1,0 +1,49 @@
+"""Reason why no known log format reads a log: the format whose lines are most similar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from paceline.core.units import pluralize
+from paceline.engines import format_tables, log_formats
+from paceline.engines.log_reading.log_content import LogFormat, excerpt
+from paceline.engines.log_reading.records import without_colors
+from paceline.engines.log_reading.table_reader import mismatch
+
+MAX_EXCERPT = 100
+MAX_BLOCKS = 4
+"""Blocks in which marks are searched."""
+
+
+def nearest_format(blocks: Iterable[bytes]) -> str:
+    """Return the number of lines and formats, and the nearest format with its first mismatch."""
+    text = b"".join(islice(blocks, MAX_BLOCKS)).replace(b"\r", b"\n")
+    lines = [line for line in without_colors(text).split(b"\n") if line.strip()]
+    formats = log_formats()
+    scope = f"{pluralize(len(lines), 'line')} compared with {len(formats)} log formats"
+    hits = {name: hit for name, kind in formats.items() if (hit := _first_hit(lines, kind))}
+    if not hits:
+        return f"{scope}: no line has the mark of one"
+    tables = format_tables()
+    reasons = {
+        name: mismatch(tables[name], lines[number]) if name in tables else None
+        for name, (_, number) in hits.items()
+    }
+    lengths = {name: (why[0] if why else 0, hits[name][0]) for name, why in reasons.items()}
+    name = max(lengths, key=lambda name: lengths[name])
+    kind, why = formats[name], reasons[name]
+    return (
+        f"{scope}; nearest: {kind.title} (--log-format {name}), but in the line "
+        f"'{excerpt(lines[hits[name][1]])[:MAX_EXCERPT]}' "
+        f"{why[1] if why else f'nothing more is as in {kind.example}'}"
+    )
+
+
+def _first_hit(lines: list[bytes], kind: LogFormat) -> tuple[int, int] | None:
+    """Return the length of the longest mark in the log, and the first line that has it."""
+    for mark in sorted(kind.marks, key=len, reverse=True):
+        numbers = [n for n, line in enumerate(lines) if mark in line]
+        if numbers:
+            return len(mark), numbers[0]
+    return None

@@ -1,0 +1,43 @@
+"""Refused logs: the reason names what was compared, the nearest format and its first mismatch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.logs.facts import UserSettings
+from paceline.logs.parser import parse_log
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "Iter(train) [  10/1000]  lr: 2e-05  duration: 3.0",
+            "nearest: MMEngine, XTuner (--log-format mmengine), but in the line 'Iter(train) "
+            "[ 10/1000] lr: 2e-05 duration: 3.0' there is no ' time: {step_time_s}'",
+        ),
+        (
+            "Iter 10: Train loss 1.9; It/sec 0.5",
+            "(--log-format mlx_lm), but in the line 'Iter 10: Train loss 1.9; It/sec 0.5' "
+            "only 'Iter 10' matches, not ': Train loss {loss}, ' next",
+        ),
+        ("completed step: one", "nothing more is as in `completed step: 15107, seconds: 2.167"),
+        ("hello", "no line has the mark of one"),
+    ],
+)
+def test_a_refusal_names_the_nearest_format(tmp_path: Path, line: str, words: str):
+    path = tmp_path / "a.log"
+    path.write_text(f"{line}\n" * 5)
+    document = parse_log(path, UserSettings()).document
+    assert document.status == "not-a-training-log"
+    reason = str(document.reason)
+    assert "5 lines compared with" in reason and words in reason, reason
+
+
+def test_a_refusal_of_a_chosen_format_is_about_it_alone(tmp_path: Path):
+    path = tmp_path / "a.log"
+    path.write_text("Iter(train) [  10/1000]  duration: 3.0\n" * 5)
+    reason = str(parse_log(path, UserSettings(engine="mlx_lm")).document.reason)
+    assert "MLX-LM" in reason and "nearest" not in reason
