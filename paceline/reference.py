@@ -333,17 +333,13 @@ def _engines(native: bool) -> str:
 
 
 def log_format_table() -> str:
-    """Return the log formats that `parse` recognizes, sorted by title."""
-    rows = [
-        (
-            f"`{name}`",
-            kind.title,
-            f"`{kind.convention}`" if kind.convention else "-",
-        )
-        for name, kind in sorted(log_formats().items(), key=lambda item: item[1].title.lower())
-    ]
-    head = ("`--engine`", "program", "FLOPs convention")
-    return table(head, rows)
+    """Return the log formats that `parse` recognizes, by the FLOPs convention that they print."""
+    programs: dict[str, list[str]] = {}
+    for name, kind in sorted(log_formats().items()):
+        convention = f"`{kind.convention}`" if kind.convention else "none"
+        programs.setdefault(convention, []).append(f"`{name}`")
+    rows = [(convention, ", ".join(names)) for convention, names in sorted(programs.items())]
+    return table(("FLOPs convention", "`--engine`"), rows)
 
 
 ENGINE_PAGES = {"native": "`native`", "megatron_deepspeed": "[`megatron_deepspeed`](megatron.md)"}
