@@ -18,6 +18,7 @@ BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))
 NIGHTLY := benchmarks/slow_nodes.py benchmarks/many_ranks.py
 # Folders of tests with a target of their own, so that the default tests stay short.
 PARALLEL_SUITES := attacks engines estimate layouts mlperf profiles runs scaling staging trainer
+RAY := 2.60.0
 ENERGON := megatron-energon==7.4.1
 FRAMEWORKS := deepspeed_chat megatron torchtitan hf_trainer
 SUITES := browser clusters explain frameworks numerics $(PARALLEL_SUITES)
@@ -90,10 +91,15 @@ $(VENV)/energon/.installed: $(VENV)/.installed-tested
 	$(VENV)/energon/bin/python -m pip install --quiet $(ENERGON)
 	touch $@
 
+# Ray's wheel is large, and only the tests of clusters need it.
+$(VENV)/.installed-ray: $(VENV)/.installed-tested
+	$(PIP) ray==$(RAY)
+	@touch $@
+
 # Many tests wait for limits of Slurm and ssh: two files run at once, each with beds of its own.
 # Which file comes first is said by the tests, not by how many each has. What measures hosts follows
 # alone. Arguments may leave one of the two without a test: code 5.
-test-clusters: $(VENV)/.installed-tested ## real Slurm and real SSH on this machine (see deps-clusters)
+test-clusters: $(VENV)/.installed-ray ## real Slurm, SSH and Ray on this machine (see deps-clusters)
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --no-loadscope-reorder -m 'not alone' $(CLUSTER_TESTS)
 	$(BIN)/python -m pytest -m alone $(CLUSTER_TESTS)
 

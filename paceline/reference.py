@@ -259,7 +259,7 @@ def recipe_field_tables() -> str:
 def cluster_field_tables() -> str:
     """Return every field of a cluster file."""
     docs = field_docs(Site)
-    groups = {"": "General", "slurm": "Slurm", "ssh": "SSH"}
+    groups = {"": "General", "slurm": "Slurm", "ssh": "SSH", "ray": "Ray"}
     parts: list[str] = []
     for group, heading in groups.items():
         members = [doc for doc in docs if doc.field.rpartition(".")[0] == group]

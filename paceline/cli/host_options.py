@@ -34,7 +34,7 @@ Nodes = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Number of hosts to use, or of nodes to request from Slurm.",
+        help="Number of hosts to use, or of nodes to request.",
         rich_help_panel=Panel.hosts,
     ),
 ]
@@ -42,9 +42,7 @@ LauncherOption = Annotated[
     str,
     typer.Option(
         "--launcher",
-        help=f"How processes are started: {_LAUNCHER_NAMES}. auto takes Slurm inside an "
-        "allocation, SSH with --hosts, Slurm if it is installed and --nodes is above 1, else this "
-        "machine.",
+        help=f"How processes are started: {_LAUNCHER_NAMES}.",
         rich_help_panel=Panel.hosts,
     ),
 ]
@@ -84,8 +82,7 @@ Bind = Annotated[
     str | None,
     typer.Option(
         metavar="auto|none|FILE",
-        help="CPU binding of the ranks: auto takes the cores nearest to the device, a file "
-        "lists them.",
+        help="CPU binding of the ranks.",
         rich_help_panel=Panel.hosts,
     ),
 ]
@@ -99,6 +96,14 @@ SshConfig = Annotated[
 ]
 
 
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Ray cluster (default RAY_ADDRESS).",
+        rich_help_panel=Panel.hosts,
+    ),
+]
 NodesPerTrial = Annotated[
     int | None,
     typer.Option(
@@ -114,8 +119,7 @@ MaxParallel = Annotated[
         min=1,
         rich_help_panel=Panel.hosts,
         help="Maximum number of concurrent runs. Default: one per group of hosts, 128 in "
-        "Slurm's queue, 1 on a single machine, where concurrent runs disturb each "
-        "other.",
+        "Slurm's queue, 1 on a single machine.",
     ),
 ]
 
@@ -131,6 +135,7 @@ class HostOptions:
     allocation: Allocation = None
     interface: Interface = None
     ssh_config: SshConfig = None
+    ray_address: RayAddress = None
 
     def where(self) -> HostPlacement:
         """Return the placement that the options describe; raise UserError for invalid hosts."""
@@ -141,6 +146,7 @@ class HostOptions:
             self.ssh_config,
             nodes=self.nodes,
             interface=self.interface,
+            ray_address=self.ray_address,
         )
 
 
@@ -165,6 +171,7 @@ def where(
     *,
     nodes: int | None = None,
     interface: str | None = None,
+    ray_address: str | None = None,
 ) -> HostPlacement:
     """Return the placement that the options describe; raise UserError for invalid hosts."""
     if launcher not in ("auto", *LAUNCHERS):
@@ -182,6 +189,7 @@ def where(
         allocation=allocation,
         interface=interface,
         ssh_config=ssh_config,
+        ray_address=ray_address,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import (
     Field,
+    JsonValue,
     NonNegativeFloat,
     PositiveFloat,
     ValidationError,
@@ -101,6 +102,26 @@ class SshSettings(Value):
     alive_interval_s: PositiveInt = 5
     """Seconds between keep-alive messages. After three missing messages the connection counts as
     lost."""
+
+
+class RaySettings(Value):
+    """Settings of an existing Ray cluster."""
+
+    address: str | None = None
+    """Address of the cluster. Unset is RAY_ADDRESS, else `auto`."""
+    python: str | None = None
+    """Interpreter here with the cluster's versions of Ray and Python. Unset is Paceline's."""
+    resources: dict[str, NonNegativeFloat] = {}
+    """Resources per node that add to, or replace, one CPU and one GPU per device."""
+    runtime_env: dict[str, JsonValue] = {}
+    """Runtime environment, for example `pip` or `image_uri`."""
+
+    @field_validator("runtime_env")
+    @classmethod
+    def _without_variables(cls, runtime_env: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if "env_vars" in runtime_env:
+            raise ValueError("env_vars is not allowed; set variables with `env` of the cluster")
+        return runtime_env
 
 
 @dataclass(frozen=True)
@@ -224,7 +245,7 @@ class Cluster(Value):
     launcher: RunLabel[LauncherName] = "local"
     """Launcher that starts programs on the nodes."""
     hosts: RunLabel[tuple[str, ...]] = ()
-    """Hosts in the order of their ranks. If empty, Slurm chooses the nodes."""
+    """Hosts in the order of their ranks. If empty, Slurm or Ray chooses them."""
     interface: RunLabel[str | None] = None
     """Network interface for rendezvous and collectives, for example ib0. Unset leaves the choice to
     PyTorch."""
@@ -234,6 +255,8 @@ class Cluster(Value):
     """SSH settings."""
     slurm: RunLabel[SlurmSettings] = SlurmSettings()
     """Slurm settings."""
+    ray: RunLabel[RaySettings] = RaySettings()
+    """Ray settings."""
     python: str | None = None
     """Python interpreter on the nodes. Unset is the interpreter that runs Paceline, or `python3` in
     a container."""

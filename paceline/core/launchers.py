@@ -31,6 +31,8 @@ class Capabilities:
     given."""
     allocations: bool = False
     """Runs can be steps of a running job (`slurm.allocation`)."""
+    lists_hosts: bool = False
+    """The module's `available_hosts` returns the hosts if none are given."""
     restarts: bool = False
     """A job that lost a node is restarted on other nodes."""
     batch_scripts: bool = False
@@ -46,10 +48,12 @@ LAUNCHERS = {
         "paceline.machines.slurm",
         queues=True,
         allocations=True,
+        lists_hosts=True,
         restarts=True,
         batch_scripts=True,
         containers=True,
     ),
+    "ray": Capabilities("paceline.machines.ray", lists_hosts=True),
 }
 
 

@@ -1,7 +1,7 @@
 """Launchers: each renders a Job as a script, starts exactly that script and monitors it.
 
-local, ssh and slurm are the launchers; placement chooses one for a request. node holds the programs
-that every node of a job runs, which are the same under ssh and Slurm. probe measures a machine's
+local, ssh, slurm and ray are the launchers; placement chooses one for a request. node holds the
+programs that every node of a job runs under all of them but local. probe measures a machine's
 properties and achievable rates.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from paceline.core.hardware import Cluster
+from paceline.core.hosts import Host
 from paceline.core.job import Job
 from paceline.core.launchers import capabilities
 from paceline.core.result import Status
@@ -101,6 +102,10 @@ class Launcher(Protocol):
 
     def unfit_hosts(self, cluster: Cluster, folder: Path) -> dict[str, UnfitHost]:
         """Return the named hosts on which no job can be started, each with the reason."""
+        ...
+
+    def available_hosts(self, cluster: Cluster) -> tuple[Host, ...]:
+        """Return the hosts to use if none are given (capability `lists_hosts`)."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Placement of a request: on this machine, on hosts over SSH, or on Slurm."""
+"""Placement of a request: on this machine, on hosts over SSH, on Slurm, or on Ray."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from paceline.core.launchers import LauncherName, capabilities
 from paceline.core.units import pluralize, there_are
 from paceline.files import catalog
 from paceline.files.recipe import Recipe
+from paceline.machines import launcher
 from paceline.machines.probe.inventory import local_cluster
 from paceline.machines.slurm import client
-from paceline.machines.slurm.client import allocation_hosts, partition_hosts
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class HostPlacement:
 
     hosts: tuple[Host, ...] = ()
     nodes: int | None = None
-    """Number of hosts to use, or number of Slurm nodes."""
+    """Number of hosts to use, or of nodes to request from Slurm or Ray."""
     launcher: LauncherName | None = None
     """Launcher to use; None chooses one from what is available."""
     allocation: str | None = None
@@ -35,11 +35,14 @@ class HostPlacement:
     interface: str | None = None
     bind: str | None = None
     ssh_config: Path | None = None
+    ray_address: str | None = None
 
     def kind(self, environment: Mapping[str, str], default: LauncherName = "local") -> LauncherName:
         """Return the requested launcher, else one that suits the hosts, an allocation or Slurm."""
         if self.launcher is not None:
             return self.launcher
+        if self.ray_address:
+            return "ray"
         if self.allocation or (self.wants_nodes and "SLURM_JOB_ID" in environment):
             return "slurm"
         if self.hosts and default == "local":
@@ -175,13 +178,13 @@ def with_placement(cluster: Cluster, where: HostPlacement) -> Cluster:
         raise UserError(
             "--hosts",
             f"launcher {kind} runs only on this machine",
-            allowed="launcher ssh, launcher slurm",
+            allowed="launcher ssh, launcher slurm, launcher ray",
         )
     if can.runs_here and nodes > 1:
         raise UserError(
             pluralize(nodes, "node"),
             f"launcher {kind} runs only on this machine",
-            allowed="launcher ssh with --hosts, launcher slurm",
+            allowed="launcher ssh with --hosts, launcher slurm, launcher ray",
         )
     changes: dict[str, Any] = {"launcher": kind, "nodes": nodes, "hosts": hosts[:nodes]}
     if where.interface:
@@ -190,6 +193,8 @@ def with_placement(cluster: Cluster, where: HostPlacement) -> Cluster:
         changes["bind"] = where.bind
     if where.ssh_config:
         changes["ssh"] = cluster.ssh.model_copy(update={"config": str(where.ssh_config.resolve())})
+    if where.ray_address:
+        changes["ray"] = cluster.ray.model_copy(update={"address": where.ray_address})
     allocation = where.allocation or cluster.slurm.allocation or os.environ.get("SLURM_JOB_ID")
     if can.queues:
         slurm = cluster.slurm.with_variables(os.environ)
@@ -222,7 +227,8 @@ def with_slurm_nodes(request: Request) -> Request:
     A request that specifies a launcher, hosts, an allocation or a cluster is returned unchanged.
     """
     where = request.where
-    if where.launcher or where.hosts or where.allocation or request.cluster:
+    is_placed = where.launcher or where.hosts or where.allocation or where.ray_address
+    if is_placed or request.cluster:
         return request
     if job := os.environ.get("SLURM_JOB_ID"):
         return replace(request, where=replace(where, launcher="slurm", allocation=job))
@@ -234,18 +240,15 @@ def with_slurm_nodes(request: Request) -> Request:
 def shared_hosts(request: Request, cluster: Cluster) -> tuple[Host, ...]:
     """Return the hosts to share among runs.
 
-    They are the requested ones, else those of the allocation, those of the partition, or this
-    machine.
+    They are the requested ones, else those that the launcher lists, or this machine.
     """
     if cluster.runs_here:
         return (Host(name=os.uname().nodename),)
     by_name = {host.name: host for host in request.where.hosts}
     names = cluster.hosts or tuple(by_name)
-    if names or not cluster.capabilities.queues:
+    if names or not cluster.capabilities.lists_hosts:
         return tuple(by_name.get(name, Host(name=name)) for name in names)
-    job = cluster.allocation
-    hosts = allocation_hosts(job) if job else partition_hosts(cluster.slurm.partition)
-    return hosts[: request.where.nodes]
+    return launcher(cluster.launcher).available_hosts(cluster)[: request.where.nodes]
 
 
 def _part_of_nodes(cluster: Cluster, count: int) -> Cluster:

@@ -41,10 +41,12 @@ def test_a_run_of_two_nodes_goes_through_a_new_launcher(tmp_path: Path) -> None:
 def test_every_launcher_offers_what_the_protocol_names(name: str) -> None:
     for function in ("render", "prepare", "submit", "unfit_hosts"):
         assert callable(getattr(launcher(name), function))
+    if LAUNCHERS[name].lists_hosts:
+        assert callable(launcher(name).available_hosts)
 
 
 def test_an_unknown_launcher_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UserError, match="not available; allowed: local, slurm, ssh"):
+    with pytest.raises(UserError, match="not available; allowed: local, ray, slurm, ssh"):
         capabilities("pbs")
-    with pytest.raises(ValueError, match="'pbs' is not a launcher; allowed: local, slurm, ssh"):
+    with pytest.raises(ValueError, match="allowed: local, ray, slurm, ssh"):
         Cluster(name="c", device="cpu", devices_per_node=1, launcher="pbs")

@@ -90,6 +90,7 @@ def rerun_command(request: Request, cluster: Cluster, path: Path) -> str | None:
         "interface": where.interface,
         "bind": where.bind,
         "ssh-config": where.ssh_config,
+        "ray-address": where.ray_address,
         "devices": None if request.cluster else cluster.devices_per_node,
         "device": None if request.device == "auto" else request.device,
     }

@@ -10,6 +10,7 @@ from threading import Condition
 
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.hardware import Cluster
+from paceline.core.hosts import Host
 from paceline.core.job import Job
 from paceline.files.documents import write_text
 from paceline.files.run_folder import SCRIPT_FILE
@@ -167,6 +168,12 @@ def check_folder(folder: Path, container: bool = False) -> None:
             f"contains {characters}, which Slurm interprets",
             remedy="choose another folder with --runs-dir",
         )
+
+
+def available_hosts(cluster: Cluster) -> tuple[Host, ...]:
+    """Return the hosts of the allocation, else the idle hosts of the partition."""
+    job = cluster.allocation
+    return client.allocation_hosts(job) if job else client.partition_hosts(cluster.slurm.partition)
 
 
 def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, UnfitHost]:

@@ -72,7 +72,12 @@ def cluster_of(
     cluster = local_cluster(machine, name, None, count)
     # Each host chooses the threads per rank by its own number of cores.
     cluster = cluster.model_copy(update={"threads_per_device": None, "bind": "auto"})
-    return with_placement(cluster, where), notices
+    cluster = with_placement(cluster, where)
+    if can.lists_hosts and not (can.allocations or cluster.hosts):
+        hosts = launcher(cluster.launcher).available_hosts(cluster)[: where.nodes]
+        names = tuple(host.name for host in hosts)
+        cluster = cluster.model_copy(update={"hosts": names, "nodes": len(names)})
+    return cluster, notices
 
 
 def host_job(cluster: Cluster, program: str, question: Mapping[str, Any], limit_s: float) -> Job:

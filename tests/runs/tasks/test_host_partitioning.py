@@ -12,9 +12,9 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.core.hosts import Host, expand
 from paceline.files.recipe import load_recipe
-from paceline.machines import placement
 from paceline.machines.placement import HostPlacement, Request, with_slurm_nodes
 from paceline.machines.probe import inventory
+from paceline.machines.slurm import client
 from paceline.runs.plan import make_plan
 from paceline.runs.tasks import host_partitioning
 from paceline.runs.tasks.host_partitioning import Partitioning, partition_hosts, slots_for
@@ -97,7 +97,7 @@ def test_an_allocation_is_shared_by_its_nodes(monkeypatch: pytest.MonkeyPatch):
         job_ids.append(job)
         return tuple(Host(name=f"n{k}") for k in range(1, 5))
 
-    monkeypatch.setattr(placement, "allocation_hosts", nodes_of)
+    monkeypatch.setattr(client, "allocation_hosts", nodes_of)
     partitioning = shared(nodes=2)
     assert hosts_of(partitioning) == [("n1", "n2"), ("n3", "n4")] and job_ids == ["7"]
     assert (
