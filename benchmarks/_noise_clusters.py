@@ -35,6 +35,8 @@ class Cluster:
     luck: Callable[[Draw, int], Values]
     """Logarithms that are added to each member's speed in one measurement."""
     rng: Draw
+    slow_pair: tuple[int, int] | None = None
+    """Two nodes whose link to each other loses 5%; each is fast with all others."""
     slow_switch: int | None = None
     """A switch whose way to the others loses 4%."""
     decimals: int = 4
@@ -58,6 +60,8 @@ class Cluster:
         behind = at // NODES_PER_SWITCH == self.slow_switch
         if behind.any() and not behind.all():
             total *= 0.96
+        if self.slow_pair is not None and set(self.slow_pair) <= set(members):
+            total *= 0.95
         return Row(tuple(members), round(total, self.decimals))
 
     def table(self, repeats: int) -> list[Row]:
@@ -152,6 +156,26 @@ def _slow_uplink(rng: Draw, n: int) -> Cluster:
     return Cluster(_speeds(rng, n), _normal_luck(0.0015), rng, slow_switch=switch)
 
 
+def _slow_pair(rng: Draw, n: int) -> Cluster:
+    """No node is slow, the link between two neighbors is."""
+    first = int(rng.integers(n - 1))
+    return Cluster(_speeds(rng, n), _normal_luck(0.0015), rng, slow_pair=(first, first + 1))
+
+
+def _intermittent(rng: Draw, n: int) -> Cluster:
+    """Nodes that are 3 to 10% slow now and then: one of the cluster in a tenth of its runs."""
+    cluster = Cluster(_speeds(rng, n), _normal_luck(0.0015), rng)
+
+    def luck(draw: Draw, members: int) -> Values:
+        logs = draw.normal(0, 0.0015, members)
+        if draw.random() < 0.1 * members / n:
+            logs[draw.integers(members)] -= draw.uniform(0.03, 0.1)
+        return logs
+
+    cluster.luck = luck
+    return cluster
+
+
 def _all_slower_today(rng: Draw, n: int) -> Cluster:
     """Earlier values are of a day on which all nodes were 1 to 2% faster."""
     cluster = _normal(rng, n)
@@ -182,6 +206,8 @@ CLUSTER_NOISES: tuple[ClusterNoise, ...] = (
     ClusterNoise("10% of measurements disturbed", _with_disturbance(0.1)),
     ClusterNoise("printed in whole samples/s", _whole_numbers, loss=0.1),
     ClusterNoise("a slow uplink", _slow_uplink),
+    ClusterNoise("a slow link of two nodes", _slow_pair),
+    ClusterNoise("nodes slow now and then", _intermittent),
     ClusterNoise("all slower than in the history", _all_slower_today),
     ClusterNoise("four nodes against a reference", _against_a_reference),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import _noise_measures as of
 from _noise_measures import Cell
@@ -51,6 +52,17 @@ class Promise:
         if bound is None:
             return False
         return self.distance(cell) > errors * (bound * (1 - bound) / cell.n) ** 0.5
+
+    def power(self, n: int, errors: float) -> float | None:
+        """Return the probability that `n` trials notice twice the promised error; None if measured.
+
+        Normal approximation of the binomial distribution.
+        """
+        error = self.most if self.most is not None else 1 - (self.least or 0.0)
+        if (self.most is None and self.least is None) or not 0 < error < 0.5:
+            return None
+        limit = error + errors * (error * (1 - error) / n) ** 0.5
+        return 1 - NormalDist(2 * error, (2 * error * (1 - 2 * error) / n) ** 0.5).cdf(limit)
 
 
 @dataclass(frozen=True)
@@ -143,8 +155,8 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         of.STEP_ALARM,
-        ("days differ by 0.5%",),
+        ("days differ by 0.5%", "days differ by 1%"),
         "The report says that there are too few days to separate a step change from a day.",
-        ("10 runs", "20 runs"),
+        ("10 runs", "20 runs", "together"),
     ),
 )

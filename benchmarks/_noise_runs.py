@@ -69,10 +69,12 @@ def _correlation(rho: float) -> Callable[[Draw, int], Values]:
     return logs
 
 
-def _days(rng: Draw, n: int) -> Values:
-    """Days differ by 0.5%, runs of a day by 0.3%."""
-    days = rng.normal(0, 0.005, -(-n // RUNS_A_DAY))
-    return rng.normal(0, 0.003, n) + np.repeat(days, RUNS_A_DAY)[:n]
+def _days(between: float, within: float) -> Callable[[Draw, int], Values]:
+    def logs(rng: Draw, n: int) -> Values:
+        days = rng.normal(0, between, -(-n // RUNS_A_DAY))
+        return rng.normal(0, within, n) + np.repeat(days, RUNS_A_DAY)[:n]
+
+    return logs
 
 
 def _drift(rng: Draw, n: int) -> Values:
@@ -86,6 +88,11 @@ def _two_places(rng: Draw, n: int) -> Values:
     return rng.normal(0, 0.002, n) + 0.012 * (rng.random(n) < 1 / 3)
 
 
+def _two_states(rng: Draw, n: int) -> Values:
+    """Three of ten runs are 2% slower, independently of each other."""
+    return rng.normal(0, 0.002, n) + 0.02 * (rng.random(n) < 0.3)
+
+
 RUN_NOISES: tuple[RunNoise, ...] = (
     RunNoise("normal 0.4%", _normal(0.004)),
     RunNoise("normal 0.8%", _normal(0.008)),
@@ -94,7 +101,9 @@ RUN_NOISES: tuple[RunNoise, ...] = (
     RunNoise("10% of runs disturbed", _disturbance),
     RunNoise("correlation 0.3", _correlation(0.3)),
     RunNoise("correlation 0.8", _correlation(0.8)),
-    RunNoise("days differ by 0.5%", _days),
+    RunNoise("days differ by 0.5%", _days(0.005, 0.003)),
+    RunNoise("days differ by 1%", _days(0.01, 0.003)),
+    RunNoise("two independent states", _two_states),
     RunNoise("drift of 1-2% in ten runs", _drift),
     RunNoise("two places", _two_places),
     RunNoise("medians of three digits", _normal(0.004), digits=3),

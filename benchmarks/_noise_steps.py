@@ -139,6 +139,24 @@ def _recovery(rng: Draw, steps: int) -> Excess:
     return Excess(slow, _jitter(rng, steps))
 
 
+def _gradual_recovery(rng: Draw, steps: int) -> Excess:
+    """Throttling that comes within 8% of the run, stays for 10 to 40% of it, and goes as slowly."""
+    begin, length = rng.uniform(0.1, 0.5), rng.uniform(0.1, 0.4)
+    at = np.arange(steps) / steps - begin
+    slow = np.clip(at / 0.08, 0, 1) * np.clip((length + 0.08 - at) / 0.08, 0, 1)
+    return Excess(_share(rng, 0.02, 0.08) * slow, _jitter(rng, steps))
+
+
+def _markov_clocks(rng: Draw, steps: int) -> Excess:
+    """Clocks 4% apart that stay for 100 steps on average at the fast level, 40 at the slow one."""
+    is_slow = np.zeros(steps, dtype=np.bool_)
+    is_slow[0] = rng.random() < 40 / 140
+    for at in range(1, steps):
+        changes = rng.random() < (1 / 40 if is_slow[at - 1] else 1 / 100)
+        is_slow[at] = is_slow[at - 1] ^ changes
+    return Excess(0.04 * is_slow, _jitter(rng, steps))
+
+
 def _drift(rng: Draw, steps: int) -> Excess:
     change = rng.choice([-1, 1]) * rng.uniform(0.01, 0.05)
     return Excess(change * np.linspace(0, 1, steps), _jitter(rng, steps))
@@ -174,6 +192,8 @@ STEP_NOISES: tuple[StepNoise, ...] = (
     StepNoise("warm-up, tau 12-30", _warm_up(12, 30)),
     StepNoise("throttled from 20-90% on", _throttling),
     StepNoise("slow for a part", _recovery),
+    StepNoise("throttled, recovers slowly", _gradual_recovery),
+    StepNoise("clocks of two states", _markov_clocks),
     StepNoise("drift 1-5%", _drift),
     StepNoise("two kinds of steps", _bimodal),
     StepNoise("two clocks", _switching),

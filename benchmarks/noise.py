@@ -1,6 +1,6 @@
 """Measured reliability of the verdicts under independent noise, promise by promise.
 
-    python benchmarks/noise.py [--quick]            (about two minutes of one core; quick: 10 s)
+    python benchmarks/noise.py [--quick]            (about six minutes of one core; quick: 15 s)
 
 The noise comes from generators of their own (_noise_steps.py, _noise_runs.py, _noise_clusters.py),
 goes through the public functions behind `parse`, `compare`, `scale` and `history`, and is counted
@@ -56,6 +56,11 @@ class PromiseCells:
         """The cell that is furthest on the wrong side."""
         return max(self.cells, key=self.promise.distance)
 
+    @property
+    def worst_kind(self) -> Cell:
+        """The kind of noise that is furthest on the wrong side, with all its settings together."""
+        return max(self.kinds or self.cells, key=self.promise.distance)
+
     def missed(self, errors: float) -> list[Cell]:
         """Cells, and kinds of noise with all their cells together, that are on the wrong side by
         more than `errors` standard errors of the simulation.
@@ -101,10 +106,12 @@ def show(promises: Sequence[PromiseCells], errors: float) -> list[str]:
     """Print a line a promise and one a missed cell; the misses that nothing excuses."""
     faults: list[str] = []
     for entry in promises:
-        worst = entry.worst
+        worst, kind = entry.worst, entry.worst_kind
         print(
             f"{entry.promise.text}: promised {entry.promise.bound}, measured {entry.rate:.1%} "
-            f"(n {entry.n:,}), worst {worst.rate:.1%} of {worst.n} ({worst.kind}, {worst.setting})"
+            f"(n {entry.n:,}), worst kind {kind.rate:.1%} of {kind.n} "
+            f"({kind.kind}, power {_power_text(entry)}), "
+            f"worst cell {worst.rate:.1%} of {worst.n} ({worst.kind}, {worst.setting})"
         )
         for cell in entry.missed(errors):
             message = limit_message(entry, cell)
@@ -121,14 +128,16 @@ def show(promises: Sequence[PromiseCells], errors: float) -> list[str]:
 def table(promises: Sequence[PromiseCells]) -> str:
     """The promises as docs/dev/evidence/statistics.md has them, with the limits below."""
     rows = [
-        "| promise | bound | measured | n | worst case |",
-        "| --- | --- | ---: | ---: | --- |",
+        "| promise | bound | mean | n | worst kind | power | worst cell |",
+        "| --- | --- | ---: | ---: | --- | ---: | --- |",
     ]
     for entry in promises:
-        worst = entry.worst
+        worst, kind = entry.worst, entry.worst_kind
         rows.append(
             f"| {entry.promise.text} | {entry.promise.bound} | {100 * entry.rate:.1f}% | "
-            f"{entry.n:,} | {100 * worst.rate:.0f}% of {worst.n}: {worst.kind}, {worst.setting} |"
+            f"{entry.n:,} | {100 * kind.rate:.1f}% of {kind.n}: {kind.kind} | "
+            f"{_power_text(entry)} | {100 * worst.rate:.0f}% of {worst.n}: "
+            f"{worst.kind}, {worst.setting} |"
         )
     limits = [
         f"- {entry.promise.text}, {kind}: {_span(cells)}. {message}"
@@ -139,6 +148,12 @@ def table(promises: Sequence[PromiseCells]) -> str:
     if limits:
         text += "\n\nKnown exceptions:\n" + "\n".join(limits)
     return text + "\n"
+
+
+def _power_text(entry: PromiseCells) -> str:
+    """Return the probability to notice a kind with twice the promised error; "-" if none."""
+    power = entry.promise.power(entry.worst_kind.n, STANDARD_ERRORS)
+    return "-" if power is None else f"{power:.0%}"
 
 
 def _limits(entry: PromiseCells) -> dict[tuple[str, str], list[Cell]]:
@@ -168,6 +183,8 @@ def store(cells: Sequence[Cell], promises: Sequence[PromiseCells], around: Surro
             "promised": entry.promise.bound,
             "measured": entry.rate,
             "n": entry.n,
+            "worst_kind": {**asdict(entry.worst_kind), "rate": entry.worst_kind.rate},
+            "power": entry.promise.power(entry.worst_kind.n, STANDARD_ERRORS),
             "worst": {**asdict(entry.worst), "rate": entry.worst.rate},
             "missed": [
                 {**asdict(cell), "rate": cell.rate, "message": limit_message(entry, cell)}

@@ -37,6 +37,22 @@ def test_a_promise_that_is_broken_would_be_named(monkeypatch: pytest.MonkeyPatch
     assert not promise.is_missed(cell(1, 20), 4.0)
 
 
+def test_enough_trials_notice_twice_the_promised_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
+    measures, promises = map(import_module, ("_noise_measures", "_noise_promises"))
+    promise = next(p for p in promises.PROMISES if p.cells == measures.FALSE_ALARM)
+    whole = measures.WHOLE
+    assert promise.power(whole.comparisons * len(whole.repeats) * 2, 3.0) > 0.9
+    assert promise.power(40, 3.0) < 0.3
+    assert next(p for p in promises.PROMISES if p.most is p.least is None).power(100, 3.0) is None
+
+
+def test_the_short_form_reports_the_worst_kind_and_the_power(
+    quick: subprocess.CompletedProcess[str],
+):
+    assert "worst kind" in quick.stdout and "power" in quick.stdout
+
+
 def test_the_kept_result_is_of_all_kinds_and_its_table_stands_in_the_page():
     result = json.loads((ROOT / "benchmarks" / "results" / "noise.json").read_text())
     assert len({cell["kind"] for cell in result["cells"]}) >= 12
