@@ -445,21 +445,21 @@ def _differences(spec: RunSpec, parsing: Parsing) -> Iterator[str]:
     if spec.bare:
         return
     layout = spec.layout
+    # A run that ends within its ramp-up is started with the batch that it reaches.
+    sizes = {"global_batch": spec.training.batches, "seq_len": [spec.training.seq_len]}
     planned_settings = {
-        "global_batch": spec.training.global_batch,
-        "seq_len": spec.training.seq_len,
-        "num_devices": spec.world_size,
-        **{name: getattr(layout, name) for name in LAYOUT_SETTINGS},
+        **sizes,
+        "num_devices": [spec.world_size],
+        **{name: [getattr(layout, name)] for name in LAYOUT_SETTINGS},
     }
     log_settings = parsing.log.facts
     for name in SETTINGS:
-        if name in log_settings and log_settings[name] != planned_settings[name]:
+        if name in log_settings and log_settings[name] not in planned_settings[name]:
             yield (
                 f"the log reports {name.replace('_', ' ')} {log_settings[name]}, but the plan "
-                f"requested {planned_settings[name]}"
+                f"requested {planned_settings[name][-1]}"
             )
     window = parsing.document.window
-    sizes = {"global_batch": spec.training.batches, "seq_len": [spec.training.seq_len]}
     for name, planned_sizes in sizes.items():
         size = getattr(window, name, None)
         if size is not None and name not in log_settings and size not in planned_sizes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from paceline.core.training import RampUp, Training
 from paceline.files.documents import read_json
 from paceline.files.recipe import load_recipe
 from paceline.machines.placement import Request
-from paceline.runs import flow, step_follower
+from paceline.runs import flow, logged_run, step_follower
 from paceline.runs.flow import Progress
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan, make_plan
@@ -162,6 +164,19 @@ def test_rates_come_from_the_batch_of_each_step(tmp_path: Path, start: int | Non
     expected = "the step lines report global batch 4, but the plan requested 8"
     assert (expected in report.result.warnings) == (start is None)
     assert not any("was given" in warning for warning in report.result.warnings)
+
+
+@pytest.mark.parametrize(("batch", "is_planned"), [(4, True), (8, True), (6, False)])
+def test_a_run_within_its_ramp_up_may_report_a_smaller_batch(batch: int, is_planned: bool) -> None:
+    """Megatron prints the batch of its arguments, which is the one that the run reaches."""
+    ramp_up = RampUp(start=4, increment=4, samples=70)
+    spec = make_spec(
+        training=Training(seq_len=32, global_batch=8, steps=4, ramp_up=ramp_up, dtype="fp32")
+    )
+    log = SimpleNamespace(facts={"global_batch": batch})
+    parsing: Any = SimpleNamespace(log=log, document=SimpleNamespace(window=None))
+    expected = f"the log reports global batch {batch}, but the plan requested 8"
+    assert list(logged_run._differences(spec, parsing)) == ([] if is_planned else [expected])
 
 
 def test_a_program_that_starts_its_ranks_itself_is_started_once_a_node(
