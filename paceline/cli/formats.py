@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -135,7 +136,9 @@ def _try(path: Path, name: str | None, form: TableFormat) -> None:
 def _matches(path: Path, name: str) -> list[dict[str, Any]]:
     """Return a row for each pattern: the number of lines that match, and the first of them."""
     kind, table = log_format(name), format_table(name)
-    patterns = [("mark", mark.decode(), None) for mark in kind.marks]
+    patterns: list[tuple[str, str, re.Pattern[bytes] | None]] = [
+        ("mark", mark.decode(), None) for mark in kind.marks
+    ]
     if table is None:
         patterns.append(("line", kind.example.replace("`", ""), kind.step_line))
     else:
