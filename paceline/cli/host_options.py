@@ -15,6 +15,7 @@ from paceline.core.hardware import INTERFACE_NAME
 from paceline.core.hosts import Host, expand, first_repeated, parse_hostfile
 from paceline.core.launchers import LAUNCHERS
 from paceline.core.text import whole_number
+from paceline.files.documents import read_text
 from paceline.machines.placement import HostPlacement
 
 _FILE_NAME = re.compile(r".*/.*|hosts|hostfile|.+\.(?:txt|csv|lst|list|hosts)", re.DOTALL)
@@ -200,7 +201,7 @@ def read_hosts(text: str | None) -> tuple[Host, ...]:
     path = Path(text)
     if path.is_file():
         try:
-            return parse_hostfile(path.read_text(encoding="utf-8-sig"), str(path))
+            return parse_hostfile(read_text(path), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise unreadable(str(path), error) from error
     if _FILE_NAME.fullmatch(text):

@@ -20,6 +20,7 @@ from paceline.core.problem import invalid_input
 from paceline.core.shape import DecoderShape
 from paceline.core.units import LARGEST_INT, pluralize
 from paceline.files import catalog
+from paceline.files.documents import read_text
 from paceline.files.recipe import recipe_names
 from paceline.files.references import Row
 
@@ -77,6 +78,7 @@ UNUSED = {
 NO_FIGURE = {"", "-", "x", "oom", "n/a"}
 NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:e[+-]?\d+)?\s*%?", re.IGNORECASE)
 MOSTLY_WHOLE = 2 / 3
+MAX_CSV_BYTES = 1 << 24
 SMALLEST, LARGEST = 1e-9, 1e30
 """Bounds of a plausible training figure."""
 SHAPE = ("num_layers", "hidden_size", "ffn_size", "num_heads", "vocab_size")
@@ -131,7 +133,7 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and stripped cells of every non-empty line; raise UserError if it is
     not CSV."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_text(path, MAX_CSV_BYTES)
     except OSError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -45,17 +45,17 @@ DATABASE_LIMIT_S = 300.0
 """Time limit in seconds for all queries of one database."""
 
 
-def read_text(path: Path, largest: int = LARGEST_BYTES) -> str:
-    """Return a regular file's text.
+def read_text(path: Path, largest: int = LARGEST_BYTES, errors: str = "strict") -> str:
+    """Return a regular file's text without a byte order mark.
 
-    Raises OSError if it cannot be read or is not a regular file, and ValueError if it is too large
-    or not UTF-8.
+    Raises OSError if it cannot be read, is not a regular file or is too large, and
+    UnicodeDecodeError if it is not UTF-8, unless `errors` is `replace`.
     """
     with open_regular(path) as file:
         content = file.read(largest + 1)
     if len(content) > largest:
-        raise ValueError(f"is larger than {largest:,} bytes")
-    return content.decode("utf-8")
+        raise OSError(errno.EFBIG, f"is larger than {largest:,} bytes", str(path))
+    return content.decode("utf-8-sig", errors)
 
 
 def read_lines(path: Path) -> Iterator[str]:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError, did_you_mean, unreadable
+from paceline.files.documents import read_text
 from paceline.files.home import home_path
 
 FILE_NAME = "paceline.toml"
+MAX_FILE_BYTES = 1 << 20
 KEYS: dict[str, tuple[tuple[type, ...], str]] = {
     "cluster": ((str,), "a name of the catalog, or the path of a cluster file"),
     "gpu": ((str,), 'a device such as "H100"'),
@@ -46,7 +48,7 @@ def settings_folder() -> Path:
 
 def _read(path: Path) -> UserFile:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        values = tomllib.loads(read_text(path, MAX_FILE_BYTES))
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(str(path), error) from error
     except tomllib.TOMLDecodeError as error:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeGuard
 from paceline.core.errors import UserError
 from paceline.engines.log_reading.mllog import MlRecord, records
 from paceline.engines.log_reading.mlperf_system import System
-from paceline.files.documents import parse_json, read_text
+from paceline.files.documents import open_regular, parse_json, read_text
 from paceline.files.log_file import UTF16_MARKS, LogFile
 from paceline.mlperf.rules import Benchmark
 
@@ -269,7 +269,7 @@ def read_log(path: Path) -> RunLog:
         log.unreadable = "not a regular file"
         return log
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             if stream.read(2) in UTF16_MARKS:
                 log.unreadable = "UTF-16 text; convert it with `iconv -f UTF-16 -t UTF-8`"
                 return log

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from paceline.core.text import printable
 from paceline.report.document import Column, Row
 
-_FORMULA_START = ("=", "+", "-", "@")
+_FORMULA_START = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Signs that begin a formula, also in full width."""
 
 
 def csv_text(rows: Sequence[Row], columns: Sequence[Column]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
+from paceline.files.documents import read_text
 from paceline.files.home import home_path
 from paceline.files.recipe import Recipe
 from paceline.files.run_folder import find_run
@@ -52,7 +53,7 @@ def find_checkpoint(where: str, name: str, runs: Path) -> Path:
     origin = path if path.is_dir() else find_run(runs, name)
     for place in (origin, origin / CHECKPOINTS_FOLDER):
         latest = place / LATEST_CHECKPOINT
-        folder = place / latest.read_text().strip() if latest.is_file() else place
+        folder = place / read_text(latest, 4096).strip() if latest.is_file() else place
         if (folder / CHECKPOINT_STATE).is_file():
             return folder.resolve()
     raise UserError(

@@ -56,6 +56,7 @@ from paceline.engines.support import (
     refusals,
     unequal_stages,
 )
+from paceline.files.documents import read_text
 from paceline.files.home import home_path
 
 SCRIPT, SETTINGS_FILE = "launch.sh", "nemo.json"
@@ -490,7 +491,7 @@ def launch_script(spec: RunSpec) -> Path | None:
 def _text(path: Path) -> str:
     """Return the text of a script; empty if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path, errors="replace")
     except OSError:
         return ""
 

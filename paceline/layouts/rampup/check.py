@@ -17,6 +17,7 @@ from paceline.core.problem import invalid_input
 from paceline.core.units import gib, pluralize, step_seconds
 from paceline.core.value import Value
 from paceline.estimate.estimates import MAX_P_OOM_TO_FIT
+from paceline.files.documents import read_text
 from paceline.layouts.rampup.plan import (
     RampOptions,
     RampPlan,
@@ -63,7 +64,7 @@ def read_schedule(path: Path, layout: Layout) -> list[ScheduleLine]:
     Raises UserError with the line for an invalid schedule, and for a repeated batch.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(str(path), error) from error
     schedule = [_line(where, row, layout) for where, row in _rows(str(path), lines)]

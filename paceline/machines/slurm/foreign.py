@@ -12,7 +12,7 @@ from paceline.core.assets import InnerPath
 from paceline.core.errors import UserError
 from paceline.core.job import RUN_FOLDER, BatchScript, Job
 from paceline.core.value import Value
-from paceline.files.documents import read_value, write_text, write_value
+from paceline.files.documents import open_regular, read_value, write_text, write_value
 from paceline.files.run_folder import LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER
 from paceline.machines.node.script import open_variables
 
@@ -21,6 +21,7 @@ OWN_OPTIONS = ("--parsable", "--no-requeue", '--output="$folder/slurm-%j.log"')
 is kept."""
 RECORD_FILE, COPY_FOLDER = "batch.json", "batch"
 """File with the record of the submission, and folder with a copy of the script."""
+MAX_SCRIPT_BYTES = 1 << 24
 OUTPUT_PATTERN = "slurm-*.log"
 
 
@@ -72,7 +73,8 @@ def prepare_foreign(job: Job, batch: BatchScript, folder: Path) -> None:
     place = Path(batch.folder.replace(RUN_FOLDER, str(folder))).absolute()
     path = place / batch.script.replace(RUN_FOLDER, str(folder))
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read(MAX_SCRIPT_BYTES)
         write_text(folder / COPY_FOLDER / path.name, content.decode())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.job import Job
 from paceline.core.units import pluralize
+from paceline.files.documents import read_text
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER
 from paceline.machines import JobEnd, local
 from paceline.machines.slurm import client
@@ -83,7 +84,7 @@ class StepRun(local.LocalRun):
         step.
         """
         path = self.folder / LOGS_FOLDER / LAUNCHER_LOG
-        log = path.read_text(errors="replace") if path.exists() else ""
+        log = read_text(path, errors="replace") if path.exists() else ""
         if not self.process.returncode or (self._stopped and not failed_nodes(log)):
             return None
         if lost_hosts := tuple(failed_nodes(log)):

@@ -15,6 +15,7 @@ from paceline.core.problem import invalid_input
 from paceline.core.value import PositiveInt, Value
 from paceline.engines.log_reading.mllog import records
 from paceline.files.catalog import find_device
+from paceline.files.documents import read_text
 from paceline.files.log_file import LogFile
 from paceline.files.references import source
 from paceline.mlperf.result_logs import run_logs
@@ -83,7 +84,7 @@ def published_scores(table: Path | None = None) -> tuple[PublishedScore, ...]:
     if table is None:
         return _bundled_scores()
     try:
-        text = table.read_text(encoding="utf-8")
+        text = read_text(table)
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(str(table), error) from error
     scores = parse_scores_csv(text, str(table))
@@ -185,7 +186,7 @@ def _printed_score(path: Path) -> Score:
     try:
         if path.stat().st_size > MAX_SCORE_BYTES:
             raise UserError(str(path), "is too large for a score")
-        return Score.model_validate_json(path.read_bytes())
+        return Score.model_validate_json(read_text(path, MAX_SCORE_BYTES))
     except OSError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from error
     except ValidationError as error:

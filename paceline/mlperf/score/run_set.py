@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections import Counter
@@ -21,7 +20,7 @@ from paceline.core.telemetry import (
     read_telemetry,
 )
 from paceline.core.text import as_text
-from paceline.files.documents import write_text
+from paceline.files.documents import parse_json, read_text, write_text
 from paceline.files.recipe import load_recipe
 from paceline.logs.disagreement import peak_doubt
 from paceline.machines.probe.telemetry import FOLDER
@@ -416,7 +415,7 @@ def _files(log: Path) -> list[Path]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path, errors="replace")
     except OSError:
         return ""
 
@@ -437,7 +436,7 @@ def scaling_file_warning(
     if factor is None or mean_minutes is None or not path.is_file():
         return None
     try:
-        file_factor = json.loads(path.read_text(encoding="utf-8"))["scaling_factor"]
+        file_factor = parse_json(read_text(path), nan=True)["scaling_factor"]
         file_factor = float(file_factor)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return f"{SCALING_FILE} has no valid scaling_factor; using {factor:.6f}"

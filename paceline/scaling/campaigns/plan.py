@@ -16,6 +16,7 @@ from paceline.core.errors import UserError, unreadable
 from paceline.core.hosts import expand
 from paceline.core.node_groups import ScalingKind, Split, split_rounds
 from paceline.core.units import pluralize, there_are
+from paceline.files.documents import read_text
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.run_folder import new_folder, run_folders
 from paceline.machines.placement import Request, choose_cluster, shared_hosts, with_slurm_nodes
@@ -98,7 +99,7 @@ def read_topology(path: Path) -> dict[str, str]:
     number for a line in neither format.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(str(path), error) from error
     switches: dict[str, str] = {}

@@ -16,6 +16,7 @@ from paceline.core.hosts import compress
 from paceline.core.node_groups import GroupThroughput
 from paceline.core.units import percent, pluralize, si
 from paceline.core.value import Value
+from paceline.files.documents import read_text
 from paceline.machines import JobEnd
 from paceline.machines.probe import health
 from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
@@ -366,7 +367,7 @@ def read_lines(folder: Path, program: str = "check") -> list[dict[str, Any]]:
     """Return every complete line that the ranks wrote into the folder of their program."""
     lines: list[dict[str, Any]] = []
     for path in sorted((folder / program).glob("rank-*.jsonl")):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in read_text(path, errors="replace").splitlines():
             try:
                 content = json.loads(line)
             except json.JSONDecodeError:  # the last line of a killed rank may be incomplete

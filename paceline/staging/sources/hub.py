@@ -7,7 +7,6 @@ and are resumed and verified in the same way.
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
@@ -20,6 +19,7 @@ from paceline.core.assets import HUB_KINDS, UNSTAGED_FOLDERS, Asset
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.text import one_line
 from paceline.core.units import LARGEST_INT
+from paceline.files.documents import parse_json, read_text
 from paceline.files.hf_hub import HUB, hub_endpoint
 from paceline.staging.connection import (
     StopSignal,
@@ -144,7 +144,7 @@ def _missing_content(asset: Asset, folder: Path, paths: Sequence[str]) -> str | 
 def _indexed(folder: Path, index: str) -> set[str]:
     """Return the weight files listed in an index."""
     try:
-        names = set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(parse_json(read_text(folder / index))["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return set()
     return {(PurePosixPath(index).parent / str(name)).as_posix() for name in names}
