@@ -22,7 +22,7 @@ include evaluations."""
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class TrainingInterval:
     """Training between two known positions of a run."""
 
     end: int
@@ -46,7 +46,7 @@ class TrainingClock:
         self._seconds = self._position = 0.0
         self._epoch_samples = 0
 
-    def take(self, record: MlRecord, rate: float) -> Interval | None:
+    def take(self, record: MlRecord, rate: float) -> TrainingInterval | None:
         """Follow an interval line; return the interval that ends at it.
 
         `rate` is the throughput that was printed since the last evaluation, or NaN.
@@ -82,13 +82,13 @@ class TrainingClock:
         size = self._epoch_samples or self.train_samples
         return int(epochs * size) if epochs is not None and 0 <= epochs * size < 1e18 else None
 
-    def _interval(self, record: MlRecord, rate: float) -> Interval | None:
+    def _interval(self, record: MlRecord, rate: float) -> TrainingInterval | None:
         if "epoch_num" in record.metadata and self._seconds > 0 and not self._epoch_samples:
             self._epoch_samples = self._samples_per_epoch(record, rate)
         end = self.position(record)
         if end is None or end <= self._position or self._seconds <= 0:
             return None
-        interval = Interval(end, end - self._position, self._seconds)
+        interval = TrainingInterval(end, end - self._position, self._seconds)
         self.training_s += self._seconds
         self._position, self._seconds = float(end), 0.0
         return interval

@@ -21,7 +21,7 @@ from paceline.core.steps import FloatColumn
 from paceline.core.units import significant
 from paceline.engines.log_reading.log_content import LogContent, numbers, whole_numbers
 from paceline.engines.log_reading.mllog import TOKEN, MlRecord, number
-from paceline.engines.log_reading.mlperf_intervals import Interval
+from paceline.engines.log_reading.mlperf_intervals import TrainingInterval
 
 ROWS_PER_BLOCK = 4096
 MAX_ENDS = 10_000
@@ -201,7 +201,7 @@ class _Blocks:
         self.end(None)
         self._mean = place, step_time_s, rate
 
-    def end(self, evaluation: Place | None, interval: Interval | None = None) -> None:
+    def end(self, evaluation: Place | None, interval: TrainingInterval | None = None) -> None:
         """Add the pending mean at the step of `evaluation`, or at its own estimate if None.
 
         A mean without a step time gets that of the block's `interval`.

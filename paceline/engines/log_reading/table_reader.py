@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.layout import MODEL_AXES
 from paceline.core.steps import FloatColumn, IntColumn
 from paceline.engines.log_reading.log_content import (
     LARGEST,
@@ -63,7 +64,7 @@ PER_RANK = "tokens/s per GPU are those of a data-parallel rank: the log has no W
 MAX_DEVICES = 1 << 20
 CLOCKS = ("timestamp", "elapsed_s", "elapsed_ms", "elapsed_min")
 PRINTED_TIMES = ("step_time_s", "step_time_ms", "step_time_us", "forward_ms", "steps_per_s")
-AXES = ("tp", "pp", "cp", "ep")
+AXES = (*MODEL_AXES, "ep")
 MAX_SIZE_DIGITS = 9
 MEAN_RATE_STEP = 0.01
 """Resolution of a printed mean rate since the start, in tokens/s."""

@@ -68,7 +68,7 @@ class NodeState:
 
 
 @dataclass
-class Driver:
+class DriverProcess:
     """The process of driver_program.py and its messages."""
 
     process: subprocess.Popen[bytes]
@@ -115,14 +115,14 @@ class Driver:
                     self._text += data
 
 
-def start_driver(request: Mapping[str, Any], log: Path | None) -> Driver:
+def start_driver(request: Mapping[str, Any], log: Path | None) -> DriverProcess:
     """Start the driver with its request, in an interpreter that has Ray.
 
     Raises SystemFaultError if the interpreter cannot be started.
     """
     program = str(resources.files("paceline.machines.ray") / "driver_program.py")
     python = request["driver_python"] or sys.executable
-    drivers: list[Driver] = []
+    drivers: list[DriverProcess] = []
     try:
         # An interrupt inside Popen would leave a process that nobody knows and nobody stops.
         with Path(log or os.devnull).open("ab") as errors, deferred_interrupts():
@@ -136,7 +136,7 @@ def start_driver(request: Mapping[str, Any], log: Path | None) -> Driver:
                 if sys.platform == "linux"
                 else None,
             )
-            drivers.append(Driver(process))
+            drivers.append(DriverProcess(process))
     except OSError as error:
         raise SystemFaultError(python, f"cannot be started: {error.strerror}") from error
     except KeyboardInterrupt:
@@ -189,7 +189,7 @@ def list_nodes(cluster: Cluster) -> list[dict[str, str]]:
 class RayRun(Handle):
     """A started job on nodes of a Ray cluster."""
 
-    driver: Driver
+    driver: DriverProcess
     job: Job
     folder: Path
     nonce: str
