@@ -219,7 +219,8 @@ class _CheckedHeader(tarfile.TarInfo):
     def _proc_pax(self, archive: tarfile.TarFile) -> Any:
         try:
             return super()._proc_pax(archive)  # pyright: ignore
-        except tarfile.InvalidHeaderError:  # a malformed extension says nothing of its member
+        except tarfile.InvalidHeaderError:  # pyright: ignore
+            # A malformed extension says nothing of its member.
             return self.fromtarfile(archive)
 
     def _proc_member(self, archive: tarfile.TarFile) -> Any:

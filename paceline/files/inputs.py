@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from paceline.core.assets import Manifest, RunInput, RunInputs, StagedFile, content_digest
 from paceline.core.run import RunSpec
+from paceline.files.documents import open_regular
 from paceline.files.staged import CONTENT_FOLDER, content_sizes, read_manifest
 
 INPUTS_FILE = "inputs.json"
@@ -101,7 +102,7 @@ def _digest(path: Path, files: Iterable[Path]) -> str | None:
     digests: dict[Path, str] = {}
     for file in files:
         try:
-            with file.open("rb") as content:
+            with open_regular(file) as content:
                 digests[file] = hashlib.file_digest(content, "sha256").hexdigest()
         except OSError:
             return None

@@ -56,7 +56,6 @@ EXEMPT = {
         "staging/node_copies.py",
     ),
     "reads files of any size in blocks, or files of known size": (
-        "files/inputs.py",
         "files/recipe.py",
         "mlperf/run/tiny_data.py",
         "runs/bundles/verification.py",

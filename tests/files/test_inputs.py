@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from paceline.core.assets import Asset, Manifest, RunInput, StagedFile, content_digest
@@ -115,3 +116,9 @@ def test_a_large_file_is_identified_by_its_size(tmp_path: Path):
 
 def test_synthetic_data_is_not_an_input():
     assert find_run_inputs(make_spec(), {}) is None
+
+
+def test_a_pipe_among_the_files_of_an_input_has_no_digest(tmp_path):
+    (tmp_path / "file").write_text("content")
+    os.mkfifo(tmp_path / "pipe")
+    assert find_input("data", tmp_path).sha256 is None
