@@ -411,7 +411,7 @@ class VerbGroup(TyperGroup):
         return names if ctx.parent else sorted(names, key=order.index)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        if ctx.parent is None and args[0] in SHORT_FORMS:
+        if args[0] in SHORT_FORMS and args[0] not in self.commands:
             args = [SHORT_FORMS[args[0]], *args]
         if not ctx.resilient_parsing and args[0] not in self.commands and args[0][:1] != "-":
             from paceline.cli.wrong_option import unknown_command
