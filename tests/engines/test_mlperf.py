@@ -542,6 +542,17 @@ def test_evaluations_within_an_epoch_stop_the_clock():
     assert log.other_rates.popitem()[1] == pytest.approx(1200 / 180)
 
 
+def test_samples_in_place_of_epochs_are_ignored():
+    """BERT, GPT-3 and Llama 405B logs write samples or tokens as `epoch_num`."""
+    evaluations = b"".join(
+        line("block_start", time_s=60 * n)
+        + line("eval_start", time_s=60 * n + 50, epoch_num=2_030_855 * (n + 1))
+        for n in range(3)
+    )
+    log = check_read(LOG_FORMAT, BEGIN + line("train_samples", 156_725_653) + evaluations + END)
+    assert log.steps()["step_time_s"].tolist() == [150 / 384]  # whole run: 3,072 samples of END
+
+
 def test_time_outside_the_printed_steps_is_remarked():
     blocks = b"".join(
         line("block_start", time_s=100 * n, step=10 * n)

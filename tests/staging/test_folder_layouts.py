@@ -208,7 +208,10 @@ import pathlib, shutil, sys
 words = sys.argv[1:]
 target, image, inner = words[words.index("-dest") + 1 :]
 source = pathlib.Path(image).with_name("root") / inner
-if not source.is_dir():
+if source.is_symlink():
+    (pathlib.Path(target) / inner).parent.mkdir(parents=True)
+    (pathlib.Path(target) / inner).symlink_to(source.readlink()); sys.exit()
+if source.resolve() != pathlib.Path(image).parent.resolve() / "root" / inner or not source.is_dir():
     print("FATAL ERROR: no such folder", file=sys.stderr); sys.exit(1)
 shutil.copytree(source, pathlib.Path(target) / inner, symlinks=True)
 """
@@ -221,6 +224,9 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     scripts = {"run.sub": "#!/bin/bash", "config_A.sh": "export DGXNNODES=1", "train.py": "x"}
     root = write(tmp_path / "image" / "root" / "workspace" / "llm", {**scripts, "sub/a.sh": ""})
     (root / "hosts.sh").symlink_to("/etc/hosts")
+    outside = write(tmp_path / "outside", {"a.sh": "of the host", "llm/b.sh": "of the host"})
+    for link in (root / "out", root.parent / "link", tmp_path / "image" / "root" / "work"):
+        link.symlink_to(outside)
     file = tmp_path / "image" / "nvidia+llm.sqsh"
     if (packer := shutil.which("mksquashfs")) and shutil.which("unsquashfs"):
         words = (packer, str(tmp_path / "image" / "root"), str(file), "-no-progress", "-quiet")
@@ -242,6 +248,18 @@ def test_scripts_are_copied_out_of_an_image(image: Path, tmp_path: Path):
     assert (target / "config_A.sh").read_text() == "export DGXNNODES=1"
     with pytest.raises(PacelineError):
         make("image-files", tmp_path / "none", inputs, {"folder": "workspace/none"})
+    for folder in ("work", "workspace/link"):
+        with pytest.raises(UserError, match=rf"/{folder}: is a link"):
+            make("image-files", tmp_path / "none", inputs, {"folder": folder, "files": "*.sh"})
+    for setting in (
+        {"folder": "work/llm", "files": "*.sh"},
+        {"folder": "workspace", "files": "link/*.sh"},
+        {"folder": "workspace/llm", "files": "out/*"},
+    ):
+        with pytest.raises(PacelineError):
+            make("image-files", tmp_path / "none", inputs, setting)
+    outside = tmp_path / "outside"
+    assert (outside / "a.sh").exists() and (outside / "llm" / "b.sh").exists()
     with pytest.raises(UserError, match="has no file"):
         make("image-files", tmp_path / "none", inputs, {"folder": "workspace/llm", "files": "*.x"})
     with pytest.raises(UserError, match=r"folder '\.\./etc'"):

@@ -19,6 +19,8 @@ WITH_EVALUATIONS = "its time includes the evaluations"
 SAME_RATE = (0.75, 1.15)
 """Range of printed rate / rate of the intervals in which both count the same: a printed rate may
 include evaluations."""
+MAX_EPOCHS = 10_000
+"""Some programs write samples or tokens as `epoch_num`; higher numbers are not epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,12 @@ class TrainingClock:
             return samples
         if (step := record.count("step")) is not None:
             return step * self.global_batch or None
-        epochs = number(record.metadata.get("epoch_num"))
+        epochs = _epochs(record)
         size = self._epoch_samples or self.train_samples
         return int(epochs * size) if epochs is not None and 0 <= epochs * size < 1e18 else None
 
     def _interval(self, record: MlRecord, rate: float) -> TrainingInterval | None:
-        if "epoch_num" in record.metadata and self._seconds > 0 and not self._epoch_samples:
+        if _epochs(record) is not None and self._seconds > 0 and not self._epoch_samples:
             self._epoch_samples = self._samples_per_epoch(record, rate)
         end = self.position(record)
         if end is None or end <= self._position or self._seconds <= 0:
@@ -95,7 +97,7 @@ class TrainingClock:
 
     def _samples_per_epoch(self, record: MlRecord, rate: float) -> int:
         """Return `train_samples`, times the batch if only that agrees with the printed rate."""
-        epochs = number(record.metadata.get("epoch_num")) or 0.0
+        epochs = _epochs(record) or 0.0
         batch, local = self.global_batch, self.local_batch
         scales = (1.0, local / batch if batch and local else 1.0)
         for factor in (1, batch):
@@ -104,3 +106,8 @@ class TrainingClock:
                 if expected and SAME_RATE[0] < rate / (expected * scale) < SAME_RATE[1]:
                     return factor * self.train_samples
         return 0
+
+
+def _epochs(record: MlRecord) -> float | None:
+    epochs = number(record.metadata.get("epoch_num"))
+    return epochs if epochs is not None and epochs <= MAX_EPOCHS else None

@@ -19,7 +19,7 @@ def copy_from_image(
     """Copy the matching files of a folder in an image to `target`, subfolders included.
 
     Links are left out: they may point outside the image. Raises UserError if there is no SquashFS
-    image, no `unsquashfs` or no matching file.
+    image, no `unsquashfs` or no matching file, or if the path of the folder has a link.
     """
     images = sorted(image_folder.glob("*.sqsh"))
     if len(images) != 1:
@@ -39,8 +39,15 @@ def copy_from_image(
     try:
         result = run_program(command, check)
         top = image_root / inner
+        real_top = image_root.resolve() / inner
+        if top.resolve() != real_top:
+            raise UserError(
+                f"{images[0].name}: /{inner}", "is a link", remedy="name the folder it points to"
+            )
         files = [
-            path for path in sorted(top.rglob(pattern)) if path.is_file() and not path.is_symlink()
+            path
+            for path in sorted(top.rglob(pattern))
+            if path.is_file() and path.resolve() == real_top / path.relative_to(top)
         ]
         if not files and result.returncode:
             raise SystemFaultError(str(images[0]), last_line(result.stderr) or "cannot be read")
