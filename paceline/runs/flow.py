@@ -168,7 +168,11 @@ def resume(
     """
     record = read_record(folder)
     if record.status not in FINAL:
-        record = record.model_copy(update={"controller": this_controller()})
+        now = this_controller()
+        if record.controller is None or record.controller.boot_id != now.boot_id:
+            # Its monotonic clock does not continue in another boot or on another host.
+            record = record.model_copy(update={"launched_monotonic_s": None})
+        record = record.model_copy(update={"controller": now})
         try:
             final_record = _follow_orphan(job, folder, record, watch, is_cancelled)
         except KeyboardInterrupt:

@@ -63,6 +63,19 @@ def test_a_job_whose_end_slurm_had_reported_is_evaluated(tmp_path: Path) -> None
     assert read_record(folder).status != "running"
 
 
+@pytest.mark.parametrize("same_boot", [True, False])
+def test_the_monotonic_clock_of_another_boot_is_not_used(tmp_path: Path, same_boot: bool) -> None:
+    folder = leave(tmp_path, "running")
+    boot = this_controller().boot_id if same_boot else "another"
+    controller = this_controller().model_copy(update={"boot_id": boot})
+    times = {"launched_monotonic_s": 5.0, "controller": controller}
+    write_value(folder / RUN_FILE, read_record(folder).model_copy(update=times))
+
+    flow.resume(folder, tmp_path, make_job(), lambda _: None)
+
+    assert read_record(folder).launched_monotonic_s == (5.0 if same_boot else None)
+
+
 class Stopped(Handle):
     """A job during whose run the user presses Ctrl-C."""
 

@@ -113,8 +113,7 @@ def _ended_unix(record: RunRecord) -> float | None:
     if None in (record.launched_unix, record.launched_monotonic_s, record.ended_monotonic_s):
         return record.ended_unix
     duration_s = (record.ended_monotonic_s or 0.0) - (record.launched_monotonic_s or 0.0)
-    # A negative duration is that of a controller that resumed after a restart of its host.
-    return (record.launched_unix or 0.0) + duration_s if duration_s >= 0 else record.ended_unix
+    return (record.launched_unix or 0.0) + duration_s
 
 
 def _attempts_in_log(run: Attempt, steps: Steps) -> list[Attempt]:
@@ -198,13 +197,17 @@ def attempts_of_log(path: Path) -> list[Attempt]:
 
 
 def _check_one_training(path: Path, log: LogContent, steps: Steps) -> None:
-    """Raise UserError if the steps start over after a training that was complete."""
+    """Raise UserError if the steps start over after a training that was complete.
+
+    A restart from a late checkpoint is an attempt of it: its last save may have failed.
+    """
     rows = 0
     for part in _parts(steps)[:-1]:
         rows += len(part)
         total = log.facts_of(rows - 1).get("total_steps") or log.facts.get("total_steps")
         first, last = int(part.index[0]), int(part.index[-1])
-        if isinstance(total, int | float) and last >= total - (first == 0):
+        is_new = steps.index[rows] <= steps.index[:rows].min()
+        if is_new and isinstance(total, int | float) and last >= total - (first == 0):
             raise UserError(
                 str(path),
                 f"starts over at step {int(steps.index[rows]):,} after a training that was "

@@ -32,6 +32,8 @@ Account = Literal[
 ACCOUNTS: tuple[Account, ...] = get_args(Account)
 MIN_SLOWDOWN = 0.05
 """Minimum difference of a slower level of step times that is a loss."""
+MIN_FAST_SHARE = 0.2
+"""Minimum share of the steps on a faster level; a rarer one is not usual."""
 BoolColumn = npt.NDArray[np.bool_]
 
 
@@ -62,7 +64,7 @@ class GoodputLedger(Value):
     """Productive time divided by wall time, 0-1."""
     usual_step_s: float
     """Expected step time: the median of the kept steps of all attempts, or of their faster level if
-    the steps are slower for a part of the training."""
+    at least 20% of the steps are on it."""
     n: NonNegativeInt
     """Number of step times in that median; for logs, lines that each print a mean."""
     steps_kept: NonNegativeInt
@@ -152,6 +154,8 @@ def _unthrottled_step(times: FloatColumn) -> tuple[float, str | None]:
     is_inside = np.zeros(len(times), np.bool_)
     is_inside[shift.at : shift.stop] = True
     is_fast = ~is_inside if shift.ratio > 1 else is_inside
+    if is_fast.mean() < MIN_FAST_SHARE:
+        return float(np.median(times)), None
     slowdown = max(shift.ratio, 1 / shift.ratio) - 1
     return float(np.median(times[is_fast])), (
         f"{(~is_fast).mean():.0%} of the step times are {slowdown:.0%} longer than the others; the "

@@ -143,6 +143,15 @@ def test_a_log_of_two_finished_trainings_is_refused(tmp_path: Path):
     assert len(attempts_of_log(path)) == 2
 
 
+def test_restarts_after_a_failed_last_save_are_attempts(tmp_path: Path):
+    path = tmp_path / "pretrain.log"
+    numbers = [*range(1, 101), *range(91, 101), *range(91, 101)]
+    path.write_text("".join(megatron_line(step, 2.0) for step in numbers))  # of 100
+    ledger = ledger_of(attempts_of_log(path))
+    assert [entry.steps_kept for entry in ledger.attempts] == [90, 0, 10]
+    assert ledger.seconds["lost_steps"] == pytest.approx(40)
+
+
 def test_evaluations_of_a_log_have_their_account(tmp_path: Path):
     bars = "".join(
         f" {step}%|##  | {step}/100 [00:10<00:10,  1.00s/it]\n"
@@ -168,7 +177,7 @@ def test_a_foreign_run_counts_its_seconds_once(tmp_path: Path):
         "failed",
         name="foreign",
         created=datetime.fromtimestamp(ASKED, UTC).isoformat(),
-        spec=make_spec(engine="nanogpt", ranks=1, steps=200),
+        spec=make_spec(engine="command", ranks=1, steps=200),
         ended_unix=ASKED + 200,
     )
     write_value(folder / RUN_FILE, record)
@@ -198,12 +207,22 @@ def test_a_training_that_is_throttled_for_half_its_time_is_not_wholly_productive
     )
 
 
+def test_a_few_steps_of_a_faster_level_are_not_the_usual_step(tmp_path: Path):
+    times = np.random.default_rng(1).normal(1000, 5, 265)
+    times[100:115] *= 0.94
+    log = tmp_path / "train.log"
+    log.write_text("".join(map(LINE.format, range(1, 266), times)))
+    ledger = ledger_of(attempts_of_log(log))
+    assert ledger.usual_step_s == pytest.approx(1, rel=0.005)
+    assert ledger.goodput > 0.99
+
+
 def test_a_clock_that_is_set_during_a_run_moves_no_end(tmp_path: Path):
     record = make_record(
         "ok",
         name="reset",
         created=datetime.fromtimestamp(ASKED, UTC).isoformat(),
-        spec=make_spec(engine="nanogpt", ranks=1, steps=60),
+        spec=make_spec(engine="command", ranks=1, steps=60),
         launched_unix=ASKED + 5,
         launched_monotonic_s=100.0,
         ended_unix=ASKED + 3 * 3600,
