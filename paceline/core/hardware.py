@@ -158,7 +158,8 @@ class SlurmSettings(Value):
     mem: Annotated[str | None, SlurmOption("mem", "SBATCH_MEM_PER_NODE")] = None
     """Memory per node. Unset requests all of it, `none` omits the option."""
     time: Annotated[str | None, SlurmOption("time", "SBATCH_TIMELIMIT")] = None
-    """Time limit of a job, for example `2:00:00`. Unset requests the time limit of the run."""
+    """Time limit of a job, for example `2:00:00`. Unset requests the run's
+    time limit; sbatch's variable counts only if neither recipe nor `--timeout` sets one."""
     hint: Annotated[str | None, SlurmOption("hint", "SBATCH_HINT")] = None
     """CPU usage hint, for example `nomultithread`."""
     exclude: Annotated[tuple[str, ...], SlurmOption("exclude")] = ()
@@ -196,15 +197,19 @@ class SlurmSettings(Value):
                 options[option.name] = ",".join(value) if isinstance(value, tuple) else str(value)
         return options
 
-    def with_variables(self, environment: Mapping[str, str]) -> SlurmSettings:
+    def with_variables(
+        self, environment: Mapping[str, str], *, has_limit: bool = False
+    ) -> SlurmSettings:
         """Return the settings with unset fields filled from the user's SBATCH_ variables.
 
+        With `has_limit`, the run has a time limit of its own, which the variable does not replace.
         Raises UserError for a variable with an invalid value.
         """
         values = {
             field: value
             for field, option in self.declared_options().items()
             if option.variable and getattr(self, field) is None
+            if not (has_limit and field == "time")
             if (value := environment.get(option.variable))
         }
         try:

@@ -13,6 +13,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster, Device
 from paceline.core.hosts import Host
 from paceline.core.launchers import LauncherName, capabilities
+from paceline.core.training import DEFAULT_TIME_LIMIT_S
 from paceline.core.units import pluralize, there_are
 from paceline.files import catalog
 from paceline.files.recipe import Recipe
@@ -122,9 +123,13 @@ def choose_cluster(
     or devices are not available.
     """
     where = request.where
+    is_default = recipe.time_limit_s in (None, DEFAULT_TIME_LIMIT_S)
+    has_limit = request.timeout_s is not None or not is_default
     slots = sorted({host.slots for host in where.hosts[: where.nodes] if host.slots})
     if request.cluster is not None:
-        cluster = with_placement(_named_cluster(request, request.cluster), where)
+        cluster = with_placement(
+            _named_cluster(request, request.cluster), where, has_limit=has_limit
+        )
         if request.devices_per_node is not None:
             return _part_of_nodes(cluster, request.devices_per_node), []
         if slots and slots[0] < cluster.devices_per_node:
@@ -138,7 +143,7 @@ def choose_cluster(
         return cluster, []
     if capabilities(where.kind(os.environ)).runs_here:
         cluster, notices = _this_machine(request, recipe, inventory)
-        return with_placement(cluster, where), notices
+        return with_placement(cluster, where, has_limit=has_limit), notices
     if len(slots) > 1:
         raise UserError(
             "hosts",
@@ -158,10 +163,10 @@ def choose_cluster(
     assumption = f"hosts are assumed to be like this machine: {devices} each"
     if not inventory["gpus"] and request.device == "auto":
         assumption += f"; no GPU is visible here, {_UNSEEN}: if they have GPUs, {_NAME_THEM}"
-    return with_placement(cluster, where), [*notices, assumption]
+    return with_placement(cluster, where, has_limit=has_limit), [*notices, assumption]
 
 
-def with_placement(cluster: Cluster, where: HostPlacement) -> Cluster:
+def with_placement(cluster: Cluster, where: HostPlacement, *, has_limit: bool = False) -> Cluster:
     """Return `cluster` with the hosts, launcher and settings that `where` specifies.
 
     Raises UserError for a launcher that needs hosts and has none, and for more nodes than hosts.
@@ -197,7 +202,7 @@ def with_placement(cluster: Cluster, where: HostPlacement) -> Cluster:
         changes["ray"] = cluster.ray.model_copy(update={"address": where.ray_address})
     allocation = where.allocation or cluster.slurm.allocation or os.environ.get("SLURM_JOB_ID")
     if can.queues:
-        slurm = cluster.slurm.with_variables(os.environ)
+        slurm = cluster.slurm.with_variables(os.environ, has_limit=has_limit)
         changes["slurm"] = slurm.model_copy(update={"allocation": allocation})
     return cluster.model_copy(update=changes)
 

@@ -77,6 +77,29 @@ def test_a_users_variable_that_is_empty_or_does_not_fit():
         SlurmSettings().with_variables({"SBATCH_SEGMENT_SIZE": "many"})
 
 
+@pytest.mark.parametrize(
+    ("timeout_s", "recipe_limits", "time"),
+    [
+        (None, (), "30"),
+        (600.0, (), None),
+        (None, ("time_limit_s=600",), None),
+        (None, ("time_limit_s=null",), "30"),
+    ],
+)
+def test_a_time_limit_of_the_run_goes_before_the_variable_of_sbatch(
+    timeout_s: float | None,
+    recipe_limits: tuple[str, ...],
+    time: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "30")
+    where = HostPlacement(TWO, launcher="slurm")
+    request = Request("tiny-llama", cluster="dgx-h100", timeout_s=timeout_s, where=where)
+    recipe = load_recipe("tiny-llama", None, recipe_limits)
+    cluster, _ = choose_cluster(request, recipe, inventory())
+    assert cluster.slurm.time == time
+
+
 def test_without_slurm_many_nodes_need_hosts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert HostPlacement(nodes=4).kind({}) == "local"

@@ -63,7 +63,7 @@ def machine() -> str:
 
 def torch_version() -> str | None:
     """Return the installed version of torch without importing it, which takes seconds."""
-    for folder in filter(os.path.isdir, sys.path[1:]):
+    for folder in filter(os.path.isdir, sys.path):
         for name in os.listdir(folder):  # noqa: PTH208
             if name.startswith("torch-") and name.endswith((".dist-info", ".egg-info")):
                 return name.split("-")[1].removesuffix(".dist").removesuffix(".egg")

@@ -72,7 +72,7 @@ def cluster_of(
     cluster = local_cluster(machine, name, None, count)
     # Each host chooses the threads per rank by its own number of cores.
     cluster = cluster.model_copy(update={"threads_per_device": None, "bind": "auto"})
-    cluster = with_placement(cluster, where)
+    cluster = with_placement(cluster, where, has_limit=True)
     if can.lists_hosts and not (can.allocations or cluster.hosts):
         hosts = launcher(cluster.launcher).available_hosts(cluster)[: where.nodes]
         names = tuple(host.name for host in hosts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -80,6 +81,15 @@ def test_a_host_tells_its_facts_as_one_line_of_json(tmp_path: Path):
     assert (facts["folder"], facts["address"], facts["reached_on"]) == ("shared", "127.0.0.1", "lo")
     assert facts["free_bytes"] > 0
     assert facts["torch"] is None or facts["torch"][0].isdigit()
+
+
+def test_torch_is_seen_in_the_first_folder_of_pythonpath(tmp_path: Path):
+    (tmp_path / "torch-9.8.7.dist-info").mkdir()
+    program = Path(host_facts.__file__).read_text() + "\nprint(torch_version())"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+    words = [sys.executable, "-c", program, "facts", str(tmp_path), "no=", "lo", "localhost", "::1"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines()[-1] == "9.8.7"
 
 
 @pytest.mark.parametrize(
