@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -146,7 +146,8 @@ def _stop_on_signals() -> Iterator[Event]:
             else b"ending what runs; finished runs are kept\n"
         )
         stop.set()
-        os.write(2, message)
+        with suppress(OSError):  # The terminal may be closed.
+            os.write(2, message)
 
     numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, ask) for number in numbers}

@@ -12,6 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.surroundings import own_folders
+from tests.terminals import exit_code_in_closed_terminal
+
 SESSION = """
 import pathlib, sys, time
 from paceline.machines.ssh.session import Session
@@ -71,6 +74,22 @@ def test_a_closed_terminal_leaves_no_temporary_file(tmp_path: Path, number: sign
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert not list(folder.iterdir())
+
+
+def test_a_run_in_a_closed_terminal_is_incomplete(tmp_path: Path):
+    """Its progress and its report can no longer be written."""
+    program = (
+        "import time\nfor n in range(1, 600):\n"
+        "    print(f'step {n} loss: 3.0 step_time: 0.1', flush=True); time.sleep(0.1)"
+    )
+    code = exit_code_in_closed_terminal(
+        ["-m", "paceline", "run", "--", sys.executable, "-c", program],
+        {**os.environ, **own_folders(tmp_path)},
+        lambda: any(b"step 5 " in path.read_bytes() for path in tmp_path.glob("*/logs/*")),
+    )
+    assert code == 4
+    (result,) = tmp_path.glob("*/result.json")
+    assert '"status": "cancelled"' in result.read_text()
 
 
 def test_the_next_command_removes_what_a_killed_one_left(tmp_path: Path):

@@ -16,6 +16,7 @@ import pytest
 from paceline.scaling.campaigns.record import campaign_folders
 from tests.cli.test_errors import paceline
 from tests.surroundings import own_folders
+from tests.terminals import exit_code_in_closed_terminal
 from tests.waiting import wait_until
 
 DRIVER = """
@@ -46,14 +47,10 @@ def records(runs: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in runs.glob("*/run.json")]
 
 
-def until_running(runs: Path, count: int, size: int) -> None:
-    """Wait until `count` sub-clusters of this size run."""
-
-    def all_run() -> bool:
-        running = [r for r in records(runs) if r["status"] == "running"]
-        return sum(len(r["trial"]["hosts"]) == size for r in running) == count
-
-    wait_until(all_run, f"{count} runs of {size} nodes", limit_s=120)
+def all_run(runs: Path, count: int, size: int) -> bool:
+    """Whether `count` sub-clusters of this size run."""
+    running = [r for r in records(runs) if r["status"] == "running"]
+    return sum(len(r["trial"]["hosts"]) == size for r in running) == count
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +113,7 @@ def test_the_results_can_be_analysed_as_if_they_came_from_elsewhere(
 
 def test_interrupts_end_everything_and_what_was_finished_stays(tmp_path: Path):
     process = start(tmp_path, 300.0, *FOUR, "--json")
-    until_running(tmp_path, 2, size=2)
+    wait_until(lambda: all_run(tmp_path, 2, size=2), "2 runs of 2 nodes", limit_s=120)
     for _ in range(3):
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
@@ -206,3 +203,15 @@ def test_a_reference_stands_in_the_page_of_a_campaign(
 def test_a_dry_run_draws_no_page(tmp_path: Path):
     done = paceline(*FOUR, "--dry-run", "--html", str(tmp_path / "page.html"), runs=tmp_path)
     assert done.returncode == 1 and "--dry-run makes none" in done.stderr
+
+
+def test_a_closed_terminal_ends_everything_and_what_was_finished_stays(tmp_path: Path):
+    code = exit_code_in_closed_terminal(
+        ["-c", DRIVER, "300.0", "", *FOUR],
+        {**os.environ, **own_folders(tmp_path)},
+        lambda: all_run(tmp_path, 2, size=2),
+    )
+    assert code == 4
+    (folder,) = campaign_folders(tmp_path)
+    assert len((folder / "results.csv").read_text().splitlines()) > 4
+    assert sorted(r["status"] for r in records(tmp_path)) == ["cancelled"] * 2 + ["ok"] * 4
