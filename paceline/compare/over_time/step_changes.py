@@ -7,8 +7,9 @@ There are two stages, both on logarithms, so that a change is a ratio:
    disturbed run. No level is shorter than two runs.
 2. The weakest break is removed until each is larger than the margin and significant: Student's t
    on the pooled variation, corrected for the best of n - 2 tries, with 1% false alarms for the
-   whole series. (A series of n has n - 3 places for one break, and some more for two.) In levels of
-   10 runs and more, it must also be rarer than 2% in random orders of the runs (ranks, 199 orders).
+   whole series. (A series of n has n - 3 places for one break, and some more for two.) If the two
+   levels have 10 runs or more together and overlap, it must also be rarer than 2% in random orders
+   of these runs (ranks, 199 orders).
 
 Results on simulated series (docs/dev/evidence/statistics.md): a false alarm in about 1% of series
 of 6 runs and in fewer of longer ones, at both 0.4% and 2% variation. A step of 2% at 0.4% variation
@@ -135,7 +136,7 @@ def fit_series(values: FloatColumn, margin: float = MARGIN) -> SeriesFit:
     cuts = [0, *potts_breaks(y, price), len(y)]
     fit = _Fit.of(y, cuts, noise)
     while (weakest := fit.weakest(margin)) is not None or (
-        weakest := _chance_break(y, cuts)
+        weakest := _chance_break(y, cuts, noise)
     ) is not None:
         cuts.pop(weakest + 1)
         fit = _Fit.of(y, cuts, noise)
@@ -154,18 +155,37 @@ def fit_series(values: FloatColumn, margin: float = MARGIN) -> SeriesFit:
     )
 
 
-def _chance_break(y: FloatColumn, cuts: Sequence[int]) -> int | None:
+def _chance_break(y: FloatColumn, cuts: Sequence[int], noise: float) -> int | None:
     """Return the break that the order of the runs supports least, or None if it supports all.
 
-    Each break is tested on the runs of both its levels in random orders. The test is exact for any
-    noise that does not depend on the order, such as runs with two states.
+    Each break between levels that overlap is tested on the runs of both in random orders. The test
+    is exact for any noise that does not depend on the order, such as runs with two states.
     """
     p_values = [
-        _permutation_p(y[before:after]) for before, after in zip(cuts[:-2], cuts[2:], strict=True)
+        0.0 if _are_apart(y[before:at], y[at:after], noise) else _permutation_p(y[before:after])
+        for before, at, after in zip(cuts[:-2], cuts[1:-1], cuts[2:], strict=True)
     ]
     if not p_values or max(p_values) <= MAX_PERMUTATION_P:
         return None
     return int(np.argmax(p_values))
+
+
+def _are_apart(before: FloatColumn, after: FloatColumn, noise: float) -> bool:
+    """Return whether two levels are clearly different without a test of the order of their runs.
+
+    No run of one level belongs to the other: is nearer to its median and within REACH of it. Ranks
+    cannot show this for three runs at an end, however far they are from the others.
+    """
+    if min(len(before), len(after)) < MIN_LEVEL_RUNS:
+        return False
+    centres = float(np.median(before)), float(np.median(after))
+    if abs(centres[1] - centres[0]) <= REACH * noise:
+        return False
+    return not any(
+        ((away < REACH * noise) & (away < np.abs(part - own))).any()
+        for part, own, other in ((before, *centres), (after, *centres[::-1]))
+        for away in [np.abs(part - other)]
+    )
 
 
 def _permutation_p(y: FloatColumn) -> float:

@@ -198,3 +198,21 @@ def test_runs_with_two_states_in_any_order_have_no_steps(n: int):
         logs = rng.normal(0, 0.002, n) + 0.02 * (rng.random(n) < 0.3)
         alarms += bool(fit_series(np.exp(logs)).changes)
     assert alarms <= 3
+
+
+@pytest.mark.parametrize("n_before", [6, 10, 30])
+@pytest.mark.parametrize("ratio", [1.05, 2.0])
+def test_a_clear_slowdown_of_the_last_three_runs_is_found(n_before: int, ratio: float):
+    found = [
+        found_at(fit_series(stepped(n_before, 3, ratio, seed)), n_before) for seed in range(40)
+    ]
+    assert sum(found) >= 38
+
+
+def test_disturbed_runs_before_a_slowdown_of_three_runs_do_not_hide_it():
+    found = 0
+    for seed in range(40):
+        values = stepped(30, 3, 1.05, seed)
+        values[[5, 20]] *= 1.1
+        found += found_at(fit_series(values), 30)
+    assert found >= 34
