@@ -80,7 +80,7 @@ def rates(kind: Kind, change: float, n: int, rng: np.random.Generator) -> dict[s
                     f"{side}{at}",
                     facts=facts,
                     created=hour(24 * day + at),
-                    environment={"host": side if kind.hosts else "x"},
+                    hosts=(side if kind.hosts else "x",),
                 )
                 for at, (letter, day) in enumerate(letters)
                 if letter == side

@@ -11,6 +11,7 @@ from itertools import groupby, pairwise
 
 from paceline.compare.sides import ComparedRun, Pair
 from paceline.compare.significance import MIN_REPEATS, RunVariation, VariationPrior, power
+from paceline.core.hosts import compress
 from paceline.core.units import percent, pluralize
 from paceline.files.catalog import VariationClass, variation_class
 
@@ -78,13 +79,17 @@ class RunOrder:
         if self.sides.baseline.published:
             return None
         if self.is_unknown:
-            return "the order of the runs is unknown: a log without dates is of any day"
+            name = next(
+                run.name for side in self.sides.each for run in side.valid_runs if not _start(run)
+            )
+            return f"the order of the runs is unknown: the log of {name} has no dates"
         if self._days < MIN_CONFOUNDING and not self.not_interleaved:
             return None
-        are = "sides are of different days"
+        on_other_days = self._days >= MIN_CONFOUNDING
+        fault = "two sides ran on different days" if on_other_days else "runs are not interleaved"
         return (
-            f"the {are if self._days >= MIN_CONFOUNDING else 'runs are not interleaved'}: a slow "
-            "change of the machine would look like a difference; alternate the runs (A B A B ...)"
+            f"the {fault}: a slow change of the machine would look like a difference; alternate "
+            "the runs (A B A B ...)"
         )
 
     @property
@@ -93,7 +98,7 @@ class RunOrder:
         if self.sides.baseline.published or self._hosts < MIN_CONFOUNDING:
             return None
         names = [
-            ", ".join(sorted({run.environment["host"] for run in side.valid_runs}))
+            compress(sorted({host for run in side.valid_runs for host in run.hosts}))
             for side in self.sides.each
         ]
         return (
@@ -122,9 +127,7 @@ class RunOrder:
 
     @property
     def _hosts(self) -> float:
-        baseline, candidate = (
-            [run.environment.get("host", "") for run in side.valid_runs] for side in self.sides.each
-        )
+        baseline, candidate = ([run.hosts for run in side.valid_runs] for side in self.sides.each)
         return _imbalance(baseline, candidate) if all((*baseline, *candidate)) else 0.0
 
 
@@ -205,7 +208,7 @@ def evidence_text(
     size = max(ratio, 1 / ratio) - 1
     limit = max((each for each in pairs.beyond if size > each), default=min(pairs.beyond))
     which = f"{pairs.pairs:,} published pairs" if pairs.pairs else "published pairs"
-    days = " Other days or hosts differ by another 1%." if rule.confounding else ""
+    days = " Between days or hosts, add about 1%." if rule.confounding else ""
     return (
         f"Runs of one system of this class ({machine.name}) differ by more than "
         f"{percent(limit, 0)} in {percent(pairs.beyond[limit], 1)} of {which} ({pairs.source})."
@@ -214,14 +217,17 @@ def evidence_text(
 
 
 def plan_text(sides: Pair) -> str:
-    """Return what three runs per side in turns would find, or an empty text."""
+    """Return what three alternating runs per side would find, or an empty text."""
     variances = 2 * [machine_class(sides).within ** 2]
     smallest = next(
         (each for each in PLANNED_CHANGES if power(variances, MIN_REPEATS, each, 0.0) >= 0.8), None
     )
     if smallest is None:
         return ""
-    return f"{MIN_REPEATS} of each in turns (A B A B) find {100 * smallest:g}% in 8 of 10 cases."
+    return (
+        f"Three alternating runs per side detect a change of {100 * smallest:g}% with 80% "
+        "probability."
+    )
 
 
 def short_runs(sides: Pair) -> str | None:
@@ -241,6 +247,6 @@ def short_runs(sides: Pair) -> str | None:
     names = ", ".join(name for name, _ in short[:MAX_NAMES])
     others = f" and {len(short) - MAX_NAMES} more" if len(short) > MAX_NAMES else ""
     return (
-        f"short runs, from {pluralize(min(n for _, n in short), 'steady step')} on: {names}{others}"
-        f"; they may still be warming up, and {MIN_SURE_STEPS} are enough"
+        f"short runs ({pluralize(min(n for _, n in short), 'steady step')} or more): {names}"
+        f"{others} may still be warming up; use at least {MIN_SURE_STEPS}"
     )

@@ -38,6 +38,7 @@ from paceline.compare.significance import (
     MARGIN,
     MAX_FURTHER_REPEATS,
     MIN_REPEATS,
+    NO_SPREAD,
     RunVariation,
     correct_p_values,
 )
@@ -93,6 +94,8 @@ def judge(
     published variation of such machines replaces missing repeats.
     """
     sides = Pair(baseline, candidate)
+    # Without variation, a history would make any difference certain.
+    variation = variation if variation and variation.single >= NO_SPREAD else None
     if problem := baseline.invalid or candidate.invalid:
         return _without_figures(sides, f"Not judged: {problem}.", margin)
     alike = compare_settings(
@@ -151,7 +154,7 @@ def _verdict(
     words = _gate_verdicts(primaries)
     verdict = min(words, key=VERDICT_PRIORITY.index)
     lead = primaries[words.index(verdict)]
-    remark_on_figures(sides, primaries, blank.margin, remarks, variation)
+    remark_on_figures(sides, primaries, blank.margin, remarks, rule, variation)
     if (
         verdict == "same"
         and metric_class(lead.metric).is_speed
@@ -159,7 +162,7 @@ def _verdict(
     ):
         verdict, repeats_needed, how = "undecided", None, ONE_LEVEL
     else:
-        repeats_needed, how = _repeats(primaries, verdict, sides, variation)
+        repeats_needed, how = _repeats(primaries, verdict, sides)
     low = bool(remarks.why_low)
     observed = evidence = ""
     is_few = min(sides.sizes) < MIN_REPEATS or rule.confounding > 0
@@ -272,7 +275,7 @@ def _gate_verdict(comparison: MetricComparison, weak: bool) -> Verdict:
 
 
 def has_level_shift(sides: Pair, margin: float) -> bool:
-    """Return whether the step time of some run shifts for good by more than the margin."""
+    """Return whether the step time of some run has a level that differs by more than the margin."""
     windows = [member.window for side in sides.each for member in side.valid_runs]
     return any(w and w.shift and abs(w.shift.ratio - 1) > margin for w in windows)
 
@@ -281,15 +284,14 @@ def _repeats(
     primaries: Sequence[MetricComparison],
     verdict: Verdict,
     sides: Pair,
-    variation: RunVariation | None,
 ) -> tuple[int | None, str | None]:
     """Return the number of further repeats per side, and how it was determined."""
-    fewest = min(sides.sizes)
-    if fewest < MIN_REPEATS and (variation is None or verdict in {"undecided", *LIKELY}):
-        return MIN_REPEATS - fewest, "minimum for a test; about 5 are needed to show `same`"
     is_open = {"undecided", *LIKELY}
     if verdict not in is_open:
         return 0, None
+    fewest = min(sides.sizes)
+    if fewest < MIN_REPEATS:
+        return MIN_REPEATS - fewest, "minimum for a test; about 5 are needed to show `same`"
     plans = [comparison.repeats_needed for comparison in primaries if comparison.verdict in is_open]
     if None in plans:
         return MAX_FURTHER_REPEATS, (

@@ -284,14 +284,15 @@ def proof(
 
 
 def _more_runs(missing_runs: Mapping[str, int]) -> str:
-    """Return advice to run more: ` Run 2 more of each.`; empty if no number would help."""
+    """Return advice to run more: ` Run 2 more of each, ...`; empty if no number would help."""
     numbers = set(missing_runs.values())
     if numbers <= {0}:
         return ""
     if len(numbers) == 1:
         n = numbers.pop()
         at_least = "at least " * (n >= MAX_FURTHER_REPEATS)
-        return f" Run {at_least}{n} more{' of each' * (len(missing_runs) > 1)}."
+        each = " of each, alternating (A B A B)" if len(missing_runs) > 1 else ""
+        return f" Run {at_least}{n} more{each}."
     return f" Run {' and '.join(f'{n} more of {name}' for name, n in missing_runs.items() if n)}."
 
 

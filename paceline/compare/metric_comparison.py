@@ -190,9 +190,7 @@ def _compare(
         published=baseline.published,
         known_error=hypot(*errors),
         steps_error=hypot(baseline.steps_error(name), candidate.steps_error(name)),
-        rule=rule
-        if "step_time_s" in (name, metric_class(name).follows)
-        else replace(rule, decides=False),
+        rule=rule if is_timed(name) else replace(rule, decides=False),
         is_count=not speed and metric_class(name) is not OVERHEAD,
     )
     return blank.model_copy(
@@ -206,6 +204,11 @@ def _compare(
             "verdict": metric_verdict(name, contrast.change),
         }
     )
+
+
+def is_timed(name: str) -> bool:
+    """Return whether the published variation of step times applies to this metric."""
+    return "step_time_s" in (name, metric_class(name).follows)
 
 
 def _has_values(comparison: MetricComparison) -> bool:

@@ -42,6 +42,8 @@ class ComparedRun:
     created: str | None = None
     """Time of the run, or a date in its log; None if unknown."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    hosts: tuple[str, ...] = ()
+    """Hosts of the run's ranks; empty if unknown."""
     place: str = ""
     """The run's folder, if it has one."""
     digest: str = ""

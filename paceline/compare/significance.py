@@ -23,7 +23,7 @@ MIN_OCCASIONS = 5
 
 @dataclass(frozen=True)
 class VariationPrior:
-    """Run-to-run variation that is known before the runs, as relative standard deviations."""
+    """Run-to-run variation that is known in advance, as relative standard deviations."""
 
     within: float
     """Between runs of one occasion."""
@@ -438,8 +438,8 @@ def rank_options(seconds: Sequence[Sequence[float]], best: int) -> tuple[RankedO
     the mean of an option's n runs is shrunk towards all options. The probabilities are frequencies
     over 20,000 seeded draws.
 
-    Variation that the runs did not sample (other days, other nodes, luck that lasts for all runs of
-    one allocation) is not included. Source: Gelman et al., Bayesian Data Analysis (2013), ch. 5.
+    Variation that the runs did not sample (between days, nodes or allocations) is not included.
+    Source: Gelman et al., Bayesian Data Analysis (2013), ch. 5.
     """
     logs = [np.log(np.asarray(runs, dtype=np.float64)) for runs in seconds]
     counts = np.array([len(runs) for runs in logs])

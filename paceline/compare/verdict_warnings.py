@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.compare.comparability import EQUAL_BATCH, STATING_OPTIONS, ComparabilityReport
-from paceline.compare.few_runs import RunOrder, machine_class, short_runs
+from paceline.compare.few_runs import FewRunsRule, RunOrder, machine_class, short_runs
 from paceline.compare.judgement import MetricComparison, Verdict
-from paceline.compare.metric_comparison import IDENTICAL
+from paceline.compare.metric_comparison import IDENTICAL, is_timed
 from paceline.compare.over_time.environment import environment_changes
 from paceline.compare.sides import Pair, outlier_sentences
 from paceline.compare.significance import MIN_REPEATS, NO_SPREAD, RunVariation, power
@@ -118,12 +118,18 @@ def remark_on_figures(
     primaries: Sequence[MetricComparison],
     margin: float,
     remarks: Remarks,
+    rule: FewRunsRule,
     variation: RunVariation | None = None,
 ) -> None:
     """Lower the confidence for few repeats and values without variation; warn about outliers."""
     fewest = min(sides.sizes)
-    runs = f"{pluralize(fewest, 'run')}{' per side' if len(sides.sizes) > 1 else ''}"
-    if fewest < MIN_REPEATS and variation is not None:
+    sizes = dict.fromkeys(sides.sizes)
+    per_side = " per side" if len(sizes) < len(sides.sizes) else ""
+    runs = f"{' and '.join(pluralize(n, 'run') for n in sizes)}{per_side}"
+    decides = rule.decides and any(is_timed(primary.metric) for primary in primaries)
+    if fewest < MIN_REPEATS and not decides:
+        remarks.why_low.append(f"{runs}: run-to-run variation unknown")
+    elif fewest < MIN_REPEATS and variation is not None:
         remarks.notes.append(f"{runs}, judged by this machine's history: {variation.words}")
     elif fewest < MIN_REPEATS:
         device = all(run.facts.device for side in sides.each for run in side.valid_runs)
@@ -183,7 +189,11 @@ def suspicion(
                 f"achievable_fraction of {member.name} is {percent(share)}: no run exceeds its "
                 "probed rate"
             )
-    if verdict not in ("faster", "better", "undecided") or lead.ratio is None or difference_meant:
+    if (
+        verdict not in ("faster", "likely faster", "better", "undecided")
+        or lead.ratio is None
+        or difference_meant
+    ):
         return None
     improves = (lead.ratio > 1) == (lead.better == "higher")
     gain = max(lead.ratio, 1 / lead.ratio) - 1

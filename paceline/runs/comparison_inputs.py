@@ -236,6 +236,8 @@ def member_of_run(report: RunReport, digest: str = "") -> ComparedRun:
     """Return the settings and metrics of a run that a comparison needs; see ComparedRun.digest."""
     result = report.result
     times = report.steps["step_time_s"][window_mask(report)]
+    is_local = report.spec is not None and report.spec.cluster.launcher == "local"
+    controller = report.inventory.get("host") if is_local else None
     return ComparedRun(
         name=result.run,
         place=report.folder,
@@ -248,7 +250,12 @@ def member_of_run(report: RunReport, digest: str = "") -> ComparedRun:
         printed_step_s=printed_step_s(times),
         created=result.created,
         environment=environment_items(report.inventory, result.versions),
+        hosts=_hosts(result) or ((str(controller),) if controller else ()),
     )
+
+
+def _hosts(result: Result) -> tuple[str, ...]:
+    return tuple(sorted({rank.host for rank in result.ranks if rank.host}))
 
 
 def _settled_facts(facts: RunSettings, result: Result | ParsedLog) -> RunSettings:
@@ -299,4 +306,5 @@ def _run_of_entry(entry: Any) -> ComparedRun:
         result.reason,
         result.window,
         environment=environment_items({}, result.versions),
+        hosts=_hosts(result),
     )

@@ -103,7 +103,7 @@ def _sampling_error(telemetry: RunTelemetry, energy: Energy, steps: Steps) -> st
     if not samples_power or float(np.median(steps["step_time_s"])) >= ALIASING_STEPS * interval_s:
         return ""
     return (
-        f"; power was sampled every {interval_s:g} s, so a step that takes a whole number or "
+        f"; power was sampled every {interval_s:g} s: step times near a multiple or "
         "fraction of that can bias the energy by 17% (43% at worst)"
     )
 

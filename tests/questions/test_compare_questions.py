@@ -50,7 +50,8 @@ def test_two_logs_show_the_difference_first_and_then_what_would_prove_it(logs: P
     assert first.startswith("b.log is 8.0% slower than a.log: 1.804 s vs 1.670 s · margin ")
     assert badge.strip() == "▽ likely slower (low confidence)" and done.returncode == 4
     assert proof.strip().startswith("Likely, not proven: 95% interval +")
-    assert "published pairs (MLPerf Training v3.1" in proof and "Run 2 more of each." in proof
+    assert "published pairs (MLPerf Training v3.1" in proof
+    assert "Run 2 more of each, alternating (A B A B)." in proof
 
 
 @pytest.mark.parametrize("form", ["md", "junit", "csv"])

@@ -32,6 +32,7 @@ from paceline.runs.comparison_inputs import find_side
 from paceline.runs.outcome import evaluate
 from tests.compare.members import metrics_at
 from tests.example import make_spec
+from tests.files.test_events import START
 from tests.runs.example import write_repeats, write_run
 
 ROW = references.row("opt-13b-8")
@@ -53,6 +54,12 @@ def test_a_tag_a_name_and_a_list_are_sides(tmp_path: Path):
     assert len(find_side(tmp_path, many).members) == 1
     with pytest.raises(UserError, match="is not in"):
         find_side(tmp_path, "x" * 5000 + ".json")
+
+
+def test_the_hosts_of_a_run_are_those_of_its_ranks(tmp_path: Path):
+    folder = write_run(tmp_path, "run", inventory='{"host": "login-1"}')
+    (member,) = find_side(tmp_path, str(folder)).members
+    assert member.hosts == (START["host"],) and START["host"] != "login-1"
 
 
 def test_runs_of_the_same_name_in_two_places_are_two_runs(tmp_path: Path):

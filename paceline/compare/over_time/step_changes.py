@@ -182,8 +182,8 @@ def _are_apart(before: FloatColumn, after: FloatColumn, noise: float) -> bool:
     if abs(centres[1] - centres[0]) <= REACH * noise:
         return False
     return not any(
-        ((away < REACH * noise) & (away < np.abs(part - own))).any()
-        for part, own, other in ((before, *centres), (after, *centres[::-1]))
+        ((away < REACH * noise) & (away < np.abs(part - centre))).any()
+        for part, centre, other in ((before, *centres), (after, *centres[::-1]))
         for away in [np.abs(part - other)]
     )
 
