@@ -75,6 +75,9 @@ def formats(
         if form is TableFormat.json:
             emit_json(row)
             return
+        if form is not TableFormat.text:
+            emit_table([row], [Column(key, key) for key in row], form)
+            return
         width = max(map(len, row))
         echo("\n".join(f"{key.replace('_', ' '):{width}}  {value}" for key, value in row.items()))
     else:
@@ -128,9 +131,10 @@ def _try(path: Path, name: str | None, form: TableFormat) -> None:
         read = document.model_dump(mode="json")
         emit_json({"format": name or GENERIC, "patterns": rows, "read": read})
         return
-    if rows:
+    if rows or form is not TableFormat.text:
         emit_table(rows, _MATCH_COLUMNS, form)
-    echo("\n".join(log_lines(document)))
+    if form is TableFormat.text:
+        echo("\n".join(log_lines(document)))
 
 
 def _matches(path: Path, name: str) -> list[dict[str, Any]]:

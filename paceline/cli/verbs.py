@@ -163,17 +163,19 @@ def _placeholder(param: TyperOption | TyperArgument) -> str | None:
 
 def _with_log_format(words: list[str]) -> list[str]:
     """Return the words with `--log-format` for a `--format` that names a log format."""
-    if "--format" not in words[:-1]:
+    at = next((n for n, word in enumerate(words) if word.partition("=")[0] == "--format"), None)
+    if at is None or words[at:] == ["--format"]:
         return words
-    at = words.index("--format")
-    if (value := words[at + 1]) in TABLE_FORMS or value[:1] == "-":
+    _, equals, value = words[at].partition("=")
+    value = value if equals else words[at + 1]
+    if value in TABLE_FORMS or value[:1] == "-":
         return words
     if PurePath(value).suffix not in (".yaml", ".yml"):
         from paceline.engines import log_formats  # Here alone: it imports every reader.
 
         if value.lower().replace("-", "_") not in log_formats():
             return words
-    return [*words[:at], "--log-format", *words[at + 1 :]]
+    return [*words[:at], words[at].replace("--format", "--log-format", 1), *words[at + 1 :]]
 
 
 def _before_command(words: list[str]) -> tuple[list[str], tuple[str, ...]]:

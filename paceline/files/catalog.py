@@ -26,9 +26,9 @@ from paceline.files.yaml_file import Document, line_of, read_model, read_shipped
 
 # Words that describe a device without naming another product: sizes, watts, memory, form factor.
 _DESCRIBES_DEVICE = re.compile(r"\d+(gb|gib|g|w)|hbm\d?e?|sxm\d?|pcie|nvl\d*")
-# Words that state the number or rate of links, not the kind of link.
 _OF_NODE = re.compile(r"\d\s*[x×]\s*\d|per node", re.IGNORECASE)
 """Text of a rate that all devices of a node share."""
+# Words that state the number or rate of links, not the kind of link.
 _DESCRIBES_LINK = re.compile(r"\d+(x\d+)?x?(gb|gbps|gbit|tb)?|s|uni|per|node|gpu|nic|port|connectx")
 
 LinkPlace = Literal["intra", "inter"]

@@ -35,8 +35,8 @@ LARGEST_BYTES = 1 << 28
 LONGEST_LINE = 1 << 20
 """Maximum characters in a line of events; Paceline writes about 500."""
 GZIP_MAGIC = b"\x1f\x8b"
-MAX_EXPANSION = 300
-"""Maximum ratio of a gzip file's content to its size; text reaches 100, zeros 1,032."""
+MAX_EXPANSION = 1000
+"""Maximum ratio of a gzip file's content to its size; a repeated line reaches 300, zeros 1,032."""
 MIN_EXPANDED_BYTES = 1 << 26
 """Size in bytes up to which any ratio is accepted."""
 MAX_CELL_BYTES = 1 << 20
@@ -99,6 +99,9 @@ class _BoundedGzip(gzip.GzipFile):
 
     def read1(self, size: int = -1) -> bytes:
         return self._count(super().read1(size))
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._count(super().readline(size))
 
     def _count(self, data: bytes) -> bytes:
         self.expanded_bytes += len(data)

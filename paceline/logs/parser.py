@@ -31,6 +31,7 @@ from paceline.engines import log_format, log_formats
 from paceline.engines.log_reading.generic import NAME as GENERIC
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
 from paceline.engines.log_reading.profilers import watch_profilers
+from paceline.engines.log_reading.records import watch_not_a_number
 from paceline.files.log_file import FIRST_BYTES, LogFile, utf16
 from paceline.files.temporary import temporary_folder
 from paceline.logs.completion import completed_steps, missing_end, steps_from_throughput
@@ -143,7 +144,8 @@ def _shows(block: bytes, kind: LogFormat) -> bool:
 def _content(file: LogFile, name: str, other_ranks: Sequence[Path]) -> LogContent:
     """Return the content of a log, with the settings and memory of other ranks' logs."""
     kind, log = log_format(name), LogContent()
-    kind.read(watch_profilers(file, log), log)
+    blocks = watch_not_a_number(watch_profilers(file, log), log, kind.step_line)
+    kind.read(blocks, log)
     for path in other_ranks:
         rank = LogContent()
         kind.read(LogFile(path, kind.begins), rank)

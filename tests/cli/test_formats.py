@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -68,8 +69,18 @@ def test_trying_a_log_detects_its_format(tmp_path: Path):
     assert {row["lines"] for row in tried["patterns"] if row["part"] == "line"} == {9}
 
 
+def test_a_table_form_prints_nothing_but_the_table(tmp_path: Path):
+    table, log = files(tmp_path)
+    tried = out("formats", "try", log, "--log-format", table, "--format", "csv")
+    assert [len(row) for row in csv.reader(tried.splitlines())] == [4] * 6
+    shown = list(csv.DictReader(out("formats", "nanogpt", "--format", "csv").splitlines()))
+    assert [row["name"] for row in shown] == ["nanogpt"]
+
+
 def test_a_file_after_format_is_a_log_format(tmp_path: Path):
     table, log = files(tmp_path)
+    assert json.loads(out("parse", log, f"--format={table}", "--json"))["engine"] == table
+    assert out("parse", log, "--format=csv").startswith("file,")
     for option in ("--format", "--log-format", "--engine"):
         document = json.loads(out("parse", log, option, table, "--json"))
         assert document["status"] == "ok" and document["engine"] == table

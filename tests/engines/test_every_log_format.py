@@ -210,6 +210,17 @@ def test_a_failure_is_reported_before_the_first_step_and_after_steps(
             assert (document["status"], document["reason"]) == (status, message.decode()), engine
 
 
+@pytest.mark.parametrize("message", FAILURES["nan"])
+@pytest.mark.parametrize("name", log_formats())
+def test_a_nan_before_a_restart_is_not_how_the_log_ends(name: str, message: bytes, tmp_path: Path):
+    path = tmp_path / "a.log"
+    first, rest = (log_text(name, TIMES[:n]) for n in (10, 40))
+    path.write_bytes(first.removesuffix(SAMPLES[name].tail) + message + b"\n" + rest)
+    assert check_parse(path, UserSettings(engine=name))["status"] != "nan"
+    path.write_bytes(path.read_bytes() + message + b"\n")
+    assert check_parse(path, UserSettings(engine=name))["status"] == "nan"
+
+
 @pytest.mark.parametrize("name", sorted(RECENT_SAMPLES.keys() - {"modded_nanogpt", "primus"}))
 def test_tokens_per_second_are_those_of_all_devices(name: str, tmp_path: Path):
     path = tmp_path / "a.log"

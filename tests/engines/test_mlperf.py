@@ -508,7 +508,8 @@ def test_blocks_alone_give_the_step_time(cumulative: bool):
 def test_the_printed_rate_shows_whether_train_samples_counts_batches(
     rate: float, step_time_s: float
 ):
-    begin = BEGIN + line("local_batch_size", 2) + line("train_samples", 2000)
+    begin = BEGIN + line("submission_benchmark", "retinanet")
+    begin += line("local_batch_size", 2) + line("train_samples", 2000)
     epochs = b"".join(
         line("epoch_start", n, 820 * n, epoch_num=n)
         + line("epoch_stop", n, 820 * n + 800, epoch_num=n)
@@ -520,6 +521,14 @@ def test_the_printed_rate_shows_whether_train_samples_counts_batches(
     log = check_read(LOG_FORMAT, begin + epochs + END)
     assert log.facts["num_devices"] == 4
     assert log.steps()["step_time_s"].tolist() == pytest.approx([step_time_s] * 3)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "devices"), [("retinanet", 4), ("llama31_8b", None), ("unknown", None)]
+)
+def test_replicas_of_a_model_that_may_be_split_are_not_devices(benchmark: str, devices: int | None):
+    begin = BEGIN + line("submission_benchmark", benchmark) + line("local_batch_size", 2)
+    assert check_read(LOG_FORMAT, begin + END).facts.get("num_devices") == devices
 
 
 def test_evaluations_within_an_epoch_stop_the_clock():

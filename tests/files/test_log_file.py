@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.files import log_file
+from paceline.files import documents, log_file
 from paceline.files.log_file import BLOCK_BYTES, MAX_LINE_BYTES, LogFile
 
 BLOCK, LONGEST, RECORD = 64, 64, 48
@@ -150,6 +150,22 @@ def test_a_gzip_file_may_have_many_members(tmp_path):
 
     assert b"".join(file) == content
     assert file.read_error is None
+
+
+def test_a_log_of_one_repeated_line_is_read_to_its_end(tmp_path):
+    content = b"WARNING: the tokenizer has no padding token\n" * 2_000_000
+    assert sum(map(len, LogFile(write(tmp_path, gzip.compress(content, 9))))) == len(content)
+
+
+def test_lines_count_towards_the_limit_of_a_gzip_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "MIN_EXPANDED_BYTES", 1000)
+    monkeypatch.setattr(documents, "MAX_EXPANSION", 1)
+    path = write(tmp_path, gzip.compress(b"a line\n" * 1000))
+    with documents.open_expanded(path) as file, pytest.raises(OSError, match="expands to more"):
+        while file.readline():
+            pass
+    with documents.open_expanded(path) as file, pytest.raises(OSError, match="expands to more"):
+        list(file)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])

@@ -19,7 +19,6 @@ from paceline.engines.log_reading.log_content import (
     whole_numbers,
 )
 from paceline.engines.log_reading.megatron_settings import MegatronSettings
-from paceline.engines.log_reading.records import not_a_number_line
 
 __all__ = ["Batch", "IterationLog"]
 
@@ -108,7 +107,6 @@ class IterationLog:
             yield self._batch(text, rows) if rows else Batch(text, NO_STEPS, {})
         if rows and not rows.ends_whole and not text.endswith((b"\n", b"\r")):
             self._log.incomplete_reason = f"the log ends within iteration {int(rows.numbers[-1]):,}"
-        self._log.not_a_number = not_a_number_line(text)
         self._settings.finish()
         self._finish()
 

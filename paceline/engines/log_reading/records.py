@@ -183,16 +183,14 @@ def watch_end(
     incomplete record in a last line without a line end. A number at the end of such a line may have
     lost digits and is removed.
     """
-    last = before = b""
+    last = b""
     for block in blocks:
-        before = last
         if log.out_of_memory is None:
             log.out_of_memory = out_of_memory_line(block)
         if ends is not None and ends in block:
             log.end_line = _line_at(block, block.rfind(ends))
         last = block if block.endswith((b"\n", b"\r")) else block.rstrip(OF_NUMBERS)
         yield last
-    log.not_a_number = not_a_number_line(before + last)
     tail = last[max(last.rfind(b"\n"), last.rfind(b"\r")) + 1 :]
     if incomplete is not None and incomplete.search(tail):
         log.incomplete_reason = f"the log ends within a step line: {excerpt(tail)}"
@@ -226,13 +224,22 @@ def out_of_memory_line(text: bytes) -> str | None:
     return _line_at(text, min(places)) if places else None
 
 
-def not_a_number_line(text: bytes) -> str | None:
-    """Return the line of the error with which a program stops because of a NaN, or None.
+def watch_not_a_number(
+    blocks: Iterable[bytes], log: LogContent, step_line: re.Pattern[bytes]
+) -> Iterator[bytes]:
+    """Yield `blocks`; store in `log` the error with which the program stopped because of a NaN.
 
-    `text` is the end of a log.
+    An error before the last two step lines was survived by a restart; one line may be late.
     """
-    match = _NOT_A_NUMBER.search(text)
-    return _line_at(text, match.start()) if match else None
+    last = before = b""
+    for block in blocks:
+        before, last = last, block
+        yield block
+    text = before + last
+    if _NOT_A_NUMBER.search(text):
+        steps = deque((match.start() for match in step_line.finditer(text)), maxlen=2)
+        match = _NOT_A_NUMBER.search(text, steps[0] if len(steps) == 2 else 0)
+        log.not_a_number = _line_at(text, match.start()) if match else None
 
 
 def _is_prose(text: bytes, sign: re.Match[bytes]) -> bool:

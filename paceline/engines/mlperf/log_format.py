@@ -32,6 +32,14 @@ FACT_KEYS = {
 }
 """Fact names by the key of a result line."""
 
+DATA_PARALLEL = frozenset(
+    {"bert", "flux1", "gnn", "resnet", "retinanet", "rgat", "rnnt", "stable_diffusion"}
+)
+"""Benchmarks whose models are not split, so that global / local batch counts devices.
+
+For others, it counts replicas of the model.
+"""
+
 SPEED = ("tracked_stats", "train_loss")
 MARKERS = ("init_start", "run_start", "run_stop")
 
@@ -164,6 +172,8 @@ class _Run:
     def _keep_devices(self) -> None:
         """Store the device count that follows from the batch of one device."""
         facts, local = self._log.facts, self._clock.local_batch
+        if facts.get("model") not in DATA_PARALLEL:
+            return
         accumulation, batch = facts.get("gradient_accumulation", 1), self._clock.global_batch
         per_device = local * int(accumulation) if isinstance(accumulation, int) else 0
         if per_device and batch and batch % per_device == 0:

@@ -14,7 +14,7 @@ from paceline.core.hosts import compress
 from paceline.core.layout import Layout
 from paceline.core.units import pluralize, step_seconds
 from paceline.estimate.calibrate.lookup import FileEvidence
-from paceline.files.documents import write_text, write_value
+from paceline.files.documents import write_output, write_text, write_value
 from paceline.files.recipe import Recipe, load_recipe, recipe_path, resolve
 from paceline.files.staged import with_staged_files
 from paceline.files.yaml_file import yaml_text
@@ -72,7 +72,7 @@ def check_recipe_path(path: Path, recipe: str) -> None:
         raise UserError(where, "is a folder", remedy=f"--save-recipe {path / 'tuned.yaml'}")
     if not (place.is_dir() and os.access(place, os.W_OK)):
         raise UserError(where, f"{place} is not a writable folder")
-    if path.absolute() == recipe_path(recipe).absolute():
+    if path.resolve() == recipe_path(recipe).resolve():
         raise UserError(where, "is the recipe itself", remedy="another file")
 
 
@@ -98,11 +98,15 @@ def rerun_command(request: Request, cluster: Cluster, path: Path) -> str | None:
     return shlex.join(["paceline", "run", str(path), *words])
 
 
-def write_recipe(recipe: Recipe, path: Path, head: str) -> None:
-    """Write a recipe as YAML below one comment line; defaults are omitted."""
+def write_recipe(recipe: Recipe, path: Path, head: str, *, follow: bool = False) -> None:
+    """Write a recipe as YAML below one comment line; defaults are omitted.
+
+    `follow` keeps a link at `path`, for a path that the user names.
+    """
     content: dict[str, Any] = recipe.model_dump(mode="json", exclude_defaults=True)
     content["model"] = {"kind": recipe.model.kind, **content["model"]}
-    write_text(path, f"# {head}\n{yaml_text(content)}")
+    write = write_output if follow else write_text
+    write(path, f"# {head}\n{yaml_text(content)}")
 
 
 RESULT_FILE = "tune.json"
@@ -216,7 +220,7 @@ class Tuning:
             f"{best.label}: {seconds} s per step on {result.devices} x {result.device}, "
             f"the fastest of {pluralize(len(result.rows), 'layout')} tried"
         )
-        write_recipe(recipe, path, head)
+        write_recipe(recipe, path, head, follow=self.options.write is not None)
         more = (
             [f"the batch ramp-up was removed from the recipe: {ramp_up_problem}"]
             if ramp_up_problem

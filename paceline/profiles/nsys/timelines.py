@@ -150,6 +150,13 @@ class ReportTables:
                 if number in self.strings
             ]
 
+    def span_ns(self, table: str) -> int:
+        """Return the time from the first start to the last end; 0 without rows."""
+        ends = "MAX(CAST(end AS INTEGER)) - MIN(CAST(start AS INTEGER))"
+        with self._answers():
+            (span,) = self._open.execute(f"SELECT {_integer(ends)} FROM {table}").fetchone()
+            return max(int(span), 0)
+
     @property
     def _open(self) -> sqlite3.Connection:
         assert self._db is not None, "use it as a context manager"

@@ -157,8 +157,7 @@ def system_calls(tables: ReportTables) -> SystemCalls:
         return SystemCalls()
     # Nested calls are part of the outer call's time.
     level = "IFNULL(nestingLevel, 0) = 0" if "nestingLevel" in present else "1"
-    begin, end = tables.numbers(SYSTEM_CALLS, ["start", "end"])
-    total = SystemCalls(span_s=float(end.max() - begin.min()) * 1e-9 if len(end) else 0.0)
+    total = SystemCalls(span_s=tables.span_ns(SYSTEM_CALLS) * 1e-9)
     for name, calls, ns in tables.sums(SYSTEM_CALLS, "nameId", level):
         total.seconds[name] += ns * 1e-9  # pyright: ignore
         total.calls[name] += calls

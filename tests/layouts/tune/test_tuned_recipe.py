@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.hosts import Host
 from paceline.core.layout import Layout
 from paceline.files.recipe import load_recipe, recipe_names
 from paceline.layouts.tune.candidates import Candidates
-from paceline.layouts.tune.tuning import rerun_command, tuned_recipe, write_recipe
+from paceline.layouts.tune.tuning import (
+    check_recipe_path,
+    rerun_command,
+    tuned_recipe,
+    write_recipe,
+)
 from paceline.machines.placement import HostPlacement, Request
 from tests.layouts.tune.worlds import made_up
 
@@ -23,6 +29,17 @@ def test_every_recipe_is_the_same_when_it_is_read_again(name: str, tmp_path: Pat
     write_recipe(recipe, tmp_path / "r.yaml", "one line")
     assert load_recipe(str(tmp_path / "r.yaml")) == recipe
     assert (tmp_path / "r.yaml").read_text().startswith("# one line\nname: ")
+
+
+def test_a_link_that_the_user_names_is_followed(tmp_path: Path):
+    target, link = tmp_path / "kept.yaml", tmp_path / "link.yaml"
+    target.touch()
+    link.symlink_to(target)
+    check_recipe_path(link, "tiny-llama")
+    write_recipe(load_recipe("tiny-llama"), link, "one line", follow=True)
+    assert link.is_symlink() and target.read_text().startswith("# one line\n")
+    with pytest.raises(UserError, match="is the recipe itself"):
+        check_recipe_path(link, str(target))
 
 
 def on(devices: int, nodes: int = 1) -> Candidates:

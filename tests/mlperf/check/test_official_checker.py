@@ -42,6 +42,16 @@ def test_rules_that_are_not_there_are_an_answer(tmp_path: Path):
     assert "not supported" in str(official_checker.check_copy(copy, "5.2.0").checker_error)
 
 
+@installed
+def test_only_a_long_result_line_is_not_checked(tmp_path: Path):
+    copy = tmp_path / "log.txt"
+    copy.write_text("x" * 100_000 + "\n" + trial())
+    assert official_checker.check_copy(copy, "5.1.0").checker_error is None
+
+    copy.write_text(trial() + line("seed", "x" * 100_000) + "\n")
+    assert "65,536" in str(official_checker.check_copy(copy, "5.1.0").checker_error)
+
+
 LOG = "\n".join(
     ["#!/bin/bash", line("lora_rank", 8), "step 1\rstep 2\r 0: " + line("seed", 1), line("seed", 2)]
 )

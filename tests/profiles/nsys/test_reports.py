@@ -13,7 +13,7 @@ import pytest
 from paceline.core import interrupts
 from paceline.core.errors import UserError
 from paceline.profiles.breakdown import CATEGORIES
-from paceline.profiles.nsys import tool
+from paceline.profiles.nsys import timelines, tool
 from paceline.profiles.nsys.tool import database, importer_program, reports_of
 from tests.profiles.nsys.report_file import PROCESS, ReportFile
 
@@ -153,7 +153,10 @@ def test_releases_without_some_tables_or_columns_are_read(tmp_path: Path) -> Non
     assert (step.step, step.gemm) == (7, pytest.approx(3e-3))
 
 
-def test_without_steps_the_systems_calls_are_told(tmp_path: Path) -> None:
+def test_without_steps_the_systems_calls_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timelines, "MAX_ROWS", 2)  # calls are summed, not held
     path = tmp_path / "cpu.sqlite"
     with sqlite3.connect(path) as db:
         db.executescript(
