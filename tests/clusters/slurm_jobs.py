@@ -31,12 +31,13 @@ if pathlib.Path("attempts").exists():
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 start, step, end = json.loads(pathlib.Path("lines.json").read_text())
 place = {"rank": rank, "world_size": world, "host": socket.gethostname(), "pid": os.getpid()}
+times = {"step_time_s": step_s, "busy_time_s": step_s}
 print("rank", rank, "at", os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], flush=True)
 with open(f"steps/rank-{rank:05d}.jsonl", "w", buffering=1) as file:
     print(json.dumps({**start, **place, "time_unix": time.time()}), file=file)
     for number in range(1, steps + 1):
         time.sleep(step_s)
-        print(json.dumps({**step, "step": number, "step_time_s": step_s}), file=file)
+        print(json.dumps({**step, "step": number, **times}), file=file)
     if code and rank == world - 1:
         sys.exit(code)
     if code:
