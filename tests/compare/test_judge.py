@@ -52,7 +52,7 @@ def test_a_small_difference_of_few_repeats_is_undecided(n: int, change: float):
     size = f"{100 * abs(change):.{2 if abs(change) < 0.01 else 1}f}%"
     assert f"b is {size} {'slower' if change > 0 else 'faster'} than a: " in judged.observed
     assert "Not proven: 95% interval" in judged.sentence and judged.why_low
-    assert f"Run {3 - n} more of each." in judged.sentence
+    assert f"Run {3 - n} more of each, alternating (A B A B)." in judged.sentence
 
 
 def test_what_is_counted_needs_no_repeats():
