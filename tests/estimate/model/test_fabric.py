@@ -23,6 +23,9 @@ from tests.estimate.model.test_pipeline import MODEL, C
         ("8x400 Gb/s RoCE", 50e9), ("8 x 400Gbps", 50e9), ("100 GB/s", 100e9), ("400 Gb/s", 50e9),
         ("200 GB/s per node", 25e9), ("25 Gb/s Ethernet", 0.390625e9), ("1.6 Tb/s per node", 25e9),
         ("900 GB/s bidirectional", 450e9), ("InfiniBand", None), ("", None), ("0 Gb/s", None),
+        ("400 GBit/s", 50e9), ("400 Gbit/s", 50e9), ("8x400 GBits/s", 50e9), ("1 TBit/s", 125e9),
+        ("PCIe 5.0 16x 64 GB/s", 64e9), ("PCIe 5.0 x16 64 GB/s", 64e9), ("8x 50 GB/s", 50e9),
+        ("8x400 Gb/s on PCIe 5.0 16x", 50e9),
     ],
 )  # fmt: skip
 def test_a_stated_bandwidth_is_of_one_device_in_one_direction(text: str, rate: float | None):
