@@ -38,6 +38,18 @@ _AMOUNT = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+|[kmbt])?", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?", re.IGNORECASE)
 SHORTEST_VALUE = 6
 """Minimum length of a secret value to search for. Shorter values occur in any text."""
+_COMMON_WORD = re.compile(
+    "anonymous|apptainer|baseline|cancelled|cluster|daemon|deepspeed|device|devices|"
+    "disable|disabled|docker|dryrun|enable|enabled|external|failed|huggingface|incomplete|"
+    "internal|kerberos|keychain|keyring|layout|megatron|memory|mlflow|native|network|"
+    "nothing|nvidia|offline|online|optional|paceline|password|python|pytorch|recipe|"
+    "report|required|result|running|samples|seconds|singularity|storage|system|throughput|"
+    "timeout|tokens|training|unknown|warning",
+    re.IGNORECASE,
+)
+"""Words of reports and of settings. As values of secret variables they are not searched for."""
+_PLACE_NAME = re.compile(r"(?:ASKPASS|CREDENTIALS|DIRECTORY|FILE|PATH)$", re.IGNORECASE)
+"""Names of variables whose value is a program or file if it is an absolute path."""
 
 # Lengths are bounded, because the text may be hostile and each match attempt must end soon. The
 # class of characters excludes all that end a word in JSON, HTML, YAML, a shell or a URL.
@@ -167,7 +179,9 @@ def _values(environment: frozenset[tuple[str, str]]) -> tuple[tuple[str, re.Patt
     spellings = {
         spelling
         for name, value in environment
-        if has_secret_name(name, value) and len(value) >= SHORTEST_VALUE
+        if has_secret_name(name, value)
+        and len(value) >= SHORTEST_VALUE
+        and not (_PLACE_NAME.search(name) and value.startswith("/"))
         for spelling in _spellings(value)
     }
     # In JSON and Python an escape before a value ends in a letter or digit.
@@ -197,7 +211,9 @@ def _spellings(value: str) -> set[str]:
         for text in tuple(texts):
             markup = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
             texts.add(markup.replace('"', escape[0]).replace("'", escape[1]))
-    return {text for text in texts if len(text) >= SHORTEST_VALUE}
+    return {
+        text for text in texts if len(text) >= SHORTEST_VALUE and not _COMMON_WORD.fullmatch(text)
+    }
 
 
 def _without_forms(text: str) -> str:

@@ -131,6 +131,15 @@ def test_values_of_secret_variables_are_left_out_of_every_text(name: str, value:
         ("FLOPS_PER_TOKEN", "4.8e11"),
         ("KEYBOARD", "german"),
         ("HOME", "/home/someone"),
+        ("DB_PASSWORD", "training"),
+        ("AUTH_MODE", "native"),
+        ("DBUS_AUTH", "Enabled"),
+        ("WANDB_API_KEY", "disabled"),
+        ("SLURM_JWT", "daemon"),
+        ("GIT_ASKPASS", "/usr/bin/true"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/etc/google.json"),
+        ("SSL_KEYPATH", "/etc/ssl/keys"),
+        ("TOKEN_DIRECTORY", "/run/tokens"),
     ],
 )
 def test_values_that_are_in_every_text_are_not_searched_for(name: str, value: str):

@@ -24,6 +24,7 @@ import json
 import os
 import platform
 import queue
+import re
 import shutil
 import signal
 import socket
@@ -514,6 +515,19 @@ def find(host: str, alive: list[dict[str, Any]]) -> dict[str, Any]:
     return fail("host", f"{host} is not one of its nodes: {names}")
 
 
+GENERIC_WORD = re.compile(
+    r"AMD|GEFORCE|GPU|GTX|INSTINCT|INTEL|MAX|NVIDIA|NVL|OAM|PCIE|QUADRO|RTX|SXM\d?|TESLA|TPU"
+)
+"""Words in names of devices that many models share."""
+
+
+def model_and_memory(name: str) -> tuple[set[str], set[str]]:
+    """Return the words for the model and the memory (40G, 80GB) of a device."""
+    words = {word for word in name.upper().split("-") if not GENERIC_WORD.fullmatch(word)}
+    memory = {word for word in words if re.fullmatch(r"\d+GB?", word)}
+    return words - memory, {word.removesuffix("B") for word in memory}
+
+
 def accelerator(device: str, alive: list[dict[str, Any]]) -> dict[str, float]:
     """Return the resource of a GPU type, if Ray knows the types of the cluster's GPUs.
 
@@ -521,9 +535,11 @@ def accelerator(device: str, alive: list[dict[str, Any]]) -> dict[str, float]:
     """
     prefix = "accelerator_type:"
     types = {name for node in alive for name in node["resources"] if name.startswith(prefix)}
-    words = device.upper().split("-")
+    model, memory = model_and_memory(device)
     for name in sorted(types, key=len, reverse=True):
-        if set(name.removeprefix(prefix).upper().split("-")) & set(words) - {"AMD", "INSTINCT"}:
+        other_model, other_memory = model_and_memory(name.removeprefix(prefix))
+        same_memory = not (memory and other_memory) or memory == other_memory
+        if model & other_model and same_memory:
             return {name: 0.001}
     if types:
         others = ", ".join(sorted(name.removeprefix(prefix) for name in types))

@@ -127,7 +127,9 @@ def start_driver(request: Mapping[str, Any], log: Path | None) -> DriverProcess:
         # An interrupt inside Popen would leave a process that nobody knows and nobody stops.
         with Path(log or os.devnull).open("ab") as errors, deferred_interrupts():
             process = subprocess.Popen(
-                [python, "-I", "-u", program],
+                [python, "-u", program],
+                # Ray may be in PYTHONPATH or the user's site. Python before 3.11 has no -P.
+                env={**os.environ, "PYTHONSAFEPATH": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

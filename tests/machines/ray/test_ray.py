@@ -14,7 +14,7 @@ from paceline.core.job import Job
 from paceline.machines import ray
 from paceline.machines.placement import HostPlacement, with_placement
 from paceline.machines.ray import driver_program as driver
-from paceline.machines.ray.run import REMEDIES, NodeState, RayRun, request_for
+from paceline.machines.ray.run import REMEDIES, NodeState, RayRun, request_for, start_driver
 
 CLUSTER = Cluster(name="c", device="H100-SXM", devices_per_node=8, nodes=2, launcher="ray")
 
@@ -81,6 +81,47 @@ def test_another_type_of_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     fake = FakeRay(node("10.0.0.1", "a", **a100), node("10.0.0.2", "b", **a100))
     assert bundles(fake, monkeypatch) == "no node has the device H100-SXM; its GPUs are A100"
     assert len(bundles(fake, monkeypatch, device="A100-SXM-80G")) == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "types", "taken"),
+    [
+        ("RTX-4090", ("GeForce-RTX-3090",), None),
+        ("RTX-4090", ("GeForce-RTX-3090", "GeForce-RTX-4090"), "GeForce-RTX-4090"),
+        ("A100-SXM-40G", ("A100-80G",), None),
+        ("A100-SXM-40G", ("A100-40GB", "A100-80GB"), "A100-40GB"),
+        ("A100-SXM-80G", ("A100-40G", "A100-80G", "A100"), "A100-80G"),
+        ("A100-SXM-80G", ("A100-40G", "A100"), "A100"),
+        ("MI300X", ("AMD-Instinct-MI300X-OAM", "AMD-Instinct-MI250X"), "AMD-Instinct-MI300X-OAM"),
+        ("TPU-v5p", ("TPU-V4",), None),
+    ],
+)
+def test_the_type_of_a_gpu_has_its_model_and_memory(
+    monkeypatch: pytest.MonkeyPatch, device: str, types: tuple[str, ...], taken: str | None
+) -> None:
+    nodes = [
+        node(f"10.0.0.{at}", f"n{at}", **{**GPUS, f"accelerator_type:{name}": 1.0})
+        for at, name in enumerate(types)
+    ]
+    result = bundles(FakeRay(*nodes), monkeypatch, device=device, nodes=1)
+    if taken is None:
+        assert result == f"no node has the device {device}; its GPUs are {', '.join(types)}"
+    else:
+        assert [name for name in result[0] if name.startswith("acc")] == [
+            f"accelerator_type:{taken}"
+        ]
+
+
+def test_the_driver_finds_ray_in_the_python_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ray.py").write_text("raise RuntimeError('ray of PYTHONPATH')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    log = tmp_path / "driver.log"
+    process = start_driver({**request_for(CLUSTER), "driver_python": None}, log)
+    process.process.wait(60)
+    process.close()
+    assert "ray of PYTHONPATH" in log.read_text()
 
 
 def test_a_host_that_ray_does_not_have_is_refused_with_those_it_has(
