@@ -158,8 +158,8 @@ class SlurmSettings(Value):
     mem: Annotated[str | None, SlurmOption("mem", "SBATCH_MEM_PER_NODE")] = None
     """Memory per node. Unset requests all of it, `none` omits the option."""
     time: Annotated[str | None, SlurmOption("time", "SBATCH_TIMELIMIT")] = None
-    """Time limit of a job, for example `2:00:00`. Unset requests the run's
-    time limit; sbatch's variable counts only if neither recipe nor `--timeout` sets one."""
+    """Time limit of a job, for example `2:00:00`. Unset requests the limit of
+    `--timeout` or the recipe, else `SBATCH_TIMELIMIT`."""
     hint: Annotated[str | None, SlurmOption("hint", "SBATCH_HINT")] = None
     """CPU usage hint, for example `nomultithread`."""
     exclude: Annotated[tuple[str, ...], SlurmOption("exclude")] = ()

@@ -33,7 +33,7 @@ FACT_KEYS = {
 """Fact names by the key of a result line."""
 
 DATA_PARALLEL = frozenset(
-    {"bert", "flux1", "gnn", "resnet", "retinanet", "rgat", "rnnt", "stable_diffusion"}
+    {"bert", "flux1", "gnn", "resnet", "retinanet", "rgat", "rnnt", "ssd", "stable_diffusion"}
 )
 """Benchmarks whose models are not split, so that global / local batch counts devices.
 
