@@ -59,6 +59,8 @@ DTYPES = {
 _DOTTED = re.compile(rb" \.{2,48}+ (\S{1,64}+)")
 """Dotted setting; timers have dots too, but followed by a colon."""
 
+_DEEPSPEED_PRINT = b":print]"
+"""Mark of DeepSpeed's configuration, whose `world_size` is the data-parallel size of Megatron."""
 _NAME_BEFORE = re.compile(rb"(?<![\w-])\w{1,48}\Z")
 LONGEST_NAME = 50
 
@@ -156,10 +158,13 @@ class MegatronSettings:
 
     def _read_arguments(self, text: bytes) -> None:
         for dots in _DOTTED.finditer(text):
-            before = _NAME_BEFORE.search(text[max(0, dots.start() - LONGEST_NAME) : dots.start()])
+            prefix = text[max(0, dots.start() - LONGEST_NAME) : dots.start()]
+            before = _NAME_BEFORE.search(prefix)
             name, value = before[0] if before else b"", dots[1]
             if name in FLAGS:
                 self._flags[name] = value
+            elif name == b"world_size" and _DEEPSPEED_PRINT in prefix and _is_count(value):
+                self._older["num_devices"] = max(1, int(value))
             elif name in ARGUMENTS and _is_count(value):
                 self._log.facts[ARGUMENTS[name]] = int(value)
             elif name in OLDER_ARGUMENTS and _is_count(value):

@@ -140,6 +140,12 @@ def test_a_line_of_arguments_a_piece_gives_the_same():
         (b'    "train_micro_batch_size_per_gpu": 48, \n', {"micro_batch": 48}),
         (b"[INFO] [config.py:904:print]   train_micro_batch_size_per_gpu  4\n", {"micro_batch": 4}),
         (b"[config.py:1007:print]   train_micro_batch_size_per_gpu  2\n", {"micro_batch": 2}),
+        (b"[config.py:1022:print]   world_size ................... 8\n", {"num_devices": 8}),
+        (
+            b"using world size: 4, data-parallel-size: 2, tensor-model-parallel size: 2, \n"
+            b"[config.py:1022:print]   world_size ................... 2\n",
+            {"num_devices": 4, "tp": 2},
+        ),
     ],
 )
 def test_lines_of_the_start(line: bytes, facts: dict[str, int]):
