@@ -16,7 +16,7 @@ from typing import Any
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
-from paceline.engines.launch.accepted_options import rejected_options
+from paceline.engines.launch.accepted_options import accepted_options, rejected_options
 from paceline.engines.launch.environments import interpreter, package_version
 from paceline.engines.launch.extra_settings import extra_arguments
 from paceline.engines.launch.programs import launch, unknown_settings
@@ -48,8 +48,8 @@ from paceline.engines.support import DEEPSEEK, TestedProgram, no, only, refusals
 from paceline.files.documents import read_text
 
 OUTSIDE = (
-    "a checkout of Megatron-DeepSpeed, and an interpreter with pybind11 and DeepSpeed (before 0.9 "
-    "for BigScience's)"
+    "a checkout of Megatron-DeepSpeed, and an interpreter with pybind11, transformers and "
+    "DeepSpeed (BigScience's: DeepSpeed before 0.9, numpy before 1.24 and Apex)"
 )
 SETTINGS = ("checkout", "spelling", "split", "tokenizer", "vocab_file", "merge_file")
 NO_CHECKOUT = (
@@ -97,6 +97,7 @@ SUPPORT = {
 }
 TESTED_PROGRAMS = (
     TestedProgram("bigscience-workshop 8387ae1", "DP, TP 2, PP 2, ramp-up, SSH, Slurm"),
+    TestedProgram("microsoft f4157be, DeepSpeed 0.18.1", "one process"),
 )
 
 
@@ -135,7 +136,25 @@ def _checkout_problems(spec: RunSpec) -> Iterator[str]:
 def missing(spec: RunSpec) -> str | None:
     """Return a problem if the checkout's program would start on this machine and is missing."""
     checkout = str(spec.engine_settings.get("checkout"))
-    return missing_entry(spec, checkout) or _wrong_deepspeed(spec, Path(checkout, TRAINING))
+    return (
+        missing_entry(spec, checkout)
+        or _missing_vocabulary(spec)
+        or _wrong_deepspeed(spec, Path(checkout, TRAINING))
+    )
+
+
+def _missing_vocabulary(spec: RunSpec) -> str | None:
+    others = ("--vocab-file", "--merge-file", "--tokenizer-type")
+    if not spec.cluster.runs_here or any(word.startswith(others) for word in extra_arguments(spec)):
+        return None
+    files = [str(words[0]) for name, words in _tokenizer(spec).items() if name.endswith("-file")]
+    absent = [file for file in files if not Path(file).exists()]
+    if not absent:
+        return None
+    return (
+        f"{absent[0]} does not exist; set engine_settings.tokenizer to the folder of a Hugging "
+        "Face tokenizer, or engine_settings.vocab_file and merge_file"
+    )
 
 
 def _wrong_deepspeed(spec: RunSpec, training: Path) -> str | None:
@@ -258,12 +277,13 @@ def _precision(spec: RunSpec) -> Arguments:
 
 
 def _tokenizer(spec: RunSpec) -> Arguments:
+    """Return the arguments of the tokenizer. Microsoft's fork has names of its own."""
     settings = spec.engine_settings
-    if settings.get("tokenizer"):
-        return {
-            "tokenizer-type": ["PretrainedFromHF"],
-            "tokenizer-name-or-path": [settings["tokenizer"]],
-        }
+    if tokenizer := settings.get("tokenizer"):
+        options = accepted_options([Path(str(settings.get("checkout")), PARSER)])
+        if options and "--tokenizer-name-or-path" not in options:
+            return {"tokenizer-type": ["HFTokenizer"], "tokenizer-model": [tokenizer]}
+        return {"tokenizer-type": ["PretrainedFromHF"], "tokenizer-name-or-path": [tokenizer]}
     data = f"{settings.get('checkout')}/data"
     return {
         "vocab-file": [settings.get("vocab_file") or f"{data}/gpt2-vocab.json"],

@@ -288,7 +288,9 @@ def _this_machine(
 def _named_cluster(request: Request, name: str) -> Cluster:
     if request.devices is not None or request.device != "auto":
         raise UserError(
-            "--cluster", "already specifies the devices", remedy="omit --devices and --device"
+            "--cluster",
+            "already specifies the devices",
+            remedy="omit --gpus, --devices and --device",
         )
     return catalog.cluster(name)
 

@@ -125,6 +125,39 @@ def problems(spec: RunSpec) -> list[str]:
     return engine(spec.engine).unsupported(spec)
 
 
+def write_vocabulary(folder: Path) -> None:
+    """Write the files of a GPT-2 tokenizer where a checkout looks for them."""
+    (folder / "data").mkdir()
+    for name in ("gpt2-vocab.json", "gpt2-merges.txt"):
+        (folder / "data" / name).touch()
+
+
+def test_a_tokenizer_is_named_as_the_fork_names_it(tmp_path: Path) -> None:
+    names = {BIGSCIENCE: "PretrainedFromHF", MICROSOFT: "HFTokenizer"}
+    for program, kind in names.items():
+        folder = tmp_path / kind
+        changes = (checkout(folder, program), WITHOUT_NORM, 'engine_settings.tokenizer="/tok"')
+        spec = study(tmp_path, *changes)
+        assert problems(spec) == []
+        assert started(spec)["--tokenizer-type"] == (kind,)
+
+
+def test_a_vocabulary_that_is_missing_here_is_reported_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "pretrain_gpt.py").touch()
+    spec = study(tmp_path, f'engine_settings.checkout="{tmp_path}"')
+    local = spec.cluster.model_copy(update={"launcher": "local"})
+    spec = spec.model_copy(update={"cluster": local})
+    problem = engine(spec.engine).missing(spec)
+    assert problem and "gpt2-vocab.json does not exist; set engine_settings.tokenizer" in problem
+    own = "--vocab-file /v --merge-file /m"
+    settings = {**spec.engine_settings, "arguments": own}
+    assert (
+        engine(spec.engine).missing(spec.model_copy(update={"engine_settings": settings})) is None
+    )
+    write_vocabulary(tmp_path)
+    assert engine(spec.engine).missing(spec) is None
+
+
 def test_an_option_that_a_fork_does_not_have_is_refused(tmp_path: Path) -> None:
     microsoft = checkout(tmp_path, MICROSOFT)
     (problem,) = problems(study(tmp_path, microsoft))
@@ -181,6 +214,7 @@ def test_a_deepspeed_that_bigsciences_fork_cannot_use_is_refused(
     training = tmp_path / "megatron/training.py"
     training.parent.mkdir()
     training.write_text("deepspeed.initialize(\n    config=config,\n    args=args,\n)\n")
+    write_vocabulary(tmp_path)
     spec = study(tmp_path, f'engine_settings.checkout="{tmp_path}"')
     local = spec.cluster.model_copy(update={"launcher": "local", "python": str(python)})
     problem = engine(spec.engine).missing(spec.model_copy(update={"cluster": local}))

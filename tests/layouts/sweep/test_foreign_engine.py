@@ -20,6 +20,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[st
     """Runs folder, and the rows of a sweep by their settings."""
     folder = tmp_path_factory.mktemp("study")
     shutil.copy(STAND_IN, folder / "pretrain_gpt.py")
+    (folder / "data").mkdir()
+    for name in ("gpt2-vocab.json", "gpt2-merges.txt"):
+        (folder / "data" / name).touch()
     data = folder / "text.bin"
     data.touch()
     settings = (
