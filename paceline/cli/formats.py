@@ -68,7 +68,11 @@ def formats(
         refuse_where(where, TRY)
         _try(file, engine, form)
     elif file is not None:
-        raise UserError(f"formats {name}", f"takes no file {file}", remedy="formats try FILE")
+        raise UserError(
+            f"formats {name}",
+            f"does not take a file ({file})",
+            remedy="`paceline formats try FILE`",
+        )
     elif name is not None:
         refuse_where(where, name)
         row = _row(name, log_format(name))
@@ -105,19 +109,15 @@ def _row(name: str, kind: LogFormat) -> dict[str, Any]:
 
 
 def _figures(table: FormatTable) -> str:
-    """Return what the figures of a table cover: devices, and the steps that a line averages."""
+    """Return which devices the figures of a table cover, and the number of steps per line."""
     names = {name for text in (table.line, *table.fields) for name in placeholders(text)}
     covers = [
         f"{', '.join(sorted(names & group))}: {meaning}"
         for group, meaning in ((PER_DEVICE, "per device"), (ALL_DEVICES, "all devices"))
         if names & group
     ]
-    averaged = (
-        f"{table.steps_per_line} a line"
-        if table.steps_per_line
-        else "as many a line as its number has advanced"
-    )
-    return "; ".join([*covers, f"steps: {averaged}"])
+    averaged = table.steps_per_line or "the difference of the step numbers"
+    return "; ".join([*covers, f"steps per line: {averaged}"])
 
 
 def _try(path: Path, name: str | None, form: TableFormat) -> None:

@@ -16,7 +16,7 @@ from paceline.compare.significance import MAX_FURTHER_REPEATS, MIN_REPEATS
 from paceline.core.units import percent, pluralize, significant
 from paceline.core.value import NonNegativeInt, Value
 
-MetricVerdict = Literal[
+Outcome = Literal[
     "same",
     "slower",
     "faster",
@@ -26,24 +26,11 @@ MetricVerdict = Literal[
     "worse",
     "differs",
     "undecided",
-    "unknown",
 ]
-"""Verdict on one metric of the candidate; "better" and "worse" for metrics other than speed."""
-
-Verdict = Literal[
-    "same",
-    "slower",
-    "faster",
-    "likely slower",
-    "likely faster",
-    "better",
-    "worse",
-    "differs",
-    "undecided",
-    "not comparable",
-    "invalid",
-]
-
+"""Outcome of a comparison; "better" and "worse" for metrics other than speed."""
+MetricVerdict = Literal[Outcome, "unknown"]
+"""Verdict on one metric of the candidate."""
+Verdict = Literal[Outcome, "not comparable", "invalid"]
 
 MAX_NAME = 40
 """Maximum number of characters of a side's name in a title."""

@@ -40,7 +40,7 @@ def test_every_format_is_listed_and_explained():
     assert rows.keys() == log_formats().keys()
     assert all(row["program"] and row["source"] and row["figures"] for row in rows.values())
     assert "tokens_per_s_per_device: per device" in rows["picotron"]["figures"]
-    assert "steps: 1 a line" in rows["picotron"]["figures"]
+    assert "steps per line: 1" in rows["picotron"]["figures"]
     assert "train.py of karpathy/nanoGPT" in out("formats", "nanogpt")
     assert out("formats", "megatron") == out("recipes", "formats", "megatron")
 
