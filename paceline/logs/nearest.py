@@ -24,7 +24,7 @@ def nearest_format(blocks: Iterable[bytes]) -> str:
     scope = f"{pluralize(len(lines), 'line')} compared with {len(formats)} log formats"
     hits = {name: hit for name, kind in formats.items() if (hit := _first_hit(lines, kind))}
     if not hits:
-        return f"{scope}: no line has the mark of one"
+        return f"{scope}: no line contains the identifying text of a format"
     tables = format_tables()
     reasons = {
         name: mismatch(tables[name], lines[number]) if name in tables else None
@@ -36,7 +36,7 @@ def nearest_format(blocks: Iterable[bytes]) -> str:
     return (
         f"{scope}; nearest: {kind.title} (--log-format {name}), but in the line "
         f"'{excerpt(lines[hits[name][1]])[:MAX_EXCERPT]}' "
-        f"{why[1] if why else f'nothing more is as in {kind.example}'}"
+        f"{why[1] if why else f'the rest does not match {kind.example}'}"
     )
 
 

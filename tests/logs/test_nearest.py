@@ -21,10 +21,10 @@ from paceline.logs.parser import parse_log
         (
             "Iter 10: Train loss 1.9; It/sec 0.5",
             "(--log-format mlx_lm), but in the line 'Iter 10: Train loss 1.9; It/sec 0.5' "
-            "only 'Iter 10' matches, not ': Train loss {loss}, ' next",
+            "only 'Iter 10' matches; expected next: ': Train loss {loss}, '",
         ),
-        ("completed step: one", "nothing more is as in `completed step: 15107, seconds: 2.167"),
-        ("hello", "no line has the mark of one"),
+        ("completed step: one", "the rest does not match `completed step: 15107, seconds: 2.167"),
+        ("hello", "no line contains the identifying text of a format"),
     ],
 )
 def test_a_refusal_names_the_nearest_format(tmp_path: Path, line: str, words: str):
