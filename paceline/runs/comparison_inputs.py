@@ -236,7 +236,7 @@ def member_of_run(report: RunReport, digest: str = "") -> ComparedRun:
     """Return the settings and metrics of a run that a comparison needs; see ComparedRun.digest."""
     result = report.result
     times = report.steps["step_time_s"][window_mask(report)]
-    is_local = report.spec is not None and report.spec.cluster.launcher == "local"
+    is_local = report.spec is not None and report.spec.cluster.runs_here
     controller = report.inventory.get("host") if is_local else None
     return ComparedRun(
         name=result.run,
