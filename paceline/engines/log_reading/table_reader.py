@@ -182,8 +182,8 @@ def mismatch(table: FormatTable, line: bytes) -> tuple[int, str] | None:
         except re.error:  # The placeholder is within a group.
             continue
         if part:
-            found, expected = excerpt(part[0]), table.line[end:]
-            return len(part[0]), f"only {found!r} matches; expected next: {expected!r}"
+            prefix, expected = excerpt(part[0]), table.line[end:]
+            return len(part[0]), f"only {prefix!r} matches; expected next: {expected!r}"
     return 0, f"nothing matches {table.line!r}"
 
 
