@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import Device, DeviceKind
+from paceline.cli.options import Device, DeviceKind, RunsDir
 from paceline.cli.output import TableOptions, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
@@ -16,7 +16,9 @@ from paceline.core.units import percent, pluralize, si, step_seconds
 from paceline.estimate.calibrate.calibration import Calibration, calibration_path
 from paceline.estimate.calibrate.measurement import calibrate as measure
 from paceline.files.documents import write_value
+from paceline.files.run_folder import runs_root
 from paceline.report.document import Column, Document, Table
+from paceline.runs.machine_variation import estimate_machines, store_machines
 
 
 def calibrate(
@@ -49,14 +51,18 @@ def calibrate(
             help="File for the calibration; default: a file in the user's data folder.",
         ),
     ] = None,
+    no_probes: Annotated[
+        bool, typer.Option("--no-probes", help="Only read the stored runs.")
+    ] = False,
+    runs_dir: RunsDir = None,
     *,
     output: TableOptions,
 ) -> None:
     """Measure this machine, so that `estimate`, `sweep` and `tune` predict it better.
 
     Runs probes and short trainings of 2 and 4 layers, about two minutes on an otherwise idle
-    machine. The measurements adjust the coefficients of the time model. The calibration is stored
-    by device and data type and used by later estimates.
+    machine, and adjusts the time model to them. The calibration is stored by device and data type.
+    The run-to-run variation in the stored runs becomes that of the machine in `compare`.
 
     Examples:
 
@@ -69,6 +75,12 @@ def calibrate(
     counts = _counts(ranks)
     if calibration_file:
         _refuse_unwritable(calibration_file)
+
+    variation = _refresh_variation(runs_root(runs_dir))
+    if no_probes:
+        for sentence in variation:
+            echo(sentence)
+        return
 
     def tell(what: str) -> None:
         echo(f"calibrate: {what}", err=True)
@@ -84,11 +96,20 @@ def calibrate(
         kind="calibration of the time model",
         title=f"{calibration.device} in {calibration.dtype}",
         sections=(Table(columns=_COLUMNS, rows=rows),),
-        notes=tuple(_sentences(calibration)),
+        notes=(*_sentences(calibration), *variation),
         data=calibration.model_dump(mode="json") | {"file": str(path)},
     )
     emit(answer, output.output_format)
     echo(f"written: {path}", err=True)
+
+
+def _refresh_variation(root: Path) -> list[str]:
+    """Store the run-to-run variation of the runs, and return a sentence for each machine."""
+    machines = estimate_machines(root)
+    if not machines:
+        return [f"run-to-run variation: no configuration has two runs in {root}"]
+    store_machines(machines)
+    return [f"run-to-run variation: {each.words}" for each in machines]
 
 
 def _refuse_unwritable(path: Path) -> None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import groupby, pairwise
 
+from paceline.compare.machine_variation import MachineVariation
 from paceline.compare.sides import ComparedRun, Pair
 from paceline.compare.significance import MIN_REPEATS, RunVariation, VariationPrior, power
 from paceline.core.hosts import compress
@@ -42,6 +43,8 @@ class FewRunsRule:
     """True if the prior is the history of this machine."""
     decides: bool = True
     """False if the prior only widens intervals, because steps have no single level."""
+    machine: MachineVariation | None = None
+    """Variation of other configurations on this machine, if it is the prior."""
 
 
 @dataclass(frozen=True)
@@ -158,10 +161,16 @@ def _imbalance(baseline: Sequence[object], candidate: Sequence[object]) -> float
     )
 
 
-def few_runs_rule(sides: Pair, variation: RunVariation | None) -> FewRunsRule:
-    """Return the rule for two sides; a history of the machine replaces published variation."""
-    machine = machine_class(sides)
-    prior = variation.prior if variation else _prior(machine)
+def few_runs_rule(
+    sides: Pair, variation: RunVariation | None, machine: MachineVariation | None = None
+) -> FewRunsRule:
+    """Return the rule for two sides.
+
+    The prior is the history of the configuration, else that of its machine, else published.
+    """
+    machine = None if variation else machine
+    history = variation or machine
+    prior = history.prior if history else published_prior(machine_class(sides))
     few_against_published = (
         sides.baseline.published
         and len(sides.candidate.valid_runs) < MIN_REPEATS
@@ -172,10 +181,12 @@ def few_runs_rule(sides: Pair, variation: RunVariation | None) -> FewRunsRule:
         RunOrder(sides).confounding,
         is_own=variation is not None,
         decides=not few_against_published and not unsteady_runs(sides),
+        machine=machine,
     )
 
 
-def _prior(machine: VariationClass) -> VariationPrior:
+def published_prior(machine: VariationClass) -> VariationPrior:
+    """Return the published variation of a class of machines."""
     return VariationPrior(machine.within, machine.degrees, machine.between, machine.between_degrees)
 
 
@@ -203,6 +214,8 @@ def evidence_text(
     """Return how rare a difference like `ratio` is by chance, and on which data."""
     if variation is not None:
         return f"Runs of this configuration vary by {variation.words}."
+    if rule.machine is not None:
+        return f"Runs of this machine vary by {rule.machine.words}."
     machine = machine_class(sides)
     pairs = machine.published
     size = max(ratio, 1 / ratio) - 1
@@ -216,9 +229,9 @@ def evidence_text(
     )
 
 
-def plan_text(sides: Pair) -> str:
+def plan_text(prior: VariationPrior) -> str:
     """Return what three alternating runs per side would find, or an empty text."""
-    variances = 2 * [machine_class(sides).within ** 2]
+    variances = 2 * [prior.within**2]
     smallest = next(
         (each for each in PLANNED_CHANGES if power(variances, MIN_REPEATS, each, 0.0) >= 0.8), None
     )

@@ -31,6 +31,7 @@ from paceline.compare.judgement import (
     observed_difference,
     proof,
 )
+from paceline.compare.machine_variation import MachineVariation
 from paceline.compare.metric_comparison import compare_metrics
 from paceline.compare.sides import ComparisonSide, Pair
 from paceline.compare.significance import (
@@ -85,13 +86,14 @@ def judge(
     allowed: Collection[str] = (),
     metrics: Sequence[str] = (),
     variation: RunVariation | None = None,
+    machine: MachineVariation | None = None,
 ) -> Comparison:
     """Compare the candidate with the baseline; see Comparison.
 
     `allowed` lists the keys of settings that may differ. `metrics` lists the metrics that decide
     the verdict; the default is the step time, or a metric that stays meaningful when settings
-    differ. `variation` is the run-to-run variation from the machine's history. Without it, the
-    published variation of such machines replaces missing repeats.
+    differ. `variation` is the run-to-run variation in the configuration's history. Without it, the
+    variation of the `machine`, or the published one of such machines, replaces missing repeats.
     """
     sides = Pair(baseline, candidate)
     # Without variation, a history would make any difference certain.
@@ -124,7 +126,7 @@ def judge(
     remarks = Remarks()
     remark_on_runs(sides, alike, remarks, variation)
     primary = tuple(dict.fromkeys(metrics)) or (_fair(sides, alike, remarks),)
-    rule = few_runs_rule(sides, variation)
+    rule = few_runs_rule(sides, variation, machine)
     comparisons = compare_metrics(baseline, candidate, primary, margin, rule)
     return _verdict(blank, sides, comparisons, remarks, rule, variation)
 
@@ -180,8 +182,9 @@ def _verdict(
         }
         text = f"{observed} {proof(lead, verdict, blank.margin, sizes, repeats_needed, evidence)}"
         is_open = verdict == "undecided" or verdict in LIKELY
-        if evidence and is_open and min(sides.sizes) < MIN_REPEATS and variation is None:
-            text += f" {plan_text(sides)}"
+        few = min(sides.sizes) < MIN_REPEATS
+        if evidence and is_open and few and rule.prior and variation is None:
+            text += f" {plan_text(rule.prior)}"
         if verdict == "undecided" and is_few and (unsteady := unsteady_runs(sides)):
             text += f" Step time of {', '.join(unsteady)} is not stationary: {ONE_LEVEL}."
         text += " Low confidence." if low and not is_open else ""

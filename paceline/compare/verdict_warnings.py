@@ -134,9 +134,9 @@ def remark_on_figures(
     elif fewest < MIN_REPEATS:
         device = all(run.facts.device for side in sides.each for run in side.valid_runs)
         state = "" if device else " (name the GPU with --device)"
+        source = "other runs on this machine" if rule.machine else machine_class(sides).name
         remarks.why_low.append(
-            f"{runs}: the variation is that of {machine_class(sides).name}{state}; a test needs "
-            f"{MIN_REPEATS}"
+            f"{runs}: the variation is that of {source}{state}; a test needs {MIN_REPEATS}"
         )
     for primary in primaries:
         for side, figures in zip(sides.each, (primary.baseline, primary.candidate), strict=True):

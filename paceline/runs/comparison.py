@@ -24,9 +24,9 @@ from paceline.core.metrics import METRICS
 from paceline.files import references
 from paceline.files.run_folder import read_record, run_folders
 from paceline.logs.facts import UserSettings
-from paceline.runs.bundles.writing import BUNDLE_FILE
 from paceline.runs.comparison_inputs import NO_SETTINGS, find_side
 from paceline.runs.history import recipe_history
+from paceline.runs.machine_variation import find_machine, was_made_here
 
 BEST_REFERENCE = "reference"
 """Name for the published row that is most similar to the run."""
@@ -109,6 +109,7 @@ def _judge(
         allowed=options.allowed,
         metrics=options.metrics,
         variation=variation,
+        machine=find_machine(Pair(baseline, candidate)),
     )
 
 
@@ -154,7 +155,7 @@ def machine_scatter(root: Path, sides: Pair) -> RunVariation | None:
         folder
         for folder in run_folders(root)
         if folder.resolve() not in candidate_folders
-        and _was_made_here(folder)
+        and was_made_here(folder)
         and _is_one_of(folder, keys)
     ]
     series = [
@@ -165,10 +166,6 @@ def machine_scatter(root: Path, sides: Pair) -> RunVariation | None:
     ]
     largest = max(series, key=lambda s: s.n_runs, default=None)
     return largest.variation if largest else None
-
-
-def _was_made_here(folder: Path) -> bool:
-    return not (folder / BUNDLE_FILE).exists()
 
 
 def _is_one_of(folder: Path, keys: set[str | None]) -> bool:

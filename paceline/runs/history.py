@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.compare.comparability import compare_settings
+from paceline.compare.machine_variation import ConfigurationRuns
 from paceline.compare.over_time.environment import (
     EnvironmentChange,
     Items,
@@ -33,6 +34,7 @@ from paceline.core.metrics import METRICS, metric_class
 from paceline.core.result import Result, finite_value
 from paceline.core.run import RunSettings
 from paceline.core.stats import printed_step_s
+from paceline.core.steps import FloatColumn
 from paceline.core.units import percent, pluralize
 from paceline.files.documents import read_value
 from paceline.files.recipe import load_recipe, recipe_names
@@ -99,15 +101,7 @@ def recipe_history(
         )
     left_out: dict[str, list[str]] = {}
     units: set[str] = set()
-    runs: list[_SeriesRun] = []
-    for folder in folders:
-        reason, run = _read(folder, metric, units)
-        if run is not None:
-            runs.append(run)
-        else:
-            left_out.setdefault(reason, []).append(folder.name)
-    runs.sort(key=lambda run: (_created_time(run.record), run.record.name))
-    all_series = _group_into_series(runs)
+    all_series = _group_into_series(_read_runs(folders, metric, units, left_out))
     return History(
         recipe=recipe,
         metric=metric,
@@ -119,6 +113,18 @@ def recipe_history(
         ),
         left_out={reason: tuple(names) for reason, names in left_out.items()},
     )
+
+
+def runs_around_levels(
+    folders: Iterable[Path],
+) -> Iterator[tuple[RunSettings, ConfigurationRuns]]:
+    """Yield the settings and runs of each configuration, relative to the levels of its history."""
+    for series in _group_into_series(_read_runs(folders, "step_time_s", set(), {})):
+        points, _ = _values_by_day(series.runs)
+        fit = fit_series(_point_values(points))
+        days = tuple(map(tuple, _values_of_days(points, fit).values()))
+        if days:
+            yield series.first.facts, ConfigurationRuns(days, len(fit.levels))
 
 
 def find_recipe_name(name: str, recipes: Iterable[str]) -> str:
@@ -136,6 +142,20 @@ def find_recipe_name(name: str, recipes: Iterable[str]) -> str:
             or "`paceline recipes` lists the recipes",
         )
     return name
+
+
+def _read_runs(
+    folders: Iterable[Path], metric: str, units: set[str], left_out: dict[str, list[str]]
+) -> list[_SeriesRun]:
+    """Return the runs with a value, the oldest first; add units, and the others by reason."""
+    runs: list[_SeriesRun] = []
+    for folder in folders:
+        reason, run = _read(folder, metric, units)
+        if run is not None:
+            runs.append(run)
+        else:
+            left_out.setdefault(reason, []).append(folder.name)
+    return sorted(runs, key=lambda run: (_created_time(run.record), run.record.name))
 
 
 def _read(folder: Path, metric: str, units: set[str]) -> tuple[str, _SeriesRun | None]:
@@ -249,7 +269,7 @@ def _names(all_series: Sequence[_ComparableRuns]) -> list[str]:
 
 def _series(comparable: _ComparableRuns, name: str, metric: str, margin: float) -> RunSeries:
     points, notes = _values_by_day(comparable.runs)
-    values = np.array([float(np.median([run.value for run in point])) for point in points])
+    values = _point_values(points)
     imported_values = [run.value for run in comparable.runs if run.record.spec is None]
     resolution = printed_step_s(np.array(imported_values)) / float(np.median(values))
     if resolution > MIN_RESOLUTION:
@@ -310,11 +330,23 @@ def _values_by_day(runs: Sequence[_SeriesRun]) -> tuple[list[list[_SeriesRun]], 
 
 def _run_variation(points: Sequence[Sequence[_SeriesRun]], fit: SeriesFit) -> RunVariation | None:
     """Return the variation of runs around the fitted levels, within and between days."""
+    days = _values_of_days(points, fit)
+    return estimate_run_variation(list(days.values()), [1.0] * len(days), len(fit.levels))
+
+
+def _values_of_days(
+    points: Sequence[Sequence[_SeriesRun]], fit: SeriesFit
+) -> dict[str, list[float]]:
+    """Return each day's values relative to the fitted levels; an import has no day."""
     days: dict[str, list[float]] = {}
     for point, level in zip(points, fit.fitted, strict=True):
         for run in (run for run in point if run.facts.origin != "imported"):
             days.setdefault(run.record.created[:10], []).append(run.value / float(level))
-    return estimate_run_variation(list(days.values()), [1.0] * len(days), len(fit.levels))
+    return days
+
+
+def _point_values(points: Sequence[Sequence[_SeriesRun]]) -> FloatColumn:
+    return np.array([float(np.median([run.value for run in point])) for point in points])
 
 
 def _change(
