@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal, get_args, get_origin
 
-from typer.core import TyperArgument, TyperOption
+from typer.core import TyperArgument
 
 from paceline.cli.verbs import GROUPS, VERBS, Verb
 from paceline.compare.comparability import COMPARED_SETTINGS, FIGURE_SETTINGS
@@ -50,44 +50,46 @@ def _cell(text: str) -> str:
 
 
 MIN_SHARED = 2
-"""Number of verbs from which an option is described once for all of them."""
-OptionRow = tuple[str, str, str]
-"""Names with placeholder, meaning and default."""
+"""Number of verbs from which an option or argument is described once for all of them."""
+NEARLY_EVERYWHERE = ("`--format`", "`--json`", "`--runs-dir`")
+"""Shared options that the page explains at its top and no command lists."""
+ARGUMENTS = "Arguments"
+"""Heading of the arguments that several commands share."""
+Row = tuple[str, str, str]
+"""Names with placeholder, meaning and default of an option or argument."""
 
 
 def command_reference() -> str:
     """Return every verb with its help, examples and options; shared options come first."""
     tables = [*VERBS.values(), *GROUPS.values()]
     commands = [verb.command() for table_ in tables for verb in table_ if verb.source != "group"]
-    shared = _shared_options(commands)
+    shared = _shared_rows(commands)
     parts: list[str] = []
     for heading, verbs in VERBS.items():
-        parts.append(f"- **{heading}**: {_links('', verbs)}")
+        links = [f"[`{verb.name}`](#paceline-{verb.name})" for verb in verbs]
+        parts.append(f"- **{heading}**: {', '.join(links)}.")
     intro = "They mean the same in every command that has them."
     parts += ["\n## Shared options\n", f"{intro}\n"]
     for panel in dict.fromkeys(shared.values()):
         rows = [row for row, its_panel in shared.items() if its_panel == panel]
-        parts += [f"### {panel}\n", _option_list(rows)]
+        rows = [row for row in rows if not any(_has_more_choices(other, row) for other in rows)]
+        parts += [f"### {panel}\n", _row_list(rows)]
     for verb in (verb for verbs in VERBS.values() for verb in verbs):
-        members = GROUPS.get(verb.name, ())
         if verb.source == "group":
             parts += [f"## `paceline {verb.name}`\n", f"{verb.line}\n"]
         else:
             parts += _verb(verb, f"paceline {verb.name}", shared)
-        if members:
-            parts.append(f"Commands: {_links(verb.name, members)}\n")
-        for member in members:
+        for member in GROUPS.get(verb.name, ()):
             parts += _verb(member, f"paceline {verb.name} {member.name}", shared)
     return "\n".join(parts)
 
 
-def _shared_options(commands: Sequence[Any]) -> dict[OptionRow, str]:
-    """Return the options that several commands have in the same words, with their panels."""
-    panels: dict[OptionRow, list[str]] = {}
-    for command in commands:
-        for option in command.params:
-            if isinstance(option, TyperOption):
-                panels.setdefault(_option_row(option), []).append(option.rich_help_panel or "")
+def _shared_rows(commands: Sequence[Any]) -> dict[Row, str]:
+    """Return what several commands have in the same words, with its panel."""
+    panels: dict[Row, list[str]] = {}
+    for param in (param for command in commands for param in command.params):
+        panel = ARGUMENTS if isinstance(param, TyperArgument) else param.rich_help_panel or ""
+        panels.setdefault(_row(param), []).append(panel)
     shared = {row: each for row, each in panels.items() if len(each) >= MIN_SHARED}
     panel_by_row = {row: next(filter(None, each), "General") for row, each in shared.items()}
     return {
@@ -95,13 +97,12 @@ def _shared_options(commands: Sequence[Any]) -> dict[OptionRow, str]:
     }
 
 
-def _links(group: str, verbs: Sequence[Verb]) -> str:
-    prefix = f"paceline-{group}-" if group else "paceline-"
-    return ", ".join(f"[`{verb.name}`](#{prefix}{verb.name})" for verb in verbs) + "."
+def _has_more_choices(row: Row, other: Row) -> bool:
+    return row[1:] == other[1:] and row[0].startswith(f"{other[0]}, ")
 
 
-def _option_list(rows: Sequence[OptionRow]) -> str:
-    """Return options as a Markdown list: names, meaning and default."""
+def _row_list(rows: Sequence[Row]) -> str:
+    """Return options or arguments as a Markdown list: names, meaning and default."""
     ends = {"": "", "required": " Required."}
     lines = [
         f"- {names}: {meaning}{ends.get(default, f' Default {default}.')}"
@@ -110,40 +111,53 @@ def _option_list(rows: Sequence[OptionRow]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _option_row(option: TyperOption) -> OptionRow:
-    return _option_names(option), _sentence(option.help or ""), _option_default(option)
+def _row(param: Any) -> Row:
+    meaning = " ".join((param.help or "").split())
+    if isinstance(param, TyperArgument):
+        return f"`{_metavar(param)}`", meaning, ""
+    return _option_names(param), meaning, _option_default(param)
 
 
-def _verb(verb: Verb, name: str, shared: Mapping[OptionRow, str]) -> Iterator[str]:
-    """Yield heading, help, examples and options of one verb."""
+def _verb(verb: Verb, name: str, shared: Mapping[Row, str]) -> Iterator[str]:
+    """Yield heading, help, examples, arguments and options of one verb."""
     command = verb.command()
     arguments = [param for param in command.params if isinstance(param, TyperArgument)]
-    options = [param for param in command.params if isinstance(param, TyperOption)]
     yield f"## `{name}`\n"
     if arguments:
         yield f"Usage: `{' '.join([name, *map(_argument_usage, arguments)])}`\n"
     yield _help(command.help or verb.line)
-    if meanings := [(f"`{_metavar(one)}`", one.help or "") for one in arguments if one.help]:
-        yield "\n".join(f"- {name}: {_sentence(text)}" for name, text in meanings) + "\n"
-    rows = [_option_row(option) for option in options]
-    if own_rows := [row for row in rows if row not in shared]:
-        yield _option_list(own_rows)
-    links: list[str] = []
+    rows = [_row(param) for param in command.params]
+    if own_rows := [row for row in rows if row[1] and row not in shared]:
+        yield _row_list(own_rows)
+    if references := _references(rows, shared):
+        yield f"Shared options: {references}.\n"
+
+
+def _references(rows: Sequence[Row], shared: Mapping[Row, str]) -> str:
+    """Return the shared options among `rows`, with a link to their panel if many or ambiguous."""
+    single: list[str] = []
+    of_panels: list[str] = []
     for panel in dict.fromkeys(shared.values()):
+        members = [_first_name(row) for row, its_panel in shared.items() if its_panel == panel]
+        others = {_first_name(row) for row, its_panel in shared.items() if its_panel != panel}
         names = [_first_name(row) for row in rows if shared.get(row) == panel]
-        absent = {_first_name(row) for row, its_panel in shared.items() if its_panel == panel}
-        absent -= {*names}
-        if names:
-            anchor = panel.lower().replace(" ", "-")
-            words = f"all but {', '.join(sorted(absent))}" if absent else "all"
-            if len(absent) >= len(names):
-                words = ", ".join(names)
-            links.append(f"[{panel}](#{anchor}) ({words})")
-    if links:
-        yield f"Shared options: {'; '.join(links)}.\n"
+        names = [name for name in names if name not in NEARLY_EVERYWHERE]
+        absent = sorted({*members} - {*names, *NEARLY_EVERYWHERE})
+        link = f"[{panel}](#{panel.lower().replace(' ', '-')})"
+        if not names or panel == ARGUMENTS:
+            continue
+        if not absent:
+            of_panels.append(f"all of {link}")
+        elif len(absent) < len(names):
+            of_panels.append(f"{link} except {', '.join(absent)}")
+        elif others.isdisjoint(names):
+            single += names
+        else:
+            of_panels.append(f"{', '.join(names)} of {link}")
+    return "; ".join([*([", ".join(single)] if single else []), *of_panels])
 
 
-def _first_name(row: OptionRow) -> str:
+def _first_name(row: Row) -> str:
     return row[0].split("`")[1].join("``")
 
 
@@ -209,10 +223,6 @@ def _option_default(option: Any) -> str:
     if isinstance(value, list | tuple):
         value = ",".join(str(item) for item in value)
     return f"`{value}`"
-
-
-def _sentence(text: str) -> str:
-    return " ".join(text.split())
 
 
 def field_table(docs: Sequence[FieldDoc]) -> str:
