@@ -280,28 +280,35 @@ def cluster_field_tables() -> str:
 
 def device_tables() -> str:
     """Return the devices and links of the catalog."""
-    dtypes: tuple[Dtype, ...] = get_args(Dtype)
+    dtypes: tuple[Dtype, ...] = ("fp16", "bf16", "fp8", "mxfp4", "nvfp4")
     peaks = [
         (
             f"`{device.name}`",
             *(_scaled(device.peak_flops_per_s(dtype), 1e12) for dtype in dtypes),
             _scaled(device.memory_bytes, GIB),
             _scaled(device.memory_bytes_per_s, 1e12),
-            _scaled(device.power_w, 1),
         )
         for device in catalog.devices()
     ]
-    sides = {"intra": "devices of a node", "inter": "nodes"}
-    links = [
-        (f"`{link.name}`", sides[link.kind], _scaled(link.bytes_per_s, 1e9))
-        for link in catalog.links()
-    ]
+    links = {
+        kind: table(
+            ("link", "GB/s"),
+            [
+                (f"`{link.name}`", _scaled(link.bytes_per_s, 1e9))
+                for link in catalog.links()
+                if link.kind == kind
+            ],
+        )
+        for kind in ("intra", "inter")
+    }
     return "\n".join(
         [
             "### Devices\n",
-            table(("device", *dtypes, "GiB", "TB/s", "W"), peaks),
-            "### Links\n",
-            table(("link", "connects", "GB/s"), links),
+            table(("device", *dtypes, "GiB", "TB/s"), peaks),
+            "### Links inside a node\n",
+            links["intra"],
+            "### Links between nodes\n",
+            links["inter"],
         ]
     )
 

@@ -64,6 +64,50 @@ def unreadable(where: str, error: OSError | UnicodeDecodeError) -> UserError:
     return UserError(where, f"cannot be read: {error.strerror or error}")
 
 
+MAX_NAMES_LISTED = 8
+"""Names that an error lists. Of more, it names the command that lists them or the closest ones."""
+
+
+def unknown_name(
+    where: str,
+    what: str,
+    word: str,
+    names: Iterable[str],
+    *,
+    aliases: Iterable[str] = (),
+    listing: str | None = None,
+    if_none: str | None = None,
+) -> UserError:
+    """Return the error for a `word` that is not one of `names`.
+
+    It suggests the closest of `names` and `aliases`. `listing` is the command that lists the names
+    if they are too many for an error; `if_none` describes that there are no names.
+    """
+    names = list(dict.fromkeys(names))
+    hints = [did_you_mean(word, [*names, *aliases])]
+    if len(names) > MAX_NAMES_LISTED and listing:
+        hints.append(f"`{listing}` lists them")
+        names = []
+    allowed = few_names(names, word) or (None if listing else if_none)
+    return UserError(where, what, allowed=allowed, remedy=" ".join(filter(None, hints)) or None)
+
+
+def few_names(names: Iterable[str], word: str = "") -> str:
+    """Return the names, comma-separated; of too many, those most similar to `word`."""
+    names = list(names)
+    if len(names) <= MAX_NAMES_LISTED:
+        return ", ".join(names)
+    matcher = difflib.SequenceMatcher(b=word.lower())
+    by_similarity = sorted(names, key=lambda name: -_similarity(matcher, name))
+    more = len(names) - MAX_NAMES_LISTED
+    return f"{', '.join(by_similarity[:MAX_NAMES_LISTED])} and {more} more"
+
+
+def _similarity(matcher: difflib.SequenceMatcher[str], name: str) -> float:
+    matcher.set_seq1(name.lower())
+    return matcher.ratio()
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return `did you mean 'x'?` for the closest of `choices`, or an empty string.
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import PositiveFloat
 
 from paceline.core.bandwidth import parse_bandwidth
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import UserError, unknown_name
 from paceline.core.hardware import Cluster, Device, Dtype, Link, Site
 from paceline.core.value import PositiveInt, Value
 from paceline.files.plugins import DEVICES, plugins
@@ -31,6 +31,7 @@ _OF_NODE = re.compile(r"\d\s*[x×]\s*\d|per node", re.IGNORECASE)
 # Words that state the number or rate of links, not the kind of link.
 _DESCRIBES_LINK = re.compile(r"\d+(x\d+)?x?(gb|gbps|gbit|tb)?|s|uni|per|node|gpu|nic|port|connectx")
 
+NOT_IN_CATALOG = "is not in the catalog"
 LinkPlace = Literal["intra", "inter"]
 OTHER_PLACE: dict[LinkPlace, LinkPlace] = {"intra": "inter", "inter": "intra"}
 LINK_ALLOWED = "a link of the right kind from `paceline recipes devices --links`"
@@ -189,13 +190,15 @@ def find_device(name: str) -> DeviceMatch:
             match = match.model_copy(update={"memory_bytes_per_s": entry.memory_bytes_per_s})
         return DeviceMatch(match, False, f"{name}: {entry.note}")
     words = _words(name) - {"memory", "size", "not", "stated"}
-    family = [d for d in devices() if d.family.lower() in words]
+    family = [
+        d for d in devices() if d.family.lower() in words or _name_key(d.family) == _name_key(name)
+    ]
     vocabulary = {word for d in family for word in _vocabulary(d)}
     candidates = [d for d in family if words & vocabulary <= _vocabulary(d)]
     extra = sorted(words - vocabulary)
     one_family = len({d.family for d in candidates}) == 1
     if not one_family or not all(map(_DESCRIBES_DEVICE.fullmatch, extra)):
-        raise _unknown("device", name, [(d.name, d.family, *d.aliases) for d in devices()])
+        raise _unknown_device(name)
     open_points = (
         [f"could be any of {', '.join(d.name for d in candidates)}"] if candidates[1:] else []
     )
@@ -238,7 +241,14 @@ def find_link(name: str, device: Device | None = None) -> LinkMatch:
         )
     match = _same_name(plain, links()) or _link_in(_words(plain))
     if match is None:
-        raise _unknown("link", name, [(x.name, *x.aliases) for x in links()])
+        raise unknown_name(
+            f"link {name!r}",
+            NOT_IN_CATALOG,
+            name,
+            [each.name for each in links()],
+            aliases=[alias for each in links() for alias in each.aliases],
+            listing="paceline recipes devices --links",
+        )
     return LinkMatch(match, exact=True, node_bytes_per_s=node_bytes_per_s)
 
 
@@ -260,7 +270,8 @@ def dtype(name: str) -> Dtype:
     for canonical, aliases in names.items():
         if _name_key(name) in map(_name_key, (canonical, *aliases)):
             return canonical
-    raise _unknown("dtype", name, [(canonical, *aliases) for canonical, aliases in names.items()])
+    aliases = [alias for each in names.values() for alias in each]
+    raise unknown_name(f"dtype {name!r}", NOT_IN_CATALOG, name, names, aliases=aliases)
 
 
 def clusters() -> tuple[Cluster, ...]:
@@ -278,8 +289,9 @@ def cluster(name_or_path: str | Path) -> Cluster:
     for entry in clusters():
         if _name_key(entry.name) == _name_key(str(name_or_path)):
             return entry
-    names = [(entry.name,) for entry in clusters()]
-    raise _unknown("cluster", str(name_or_path), [*names, ("a path that ends in .yaml",)])
+    names = [*(entry.name for entry in clusters()), "a path that ends in .yaml"]
+    name = str(name_or_path)
+    raise unknown_name(f"cluster {name!r}", NOT_IN_CATALOG, name, names)
 
 
 def site(name_or_path: str | Path) -> Site:
@@ -338,7 +350,7 @@ def _check_level(level: int, name: str | None, device_name: str) -> None:
     except UserError as error:
         if _RATE.search(name):
             return
-        allowed = f"{error.allowed}, or a rate above 0: 450 GB/s, 8x400 Gb/s"
+        allowed = "a link of the catalog, or a rate above 0: 450 GB/s, 8x400 Gb/s"
         where = f"fabric.{level}.link {name!r}"
         raise UserError(where, error.what, allowed=allowed, remedy=error.remedy) from error
     if level and _RATE.search(name):
@@ -362,6 +374,30 @@ def _check_place(field: str, name: str) -> None:
             allowed=LINK_ALLOWED,
             remedy=f"write `{OTHER_PLACE[place]}_link: {name}`",
         )
+
+
+def _unknown_device(name: str) -> UserError:
+    """Return the error for an unknown device; a suggested one is shown with its peak.
+
+    A similar name may be hardware with another peak.
+    """
+    error = unknown_name(
+        f"device {name!r}",
+        NOT_IN_CATALOG,
+        name,
+        [each.name for each in devices()],
+        aliases=[alias for each in devices() for alias in (each.family, *each.aliases)],
+        listing="paceline recipes devices",
+    )
+    hint = re.match(r"did you mean '(.+?)'\?", error.remedy or "")
+    entry = device(hint[1]) if hint else None
+    dtype: Dtype = "fp16" if entry and entry.has_only_fp16 else "bf16"
+    peak = entry.peak_flops_per_s(dtype) if entry else None
+    if not (hint and error.remedy and peak):
+        return error
+    text = f"{hint[0]} Its peak is {peak / 1e12:,.4g} TFLOP/s in {dtype}."
+    remedy = error.remedy.replace(hint[0], text)
+    return UserError(error.where, error.what, allowed=error.allowed, remedy=remedy)
 
 
 def _same_name(name: str, entries: Sequence[NamedT]) -> NamedT | None:
@@ -402,15 +438,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _vocabulary(device: Device) -> set[str]:
-    return {word for name in (device.name, *device.aliases) for word in _words(name)}
-
-
-def _unknown(kind: str, name: str, groups: Sequence[tuple[str, ...]]) -> UserError:
-    nearest = did_you_mean(name, (alias for group in groups for alias in group))
-    allowed = ", ".join(group[0] for group in groups)
-    return UserError(
-        f"{kind} {name!r}", "is not in the catalog", allowed=allowed, remedy=nearest or None
-    )
+    return {word for name in (device.name, device.family, *device.aliases) for word in _words(name)}
 
 
 @cache

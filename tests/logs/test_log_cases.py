@@ -19,8 +19,6 @@ from paceline.runs.goodput.attempt import attempts_of_log
 from paceline.runs.goodput.ledger import ledger_of
 from tests.command import paceline
 
-OPEN = frozenset({"device_catalog_gaps.txt"})
-"""Cases that do not give all expected values yet."""
 FIGURES = ("step_time_s", "tokens_per_s", "samples_per_s", "global_batch", "num_devices")
 SHARES = {
     "matrix products": "gemm",  # language: allow
@@ -41,7 +39,7 @@ def test_every_case_has_its_expected_values(reference_data: Path):
         verb = row["command"].split(" --seq-len")[0]
         if faults := CHECKS[verb](table.parent / row["name"], row):
             wrong[row["name"]] = faults
-    assert wrong.keys() <= OPEN, wrong
+    assert wrong == {}
     assert len(rows) > 38
 
 

@@ -73,7 +73,7 @@ def _match(name: str | None, device: Device | None = None) -> catalog.LinkMatch 
         return catalog.find_link(name, device)
     except UserError as error:
         if parse_bandwidth(name, 1) is None:
-            allowed = f"{error.allowed}, or a rate above 0: 450 GB/s, 8x400 Gb/s"
+            allowed = "a link of the catalog, or a rate above 0: 450 GB/s, 8x400 Gb/s"
             raise UserError(error.where, error.what, allowed=allowed, remedy=error.remedy) from None
         return None
 
