@@ -55,6 +55,8 @@ NEARLY_EVERYWHERE = ("`--format`", "`--json`", "`--runs-dir`")
 """Shared options that the page explains at its top and no command lists."""
 ARGUMENTS = "Arguments"
 """Heading of the arguments that several commands share."""
+MAX_EXAMPLES = 4
+"""Number of examples of a command; `--help` has all of them."""
 Row = tuple[str, str, str]
 """Names with placeholder, meaning and default of an option or argument."""
 
@@ -124,7 +126,7 @@ def _verb(verb: Verb, name: str, shared: Mapping[Row, str]) -> Iterator[str]:
     arguments = [param for param in command.params if isinstance(param, TyperArgument)]
     yield f"## `{name}`\n"
     if arguments:
-        yield f"Usage: `{' '.join([name, *map(_argument_usage, arguments)])}`\n"
+        yield f"Arguments: `{' '.join(map(_argument_usage, arguments))}`\n"
     yield _help(command.help or verb.line)
     rows = [_row(param) for param in command.params]
     if own_rows := [row for row in rows if row[1] and row not in shared]:
@@ -162,7 +164,7 @@ def _first_name(row: Row) -> str:
 
 
 def _help(text: str) -> str:
-    """Return the first paragraph of a help text as Markdown, and its examples in one block."""
+    """Return the first paragraph of a help text as Markdown, and its first examples."""
     prose: list[str] = []
     examples: list[str] = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
@@ -174,7 +176,7 @@ def _help(text: str) -> str:
             examples += [example] if example else [line.strip() for line in lines]
         else:
             prose.append(" ".join(line.strip() for line in lines) + "\n")
-    commands = [re.sub(r"\s{2,}(?=\S)", "  # ", line, count=1) for line in examples]
+    commands = [re.sub(r"\s{2,}(?=\S)", "  # ", line, count=1) for line in examples[:MAX_EXAMPLES]]
     block = ["```bash\n" + "\n".join(commands) + "\n```\n"] if examples else []
     return "\n".join([*prose[:1], *block])
 
