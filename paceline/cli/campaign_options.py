@@ -15,18 +15,9 @@ from paceline.scaling.campaigns.plan import CampaignRequest
 Recipe = Annotated[
     str | None,
     typer.Argument(
-        help="Recipe to train in sub-clusters: name or path of a YAML file.",
+        help="Recipe (name or file) to train in sub-clusters.",
         metavar="RECIPE",
         show_default=False,
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help='Override a recipe field, e.g. --set steps=20, --set "global_batch=16 per node".',
-        rich_help_panel=Panel.recipe,
     ),
 ]
 GpusPerNode = Annotated[

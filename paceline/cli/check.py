@@ -43,8 +43,8 @@ def check(
         bool,
         typer.Option(
             "--devices-only",
-            help="Check every device by itself in about 30 s, without pairs of hosts. A device "
-            "that hangs is killed and reported.",
+            help="Check every device by itself in about 30 s, without pairs of hosts. "
+            "Hanging devices are reported.",
             rich_help_panel=Panel.limits,
         ),
     ] = False,

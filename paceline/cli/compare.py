@@ -54,8 +54,8 @@ def compare(
         str,
         typer.Argument(
             metavar="A",
-            help="Baseline: a training log, a folder of logs, a stored run, group or tag, a "
-            "bundle, a CSV file with step times, a result file, or a comma-separated list of "
+            help="Baseline: a log, a folder of logs, a stored run, group or tag, a "
+            "bundle, step times as CSV, a result file, or a comma-separated list of "
             "these. With --against, the side to judge.",
         ),
     ],
@@ -113,7 +113,7 @@ def compare(
     probe: Annotated[
         bool,
         typer.Option(
-            help="Measure the achievable GEMM throughput of this machine before the first run.",
+            help="Measure the achievable GEMM throughput of this machine first (cached).",
         ),
     ] = True,
     html: Html = None,

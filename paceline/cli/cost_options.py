@@ -30,8 +30,7 @@ class CostOptions:
         typer.Option(
             parser=quantities.tokens,
             metavar="N",
-            help="Tokens of the whole training, e.g. 15T, for its duration and cost; default: "
-            "as in the recipe, else 1T.",
+            help="Tokens of the whole training, e.g. 15T; default: as in the recipe, else 1T.",
         ),
     ] = None
     price: Annotated[

@@ -50,7 +50,7 @@ def engines(
         typer.Option(
             "--isolated",
             help="Install a separate torch. By default the environment falls back to the "
-            "packages of the interpreter that runs Paceline.",
+            "packages of Paceline's interpreter.",
         ),
     ] = False,
     features: Annotated[

@@ -19,7 +19,15 @@ from paceline.cli.layout_options import (
     other_axes_of_one,
     parse_layout,
 )
-from paceline.cli.options import Overrides, Panel, RunsDir, Variant, refuse_unused
+from paceline.cli.options import (
+    ClusterName,
+    Html,
+    Overrides,
+    Panel,
+    RunsDir,
+    Variant,
+    refuse_unused,
+)
 from paceline.cli.output import TableOptions, emit
 from paceline.cli.scenario_option import scenario
 from paceline.cli.terminal import echo
@@ -107,7 +115,7 @@ def estimate(
             rich_help_panel=Panel.recipe,
         ),
     ] = None,
-    cluster: model.PlannedCluster = None,
+    cluster: ClusterName = None,
     variant: Variant = None,
     overrides: Overrides = None,
     compare: Annotated[
@@ -139,8 +147,7 @@ def estimate(
         typer.Option(
             "--measured-run",
             metavar="RUN",
-            help="Estimate this run of the recipe and compare the estimate with its measured "
-            "step time.",
+            help="Run of the recipe whose measured step time is compared with the estimate.",
             rich_help_panel=Panel.time_model,
         ),
     ] = None,
@@ -149,25 +156,18 @@ def estimate(
         typer.Option(
             parser=quantities.step_seconds,
             metavar="SECONDS",
-            help="Step time measured elsewhere, to compare with the estimate.",
+            help="Measured step time to compare with the estimate.",
             rich_help_panel=Panel.time_model,
         ),
     ] = None,
     runs_dir: RunsDir = None,
     calibration: model.EvidenceFile = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also write an HTML report with the MFU waterfall to this file.",
-            rich_help_panel=Panel.output,
-        ),
-    ] = None,
+    html: Html = None,
     trace_memory: Annotated[
         bool,
         typer.Option(
             "--trace-memory",
-            help="Also trace the memory of every rank over one step of the native trainer, "
+            help="Also trace the memory of one step of the native trainer on every rank, "
             "without allocating it (takes a minute).",
             rich_help_panel=Panel.time_model,
         ),
@@ -184,8 +184,8 @@ def estimate(
         str | None,
         typer.Option(
             metavar="ROUND",
-            help="Also estimate the time to train of an MLPerf benchmark from the reference "
-            "convergence points of this round, e.g. 5.1.0. Requires a benchmark: --variant "
+            help="Also estimate the MLPerf time to train from the reference convergence "
+            "points of this round, e.g. 5.1.0. Requires a variant such as "
             "mlperf-trial.",
             rich_help_panel=Panel.output,
         ),

@@ -20,7 +20,7 @@ def explain(
         str,
         typer.Argument(
             metavar="RUN|LOG",
-            help="Run: name, tag, part of the name, `last`, or its folder; or a training log.",
+            help="Run: folder, unique prefix, tag or `last`; or a training log.",
         ),
     ],
     against: Annotated[
@@ -35,8 +35,8 @@ def explain(
         str | None,
         typer.Option(
             metavar="RUN|FILE",
-            help="Profile of the same training: a profiled run, or its profile.json. Default: "
-            "the profile of the run, if it has one.",
+            help="Profiled run of the same training, or its profile.json; default: the "
+            "run's own profile.",
         ),
     ] = None,
     html: Html = None,

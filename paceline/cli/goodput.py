@@ -21,8 +21,7 @@ def goodput(
         list[str],
         typer.Argument(
             metavar="RUN|LOG...",
-            help="Attempts of one training: runs by folder, prefix or tag, or logs of any "
-            "framework in chronological order.",
+            help="Attempts of one training: runs, or logs in chronological order.",
         ),
     ],
     steps: Annotated[

@@ -22,9 +22,7 @@ from paceline.runs.history_report import history_document
 
 
 def history(
-    recipe: Annotated[
-        str, typer.Argument(help="Recipe whose runs are shown: name or path of a YAML file.")
-    ],
+    recipe: Annotated[str, typer.Argument(help="Recipe (name or file) whose runs are shown.")],
     metric: Annotated[
         str,
         typer.Option(help="Metric to show, by its name in JSON.", metavar="NAME"),

@@ -28,14 +28,13 @@ def compare(
     ],
     published: Annotated[
         Path | None,
-        typer.Option(
-            help="CSV of published results; default: the results that come with Paceline."
-        ),
+        typer.Option(help="CSV of published results; default: the included ones."),
     ] = None,
     ruleset: Annotated[
         str | None,
         typer.Option(
-            help="MLPerf Training round whose rules apply; default: as for `mlperf score`.",
+            help="MLPerf Training round; default: as in the logs, else in their path "
+            "(v5.1), else 5.1.0.",
             show_default=False,
         ),
     ] = None,
@@ -50,9 +49,7 @@ def compare(
     ] = None,
     plot: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Plot the time to train over accelerators to this file: .svg, .png or .html."
-        ),
+        typer.Option(help="Plot the time to train over accelerators: .svg, .png or .html."),
     ] = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,

@@ -49,7 +49,7 @@ def run(
         bool,
         typer.Option(
             "--tiny",
-            help="Train the tiny variant, which takes seconds per trial. Not an MLPerf result.",
+            help="Train the tiny variant, which takes seconds per trial.",
             rich_help_panel=Panel.recipe,
         ),
     ] = False,
@@ -57,8 +57,7 @@ def run(
         bool,
         typer.Option(
             "--synthetic",
-            help="Train a few steps on random samples and estimate the time to train. Not an "
-            "MLPerf result.",
+            help="Train a few steps on random samples and estimate the time to train.",
             rich_help_panel=Panel.recipe,
         ),
     ] = False,

@@ -29,8 +29,8 @@ def score(
     ruleset: Annotated[
         str | None,
         typer.Option(
-            help="MLPerf Training round whose rules apply; default: the round in the logs, else "
-            "in the path (v5.1), else 5.1.0.",
+            help="MLPerf Training round; default: as in the logs, else in their path "
+            "(v5.1), else 5.1.0.",
             show_default=False,
         ),
     ] = None,
@@ -71,8 +71,8 @@ def check(
     ruleset: Annotated[
         str | None,
         typer.Option(
-            help="MLPerf Training round whose rules apply; default: the round in the logs, else "
-            "in the path (v5.1), else 5.1.0.",
+            help="MLPerf Training round; default: as in the logs, else in their path "
+            "(v5.1), else 5.1.0.",
             show_default=False,
         ),
     ] = None,

@@ -18,9 +18,7 @@ from paceline.mlperf.submission.system_description import describe
 
 Ruleset = Annotated[
     str | None,
-    typer.Option(
-        help="MLPerf Training round whose rules apply; default 5.1.0.", show_default=False
-    ),
+    typer.Option(help="MLPerf Training round; default 5.1.0.", show_default=False),
 ]
 
 

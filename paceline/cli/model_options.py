@@ -76,15 +76,6 @@ Inter = Annotated[
         rich_help_panel=Panel.hosts,
     ),
 ]
-PlannedCluster = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Cluster of the catalog, or path of a cluster YAML file, which can describe "
-        "each network level.",
-        rich_help_panel=Panel.hosts,
-    ),
-]
 _SOFTWARE_OPTION = typer.Option(
     "--software",
     callback=_checked_software,
@@ -93,23 +84,12 @@ _SOFTWARE_OPTION = typer.Option(
     "Default: by the engine.",
     rich_help_panel=Panel.time_model,
 )
-RunStack = Annotated[
-    str | None,
-    typer.Option(
-        "--software",
-        callback=_checked_software,
-        help="Software for the expected times and memory, as for `estimate --software`; default: "
-        "the software of the recipe's engine.",
-        rich_help_panel=Panel.time_model,
-    ),
-]
 StackName = Annotated[str | None, _SOFTWARE_OPTION]
 CapturedParts = Annotated[
     CudaGraphs,
     typer.Option(
         "--cuda-graphs",
-        help="Part of a step that is captured in CUDA graphs, which removes its CPU launch "
-        "overhead.",
+        help="Part of a step that is captured in CUDA graphs.",
         rich_help_panel=Panel.time_model,
     ),
 ]
@@ -119,8 +99,8 @@ Released = Annotated[
         min=2017,
         max=2100,
         metavar="YEAR",
-        help="Release date of the software as a decimal year, e.g. 2025.7 for NeMo 25.09; "
-        "default: the newest software with published measurements.",
+        help="Release date of the software as a decimal year, e.g. 2025.7; default: the "
+        "newest with published measurements.",
         rich_help_panel=Panel.time_model,
     ),
 ]
@@ -136,8 +116,8 @@ EvidenceFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Calibration file that `paceline probe calibrate --output` wrote; default: the stored "
-        "calibration of the device, or the coefficients that come with Paceline.",
+        help="File of `paceline probe calibrate --output`; default: the stored "
+        "calibration of the device, else the shipped coefficients.",
         rich_help_panel=Panel.time_model,
     ),
 ]

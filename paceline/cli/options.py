@@ -117,15 +117,13 @@ Json = Annotated[
 ]
 Html = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE", help="Also write an HTML report to this file.", rich_help_panel=Panel.output
-    ),
+    typer.Option(metavar="FILE", help="Also write an HTML report.", rich_help_panel=Panel.output),
 ]
 Markdown = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Also write the result as Markdown to this file, for a pull request.",
+        help="Also write the result as Markdown, for a pull request.",
         rich_help_panel=Panel.output,
     ),
 ]
@@ -133,7 +131,7 @@ Junit = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Also write the result as JUnit XML to this file, for a CI server.",
+        help="Also write the result as JUnit XML, for a CI server.",
         rich_help_panel=Panel.output,
     ),
 ]
@@ -141,8 +139,8 @@ Prometheus = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Also write the figures to this file in the OpenMetrics format, for Prometheus' "
-        "textfile collector.",
+        help="Also write the figures in the OpenMetrics format, for Prometheus' textfile "
+        "collector.",
         rich_help_panel=Panel.output,
     ),
 ]
@@ -162,7 +160,7 @@ ReportForm = Annotated[
     ReportFormat,
     typer.Option(
         "--format",
-        help="Output format; json and csv are unrounded, in base units.",
+        help="Output format; json and csv are unrounded.",
         rich_help_panel=Panel.output,
     ),
 ]

@@ -42,15 +42,13 @@ def storage(
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(
-            help="Recipe whose estimated storage demand is compared with the measured rates."
-        ),
+        typer.Option(help="Recipe whose estimated storage demand is compared."),
     ] = None,
     run: Annotated[
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Run whose measured storage demand is compared with the measured rates.",
+            help="Run whose measured storage demand is compared.",
         ),
     ] = None,
     assume_devices: Annotated[

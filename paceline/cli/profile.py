@@ -100,7 +100,7 @@ def profile(
             "--from",
             metavar="FILE",
             rich_help_panel=Panel.profiler,
-            help="Read an existing file of the profiler instead of running anything.",
+            help="Read an existing file of the profiler; run nothing.",
         ),
     ] = None,
     variant: options.Variant = None,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from paceline.cli import model_options as model
-from paceline.cli.options import EngineName, Overrides, Panel, Variant, with_engine
+from paceline.cli.options import ClusterName, EngineName, Overrides, Panel, Variant, with_engine
 from paceline.cli.output import TableOptions, emit
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
@@ -72,8 +72,8 @@ def rampup(
         bool,
         typer.Option(
             "--all-batches",
-            help="Train all batch sizes of the ramp-up within a stage, so that each stage can "
-            "resume from the checkpoint of the one before.",
+            help="Train all batch sizes of the ramp-up within a stage, so that each stage"
+            " can resume from the previous one.",
             rich_help_panel=Panel.search,
         ),
     ] = False,
@@ -94,14 +94,7 @@ def rampup(
             rich_help_panel=Panel.output,
         ),
     ] = False,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            help="Cluster of the catalog, or path of a cluster YAML file with device, links and "
-            "Slurm settings.",
-            rich_help_panel=Panel.hosts,
-        ),
-    ] = None,
+    cluster: ClusterName = None,
     variant: Variant = None,
     overrides: Overrides = None,
     engine: EngineName = None,

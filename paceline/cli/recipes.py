@@ -36,17 +36,14 @@ NEW = "new"
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(
-            help="Recipe or Hugging Face model whose YAML is printed, or `new` with --from."
-        ),
+        typer.Argument(help="Recipe or Hugging Face model to print, or `new` with --from."),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="MODEL",
-            help="Model of a new recipe: config.json, a folder with one, or its name on the "
-            "Hugging Face Hub.",
+            help="Hugging Face model of a new recipe: name, folder or config.json.",
         ),
     ] = None,
     output: Annotated[

@@ -49,9 +49,8 @@ class RepeatOptions:
         str | None,
         typer.Option(
             metavar="N|same",
-            help="Number of repeats, run sequentially and stored as one group for `paceline "
-            "compare`. `same` means 5, the minimum for the verdict that two configurations "
-            "are equally fast.",
+            help="Number of repeats, stored as one group for `paceline compare`. `same` "
+            "means 5, the minimum for the verdict `same`.",
         ),
     ] = None
     interleave: Annotated[

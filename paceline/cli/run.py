@@ -61,8 +61,8 @@ def run(
     launch_per: Annotated[
         LaunchUnit | None,
         typer.Option(
-            help="Start PROGRAM once per `node`, as typed (default), or once per `device`, with "
-            "RANK, WORLD_SIZE, MASTER_ADDR and the other variables that torchrun sets.",
+            help="Start PROGRAM once per `node`, as typed (default), or per `device`, "
+            "with the variables that torchrun sets, such as RANK.",
             rich_help_panel=Panel.hosts,
         ),
     ] = None,

@@ -12,7 +12,7 @@ from paceline.cli import campaign_options, options
 from paceline.cli import host_options as place
 from paceline.cli.campaign import CampaignOptions, run_campaign
 from paceline.cli.layout_options import LayoutOptions
-from paceline.cli.options import Panel
+from paceline.cli.options import Overrides, Panel
 from paceline.cli.output import (
     TableForm,
     TableFormat,
@@ -121,7 +121,7 @@ def scale(
     ] = False,
     where: WhereOption = None,
     variant: options.Variant = None,
-    overrides: campaign_options.Overrides = None,
+    overrides: Overrides = None,
     engine: options.EngineName = None,
     gpus_per_node: campaign_options.GpusPerNode = None,
     device: options.Device = options.DeviceKind.auto,

@@ -43,14 +43,11 @@ from paceline.staging.verification import StageFault, verify
 
 
 def stage(
-    recipe: Annotated[
-        str, typer.Argument(help="Recipe name, or path of a recipe YAML file.", metavar="RECIPE")
-    ],
+    recipe: Annotated[str, typer.Argument(help="Recipe (name or file).", metavar="RECIPE")],
     engine: Annotated[
         str | None,
         typer.Option(
-            help="Stage only what this engine needs; default: the assets of all engines of the "
-            "recipe.",
+            help="Stage only the assets of this engine; default: of all engines.",
             show_default=False,
             rich_help_panel=Panel.recipe,
         ),
@@ -95,7 +92,7 @@ def stage(
         bool,
         typer.Option(
             "--query-sizes",
-            help="With --dry-run: query the sources for sizes that the recipe does not state.",
+            help="With --dry-run: query sizes that the recipe does not state.",
         ),
     ] = False,
     check: Annotated[

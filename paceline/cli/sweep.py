@@ -147,7 +147,7 @@ def sweep(
             rich_help_panel=Panel.search,
         ),
     ] = MAX_P_OOM_TO_RUN,
-    software: model.RunStack = None,
+    software: model.StackName = None,
     calibration: model.EvidenceFile = None,
     tag: options.Tag = None,
     dry_run: options.DryRun = False,
