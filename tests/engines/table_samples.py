@@ -175,7 +175,84 @@ def _deepspeed_profile(number: int, seconds: float) -> bytes:
     ).encode()
 
 
+class _PaddleNlp:
+    def __init__(self) -> None:
+        self._clock = _Clock()
+
+    def __call__(self, number: int, seconds: float) -> bytes:
+        return (
+            f"[{self._clock.after(number, seconds)}] [    INFO] - loss: 2.5, learning_rate: 3e-05, "
+            f"global_step: {number}, interval_runtime: {seconds:.4f}, "
+            f"interval_samples_per_second: {32 / seconds:.4f}, "
+            f"interval_tokens_per_second_per_device: {TOKENS / 8 / seconds:.4f}, "
+            f"interval_steps_per_second: {1 / seconds:.4f}, progress_or_epoch: 0.01\n"
+        ).encode()
+
+
+def _fairseq(number: int, seconds: float) -> bytes:
+    return (
+        f"2026-01-01 10:00:00 | INFO | train_inner | epoch 001:    {number} / 9000000 loss=9.1, "
+        f"nll_loss=8.2, wps={TOKENS / seconds:.1f}, ups={1 / seconds:.2f}, wpb={TOKENS}, "
+        f"bsz=128, num_updates={number}, lr=0.0001, gnorm=1.2, train_wall=50, gb_free=20, wall=99\n"
+    ).encode()
+
+
+def _composer(number: int, seconds: float) -> bytes:
+    return (
+        f"[batch={number + 1}/9000000]:\n"
+        "\t Train time/epoch: 0\n"
+        f"\t Train time/batch: {number}\n"
+        f"\t Train time/sample: {number * 32}\n"
+        f"\t Train time/token: {number * TOKENS}\n"
+        "\t Train loss/train/total: 2.5000\n"
+        f"\t Train throughput/batches_per_sec: {1 / seconds:.6f}\n"
+        f"\t Train throughput/device/tokens_per_sec: {TOKENS / 8 / seconds:.4f}\n"
+    ).encode()
+
+
+def _open_clip(number: int, seconds: float) -> bytes:
+    return (
+        f"10:00:00 | INFO | Train Epoch: 0 [{number * 2560:>8}/90000000 (1%)] "
+        f"Data (t): 0.010 Batch (t): {seconds:.3f}, {2560 / seconds:#g}/s, {320 / seconds:#g}/s/gpu"
+        " LR: 1e-05 Logit Scale: 14.286 Contrastive_loss: 6.50 (6.60) Loss: 6.50 (6.60)\n"
+    ).encode()
+
+
+class _Prime:
+    def __init__(self) -> None:
+        self._clock = _Clock()
+
+    def __call__(self, number: int, seconds: float) -> bytes:
+        clock = self._clock.after(number, seconds)[11:19]
+        return (
+            f"{clock} [INFO] [Rank 0] step: {number}, loss: 9.5000, "
+            f"tokens_per_second: {TOKENS / seconds:.2f}, mfu: 41.20\n"
+        ).encode()
+
+
+def _prime_rl(number: int, seconds: float) -> bytes:
+    return (
+        f"10:00:00 SUCCESS Step {number} | Time: {seconds:.2f}s | Loss: 0.0100 | Entropy: 0.5000 | "
+        f"Grad. Norm: 0.1000 | LR: 1.00e-06 | Throughput: {TOKENS / seconds:.0f} tokens/s | "
+        "MFU: 41.2% | Peak Mem.: 41.7 GiB\n"
+    ).encode()
+
+
+def _litgpt(number: int, seconds: float) -> bytes:
+    return (
+        f"Epoch 1 | iter {number} step {number} | loss train: 1.900, val: n/a | "
+        f"iter time: {1000 * seconds:.2f} ms (step) remaining time: 1:02:03\n"
+    ).encode()
+
+
 TABLE_SAMPLES = {
+    "paddlenlp": Sample(_PaddleNlp()),
+    "fairseq": Sample(_fairseq),
+    "composer": Sample(_composer, first=0),
+    "open_clip": Sample(_open_clip),
+    "prime": Sample(_Prime(), digits=0.2, first_is_unknown=True),
+    "prime_rl": Sample(_prime_rl, first=0, digits=0.01),
+    "litgpt": Sample(_litgpt),
     "mmengine": Sample(_mmengine),
     "mlx_lm": Sample(_mlx_lm),
     "internevo": Sample(_InternEvo(), first=0, first_is_unknown=True),

@@ -22,10 +22,10 @@ LOG_FORMATS = pytest.mark.parametrize("name", log_formats())
 TIMES = times_of(40)
 NEVER_TORN = {
     *("olmo_core", "torchtitan", "deepspeed_profile", "nemo_rl", "tf_estimator"),
-    *("dllogger", "megatron_progress"),
+    *("dllogger", "megatron_progress", "prime", "composer", "fairseq"),
 }
-"""Their samples have a record over several lines, colours within it, or the date of the line as
-their only time."""
+"""Their samples have a record over several lines, colours within it, the date of the line as their
+only time, or the step number at the end."""
 
 
 @LOG_FORMATS
@@ -165,7 +165,7 @@ def test_the_parsed_log_has_the_status_ok_and_its_steps(name: str, tmp_path: Pat
     assert document["n_steps"] == len(TIMES)
 
 
-LOSS = re.compile(rb"(loss['\"]?[:= ]{1,9}(?:np\.float64\()?)[0-9.]+(?:[eE][-+]\d+)?")
+LOSS = re.compile(rb"((?i:loss)['\"]?[:= ]{1,9}(?:np\.float64\()?)[0-9.]+(?:[eE][-+]\d+)?")
 WITH_LOSS = [name for name in SAMPLES if LOSS.search(SAMPLES[name].line(20, 1.25))]
 
 

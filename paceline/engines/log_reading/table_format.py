@@ -42,6 +42,8 @@ FACTORS: dict[str, tuple[str, float]] = {
     "backward_ms": ("backward", 1e-3),
     "optimizer_ms": ("optimizer", 1e-3),
     "steps_per_s": ("steps_per_s", 1.0),
+    "micro_step_ms": ("micro_step_s", 1e-3),
+    "interval_s": ("interval_s", 1.0),
     "elapsed_s": ("elapsed_s", 1.0),
     "elapsed_ms": ("elapsed_s", 1e-3),
     "elapsed_min": ("elapsed_s", 60.0),
@@ -51,12 +53,14 @@ FACTORS: dict[str, tuple[str, float]] = {
     "tokens": ("tokens", 1.0),
     "total_tokens": ("total_tokens", 1.0),
     "total_giga_tokens": ("total_tokens", GIGA),
+    "total_samples": ("total_samples", 1.0),
     "global_batch": ("global_batch", 1.0),
     "samples_per_s": ("samples_per_s", 1.0),
     "tokens_per_s": ("tokens_per_s", 1.0),
     "tokens_per_s_per_device": ("tokens_per_s_per_device", 1.0),
     "tokens_per_s_per_rank": ("tokens_per_s_per_rank", 1.0),
     "mean_tokens_per_s": ("mean_tokens_per_s", 1.0),
+    "rolling_tokens_per_s": ("rolling_tokens_per_s", 1.0),
     "tflops_per_device": ("flops_per_s_per_device", TERA),
     "mfu": ("mfu", 1.0),
     "mfu_percent": ("mfu", 0.01),
@@ -64,7 +68,10 @@ FACTORS: dict[str, tuple[str, float]] = {
 }
 """Fields of a step line: the column of each, and the factor to its base unit.
 
-`tokens_per_s_per_rank` is of a data-parallel rank, `mean_tokens_per_s` the mean since the start.
+`interval_s` is the time since the line before, and `micro_step_ms` that of one forward and backward
+pass, of which `micro_step` counts all. A line with the `position` of the line before repeats it.
+`tokens_per_s_per_rank` is of a data-parallel rank, `mean_tokens_per_s` the mean since the start,
+and `rolling_tokens_per_s` that of the last steps.
 """
 SETTINGS = {
     "tokens": "tokens of each later step over all devices",
@@ -94,11 +101,11 @@ to what follows in the pattern."""
 RATES = ("samples_per_s", "steps_per_s", "tokens_per_s")
 """Rates of the whole run, over all devices."""
 PLACEHOLDER = re.compile(r"\{([a-z_]+)(?::([a-z]+))?\}")
-COUNTERS = ("step", "total_steps")
+COUNTERS = ("step", "micro_step", "position", "total_steps")
 _TIMED = {
     *("step_time_s", "step_time_ms", "step_time_us", "forward_ms", "steps_per_s", "samples_per_s"),
     *("tokens_per_s", "tokens_per_s_per_device", "elapsed_s", "elapsed_ms", "elapsed_min"),
-    "timestamp",
+    *("interval_s", "micro_step_ms", "timestamp"),
 }
 """Fields from which a step time follows."""
 

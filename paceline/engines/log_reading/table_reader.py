@@ -62,7 +62,7 @@ COLUMNS = frozenset(
 """Columns that are stored as they are; the others serve to compute these."""
 PER_RANK = "tokens/s per GPU are those of a data-parallel rank: the log has no World size"
 MAX_DEVICES = 1 << 20
-CLOCKS = ("timestamp", "elapsed_s", "elapsed_ms", "elapsed_min")
+CLOCKS = ("timestamp", "elapsed_s", "elapsed_ms", "elapsed_min", "interval_s", "micro_step_ms")
 PRINTED_TIMES = ("step_time_s", "step_time_ms", "step_time_us", "forward_ms", "steps_per_s")
 AXES = (*MODEL_AXES, "ep")
 MAX_SIZE_DIGITS = 9
@@ -70,6 +70,12 @@ MEAN_RATE_STEP = 0.01
 """Resolution of a printed mean rate since the start, in tokens/s."""
 SLOWEST = 1e-9
 """Steps per second below which a printed rate is damage."""
+RATE_ERROR = 1e-4
+"""Relative rounding of a printed rate of samples."""
+MIN_WHOLE = 0.9
+"""Minimum share of lines whose rate and time give a whole batch."""
+ROWS_AT_ONCE = 1 << 16
+MICRO_STEPS = "step times are those of the micro-steps in the log, times the micro-steps per step"
 
 
 def table_format(table: FormatTable) -> LogFormat:
@@ -249,6 +255,10 @@ class _Settings:
             ranks = product(values["dp"], *(log.facts.get(axis, 1) for axis in AXES))
             if ranks is not None and ranks < LARGEST_SETTING:
                 log.facts["num_devices"] = ranks
+            factors = (log.facts.get("micro_batch"), log.facts.get("gradient_accumulation", 1))
+            batch = product(values["dp"], *factors)
+            if batch is not None and batch < LARGEST_SETTING:
+                log.facts.setdefault("global_batch", batch)
         elif "last_device" in values:
             log.facts["num_devices"] = values["last_device"]
         length, micro = log.facts.get("seq_len"), log.facts.get("micro_batch")
@@ -271,11 +281,13 @@ class _Settings:
 
 
 class _Totals(RunningTotals):
-    """Running totals of a log: a clock, and tokens."""
+    """Running totals of a log: a clock, tokens, and samples."""
 
     def __init__(self) -> None:
-        super().__init__(2)
+        super().__init__(3)
         self._first_date: float | None = None
+        self._last_count, self._sum_s = 0, 0.0
+        self._num_steps, self._position = 0, -1
         self.clock_step_s = 1.0
         """Resolution of the clock in seconds."""
 
@@ -287,6 +299,25 @@ class _Totals(RunningTotals):
             finite = dates[np.isfinite(dates)]
             self._first_date = float(finite[0]) if len(finite) else None
         return dates - (self._first_date or 0.0)
+
+    def count(self, positions: IntColumn) -> IntColumn:
+        """Return step numbers from 1, which grow where a position differs from the one before."""
+        changes = np.diff(positions, prepend=self._position) != 0
+        index = self._num_steps + np.cumsum(changes)
+        self._num_steps, self._position = int(index[-1]), int(positions[-1])
+        return index
+
+    def sum_of(self, seconds: FloatColumn, counter: IntColumn, per_count: bool) -> FloatColumn:
+        """Return the running sum of times, to which a line that repeats the one before adds none.
+
+        A time is that since the line before, or with `per_count` that of one count of `counter`.
+        """
+        counts = np.maximum(np.diff(counter, prepend=self._last_count), 0)
+        counts = counts if per_count else np.minimum(counts, 1)
+        sound = np.isfinite(seconds) & (seconds > 0)
+        sums = np.cumsum(np.append(self._sum_s, np.where(sound, seconds, 0.0) * counts))
+        self._last_count, self._sum_s = int(counter[-1]), float(sums[-1])
+        return np.where(sound, sums[1:], np.nan)
 
 
 def _read(reader: _Reader, blocks: Iterable[bytes], log: LogContent) -> None:
@@ -311,6 +342,10 @@ def _read(reader: _Reader, blocks: Iterable[bytes], log: LogContent) -> None:
         log.resolution_s = totals.clock_step_s / totals.distance
     if count and "tokens_per_s_per_device" in reader.names:
         _count_devices(log, clock_times)
+    if count and "rolling_tokens_per_s" in reader.names:
+        _spread_tokens(log)
+    if count and {"global_batch", "total_samples"}.isdisjoint(reader.names):
+        _derive_batches(log)
     if not count:
         log.refusal = f"no line matches the pattern of {table.title}; " + (
             f"the first line with the mark is: {excerpt(example)}"
@@ -358,6 +393,10 @@ def _add_steps(
             index = whole_numbers([text.replace(b",", b"") for text in texts])
         elif name == "total_steps":
             store_total_steps(log, texts)
+        elif name == "position":
+            index = totals.count(whole_numbers(texts))
+        elif name == "micro_step":
+            columns[name] = whole_numbers(texts).astype(np.float64)
         else:
             column, factor = FACTORS[name]
             values = PARSERS.get(kind, numbers)(texts)
@@ -370,7 +409,7 @@ def _add_steps(
                 digit = _digit(kind, last, table.digits) * factor
                 if column == "step_time_s":
                     log.resolution_s = digit
-                elif column == "elapsed_s":
+                elif column in ("elapsed_s", "interval_s", "micro_step_s"):
                     totals.clock_step_s = digit
                 elif column == "steps_per_s":
                     rate = PARSERS.get(kind, numbers)([last]).item()
@@ -420,7 +459,16 @@ def _complete(
     of the lines. `tokens` are those of each step as a setting.
     """
     nothing = np.full(len(index), np.nan)
-    clock, token_totals = (columns.get(name, nothing) for name in ("elapsed_s", "total_tokens"))
+    clock, token_totals, sample_totals = (
+        columns.get(name, nothing) for name in ("elapsed_s", "total_tokens", "total_samples")
+    )
+    if "interval_s" in columns:
+        clock = totals.sum_of(columns["interval_s"], index, per_count=False)
+    elif "micro_step_s" in columns:
+        micro_steps = columns["micro_step"].astype(np.int64)
+        clock = totals.sum_of(columns["micro_step_s"], micro_steps, per_count=True)
+        if (micro_steps > index).any():
+            log.remark(MICRO_STEPS)
     if "timestamp" in columns:
         clock = totals.since_first_line(columns["timestamp"])
     if "mean_tokens_per_s" in columns:
@@ -430,7 +478,9 @@ def _complete(
         if len(clock_rows) and np.isfinite(fine[last := clock_rows[-1]]):
             rate = columns["mean_tokens_per_s"][last]
             totals.clock_step_s = MEAN_RATE_STEP * float(fine[last] / rate)
-    new, (per_step, new_tokens) = totals.rates(index, np.stack([clock, token_totals]))
+    new, (per_step, new_tokens, new_samples) = totals.rates(
+        index, np.stack([clock, token_totals, sample_totals])
+    )
     if "step_time_s" not in columns:
         parts = [columns[name] for name in ("forward", "backward", "optimizer") if name in columns]
         if parts:
@@ -439,6 +489,8 @@ def _complete(
             columns["step_time_s"] = ratio(np.ones(len(index)), columns["steps_per_s"])
     if "tokens" not in columns and "total_tokens" in columns:
         columns["tokens"] = _spread(new_tokens, new)
+    if "total_samples" in columns:
+        columns["global_batch"] = _spread(new_samples, new)
     total_rate = columns.get("tokens_per_s")
     if total_rate is not None and "tokens" in columns:
         times = columns.get("step_time_s", nothing)
@@ -451,12 +503,8 @@ def _complete(
         columns["tokens"] = np.full(len(index), float(tokens))
     if total_rate is not None and times is not None and "tokens" not in columns:
         columns["tokens"] = product_of(total_rate, times)
-    if "samples_per_s" in columns and times is not None and "global_batch" not in columns:
-        batches = product_of(columns["samples_per_s"], times)
-        whole = np.round(batches)
-        columns["global_batch"] = np.where(
-            (whole > 0) & (np.abs(batches - whole) < 0.005 * whole), whole, np.nan
-        )
+    if "rolling_tokens_per_s" in columns:
+        columns["tokens"] = columns["rolling_tokens_per_s"]
     if "mfu" in columns:
         columns["mfu"] = nan_if_negative(columns["mfu"])
     devices, per_device = log.facts.get("num_devices"), "tokens_per_s_per_device"
@@ -484,6 +532,42 @@ def _count_devices(log: LogContent, clock_times: bool) -> None:
     count = log.facts.get("num_devices")
     if clock_times and len(finite) and isinstance(count, int):
         log.set_column("step_time_s", [ratio(tokens, one * count)])
+
+
+def _spread_tokens(log: LogContent) -> None:
+    """Replace rolling rates in the column of tokens by the mean tokens of a step.
+
+    With times t and rates r they are sum(t) / sum(1 / r), because both sums cover the same steps.
+    """
+    rates, times = log.column("tokens"), log.column("step_time_s")
+    per_token = ratio(np.ones(len(rates)), np.where(np.isfinite(times), rates, np.nan))
+    total_s = float(times[np.isfinite(per_token)].sum())
+    if total_s:
+        tokens = total_s / float(np.nansum(per_token))
+        log.set_column("tokens", [np.broadcast_to(tokens, len(log))])
+
+
+def _derive_batches(log: LogContent) -> None:
+    """Store the batch of each step as rate x time if both are precise enough for a whole number.
+
+    A rate of another interval than the time gives numbers that are not whole.
+    """
+    pieces = list(map(partial(_batches, log), range(0, len(log), ROWS_AT_ONCE)))
+    num_known = sum(num for num, _ in pieces)
+    num_whole = sum(int(np.isfinite(batches).sum()) for _, batches in pieces)
+    if num_whole and num_whole >= MIN_WHOLE * num_known:
+        log.set_column("global_batch", [batches for _, batches in pieces])
+
+
+def _batches(log: LogContent, start: int) -> tuple[int, FloatColumn]:
+    """Return how many lines from `start` have a rate and a time, and their whole batches."""
+    times = log.column("step_time_s")[start : start + ROWS_AT_ONCE]
+    rates = log.column("samples_per_s")[start : start + ROWS_AT_ONCE].astype(np.float64)
+    batches = product_of(rates, times)
+    whole = np.round(batches)
+    error = RATE_ERROR * batches + 0.5 * log.resolution_s * rates
+    is_whole = (whole > 0) & (error < 0.5) & (np.abs(batches - whole) <= error)
+    return int(np.isfinite(batches).sum()), np.where(is_whole, whole, np.nan)
 
 
 def _spread(values: FloatColumn, new: npt.NDArray[np.bool_]) -> FloatColumn:
