@@ -60,6 +60,8 @@ def read_document(path: Path) -> Document:
         raise UserError(str(path), f"is not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise UserError(str(path), "is nested too deeply") from error
+    except TypeError as error:  # the parser cannot hash it
+        raise UserError(str(path), "has a list or a mapping as a key", allowed="text") from error
     if not isinstance(document, dict):
         raise UserError(str(path), "is not a mapping", allowed="`key: value` lines")
     _refuse_huge_document(document, str(path))

@@ -152,7 +152,7 @@ class TimelineBuilder:
         return len(self._name_of)
 
     def add(self, name: str, label: str, begin_s: float, end_s: float) -> None:
-        """Add one activity; `label` as in `Timeline.labels`."""
+        """Add one activity; `label` as in `Timeline.labels`. It does not end before it begins."""
         if name not in self._names:
             self._name_chars += len(name)
         self._name_of.append(self._names.setdefault(name, len(self._names)))
@@ -161,7 +161,7 @@ class TimelineBuilder:
         self._require(len(self._labels), MAX_LABELS, "kinds of communication")
         self._require(self._name_chars, MAX_NAME_CHARS, "characters of names")
         self._times.append(begin_s)
-        self._times.append(end_s)
+        self._times.append(max(begin_s, end_s))
 
     def timeline(
         self, rank: int, steps: Sequence[StepSpan], data_wait: Intervals = NO_INTERVALS

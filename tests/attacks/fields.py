@@ -93,6 +93,10 @@ class Change:
     value: Any
     """A hostile value; DELETED takes the field away."""
 
+    def content(self) -> bytes:
+        """The file's bytes with the change in it."""
+        return _content((RUNS / CHANGED / self.file).read_bytes(), self)
+
 
 DELETED = object()
 
@@ -128,9 +132,13 @@ class Folders:
 
     def read_with(self, change: Change, *verbs: str) -> list[str]:
         """Crashes in these verbs, or in all: `verb: place: error`. A clear error is not a crash."""
-        path = self.root / CHANGED / change.file
+        return self.read_file(change.file, change.content(), *verbs)
+
+    def read_file(self, file: str, content: bytes, *verbs: str) -> list[str]:
+        """Crashes as `read_with` returns them, with this content of a file."""
+        path = self.root / CHANGED / file
         before = path.read_bytes()
-        path.write_bytes(_content(before, change))
+        path.write_bytes(content)
         try:
             falls = [_fall(name, self) for name in verbs or VERBS]
         finally:
@@ -232,7 +240,6 @@ def _places(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
 
 
 def _content(before: bytes, change: Change) -> bytes:
-    """The file's bytes with the change in it."""
     if isinstance(change.value, bytes):
         return change.value
     if change.line is None:

@@ -242,7 +242,7 @@ def test_time_grows_no_faster_than_the_text(name: str, end: bytes):
 
 
 def test_the_generic_reader_names_the_column_of_every_figure():
-    """The long form is `benchmarks/fuzz.py --kinds "generic logs"`."""
+    """The long form is `benchmarks/fuzz.py --surfaces "generic logs"`."""
     rng = random.Random(7)
     num_read = sum(len(check_generic(random_log(rng))) > 0 for _ in range(400))
     assert num_read > 40

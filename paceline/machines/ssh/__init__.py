@@ -7,17 +7,20 @@ second connection, by its recorded process group.
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Cluster
 from paceline.core.job import Job
 from paceline.core.units import pluralize, there_are
+from paceline.core.value import Value
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LOGS_FOLDER, SCRIPT_FILE
 from paceline.machines import UnfitHost
@@ -175,17 +178,25 @@ def rendezvous(fanout: Fanout, checks: Sequence[HostCheck], job: Job, run: str) 
     while not session.inbox and not session.ended and time.monotonic() < deadline:
         fanout.step(0.05)
     answer = session.inbox.popleft() if session.inbox else None
-    if answer is None or answer.word != "@facts":
-        raise SystemFaultError(session.host, "did not report a free port")
-    reply = json.loads(answer.text)
-    if reply["port"] is None:
+    try:
+        reply = _PortReply.model_validate_json(answer.text if answer else "")
+    except ValidationError:
+        raise SystemFaultError(session.host, "did not report a free port") from None
+    if reply.port is None:
         raise SystemFaultError(
             session.host,
-            f"cannot listen at {address}: {reply['why']}",
+            f"cannot listen at {address}: {reply.why}",
             allowed="an address of its own and a free port",
             remedy="specify the network interface (--interface)",
         )
-    return address, reply["port"]
+    return address, reply.port
+
+
+class _PortReply(Value):
+    """A free port of a host, or the reason why there is none."""
+
+    port: Annotated[int, Field(gt=0, lt=1 << 16)] | None
+    why: str = "no port is free"
 
 
 def gloo_interface(check: HostCheck, job: Job) -> dict[str, str]:

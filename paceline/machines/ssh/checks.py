@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -12,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+
+from pydantic import ValidationError
 
 from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import SshSettings
@@ -33,18 +33,9 @@ groups."""
 MIN_FREE_BYTES = 64e6
 
 
-class HostCheck(Value):
-    """Facts about one host and the result of its check; None where unknown."""
+class HostFacts(Value):
+    """Facts that the program on a host reports about it; None where unknown."""
 
-    host: str
-    fault: str | None = None
-    """Reason why no job can run on the host."""
-    answered: bool = True
-    """False if no session could be opened on the host."""
-    remedy: str | None = None
-    round_trip_s: float | None = None
-    clock_skew_s: float | None = None
-    """Host clock minus this machine's clock in seconds, accurate to half a round trip."""
     python: str | None = None
     torch: str | None = None
     open_files: int | None = None
@@ -62,13 +53,27 @@ class HostCheck(Value):
     """Address that the host resolves its own name to."""
     reached_on: str | None = None
     """Network interface through which the host was reached."""
-    server_address: str | None = None
-    """Address at which the host was reached."""
     interfaces: tuple[str, ...] = ()
     machine: str | None = None
     """Boot id of the kernel and the host's own name. Together they identify a machine."""
     addresses: tuple[str, ...] = ()
     """IPv4 addresses of all its interfaces except loopback."""
+
+
+class HostCheck(HostFacts):
+    """Facts about one host and the result of its check; None where unknown."""
+
+    host: str
+    fault: str | None = None
+    """Reason why no job can run on the host."""
+    answered: bool = True
+    """False if no session could be opened on the host."""
+    remedy: str | None = None
+    round_trip_s: float | None = None
+    clock_skew_s: float | None = None
+    """Host clock minus this machine's clock in seconds, accurate to half a round trip."""
+    server_address: str | None = None
+    """Address at which the host was reached."""
 
     @property
     def on_loopback(self) -> bool:
@@ -207,7 +212,8 @@ def _most_common(checks: Sequence[HostCheck], name: str) -> str | None:
 
 def is_loopback(address: str | None) -> bool:
     """Return True if an address leads to the host itself only."""
-    return address is not None and ip_address(address.partition("%")[0]).is_loopback
+    plain = _address((address or "").partition("%")[0])
+    return bool(plain) and ip_address(plain).is_loopback
 
 
 def raise_for_faults(checks: Sequence[HostCheck]) -> None:
@@ -237,7 +243,7 @@ system."""
 LATE_S = 1.0
 """Time in seconds that a connection has beyond ssh's own limit, so that ssh can report why it
 failed."""
-_NUMBER = re.compile(r"\d+(\.\d+)?")
+_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]+)?")
 SLOW_REMEDY = "check what its login shell does and what its interpreter waits for"
 
 
@@ -256,14 +262,16 @@ class _Examination:
         default_factory=list[tuple[float, float | None]]
     )
     """Round trip and skew of each question in seconds; no skew if the host reported no time."""
-    facts: dict[str, Any] | None = None
+    facts: HostFacts | None = None
     failure: str | None = None
     timeout_reason: str | None = None
 
     @property
     def done(self) -> bool:
-        answer = self.facts or self.failure or self.timeout_reason
-        return answer is not None or (self.session.ended and not self.session.inbox)
+        answers = (self.facts, self.failure, self.timeout_reason)
+        return any(answer is not None for answer in answers) or (
+            self.session.ended and not self.session.inbox
+        )
 
     def update(self) -> None:
         """Process received messages, send the next question, and give up on a timeout."""
@@ -296,8 +304,8 @@ class _Examination:
 
     def _handle_facts(self, text: str) -> None:
         try:
-            self.facts = json.loads(text)
-        except ValueError:
+            self.facts = HostFacts.model_validate_json(text)
+        except ValidationError:
             self.failure = text
 
     def _ask(self, text: str) -> None:
@@ -392,6 +400,11 @@ def _host_check(examination: _Examination) -> HostCheck:
         what, remedy = explain("\n".join(examination.session.messages))
         return HostCheck(host=host, fault=what, answered=False, remedy=remedy)
     # The shortest round trip bounds the error of the skew most tightly.
-    trip_s, skew_s = min(examination.clock, key=lambda reading: reading[0])
-    facts = {**examination.facts, "round_trip_s": trip_s, "clock_skew_s": skew_s}
-    return HostCheck(host=host, server_address=examination.server or None, **facts)
+    trip_s, skew_s = min(examination.clock, key=lambda reading: reading[0], default=(None, None))
+    return HostCheck(
+        host=host,
+        round_trip_s=trip_s,
+        clock_skew_s=skew_s,
+        server_address=examination.server or None,
+        **dict(examination.facts),
+    )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.core.hardware import SshSettings
 from paceline.core.hosts import compress
+from paceline.core.text import whole_number
 from paceline.machines import Handle, JobEnd
 from paceline.machines.ssh import remote
 from paceline.machines.ssh.connection import MAX_MISSED_HEARTBEATS, explain, ssh_argv
@@ -55,12 +56,15 @@ class SshHost:
         """Process received messages."""
         while self.session.inbox:
             _, word, text = self.session.inbox.popleft()
+            number = whole_number(text)
+            if number is None:
+                continue
             if word == "@pgid":
-                self.group = int(text)
+                self.group = number
             elif word == "@alive":
-                self.last_heartbeat = int(text)
+                self.last_heartbeat = number
             elif word == "@rc":
-                self.code = int(text)
+                self.code = number
         if self.session.ended and not self.over:
             self.lose(explain("\n".join(self.session.messages))[0])
         if self.failed_s is None and (self.code or self.lost_reason):
