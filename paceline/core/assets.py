@@ -106,14 +106,13 @@ class Asset(Value):
     source: str
     """Repository on a hub, URL, image, or for `made` the converter that makes the asset."""
     revision: str | None = None
-    """Commit, tag or branch. Unset takes the current revision of the source, which the manifest
-    records."""
+    """Commit, tag or branch. Unset takes the current one, which the manifest records."""
     bytes: NonNegativeInt | None = None
     """Size of all files if the source states it. Unset is unknown."""
     digest: Sha256 | None = None
     """Digest of the single file of a `url`, or of the manifest of a container."""
     include: tuple[str, ...] = ()
-    """Patterns of the files to fetch from a hub or an `r2` list. Empty fetches all files."""
+    """Patterns of the files to fetch from a hub or an `r2` list. Empty is all."""
     files: tuple[AssetFile, ...] = ()
     """Files of a `url` asset. Empty is the single file at `source`."""
     submodules: bool = False
@@ -124,7 +123,7 @@ class Asset(Value):
     needs: tuple[AssetName, ...] = ()
     """Other assets of the recipe from which this asset is made."""
     hub_id: Annotated[str | None, StringConstraints(pattern=HUB_ID)] = None
-    """Id under which programs find a `made` asset in the hub cache, such as ORGANIZATION/NAME."""
+    """Id of a `made` asset in the hub cache, such as ORGANIZATION/NAME."""
     gate: str | None = None
     """Page on which access must be requested."""
     engines: tuple[str, ...] = ()

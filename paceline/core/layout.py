@@ -50,23 +50,21 @@ class Layout(Value):
     micro_batch: PositiveInt = 1
     """Sequences per forward pass."""
     recompute: Recompute = "none"
-    """Activation checkpointing: `selective` recomputes attention, `full` recomputes whole blocks,
-    and `budget` recomputes as much as `recompute_budget` requires."""
+    """Activation checkpointing: of attention (`selective`), whole blocks (`full`), or as much as
+    `recompute_budget` requires."""
     recompute_budget: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of activations to keep with `recompute: budget`, from 0 (full recomputation) to 1
-    (none)."""
+    """Share of activations to keep, from 0 (full recomputation) to 1 (none)."""
     schedule: Schedule = "1f1b"
     """Pipeline schedule. `1f1b` with `vp` above 1 is interleaved."""
     sequence_parallel: bool = False
-    """Shard activations along the sequence within a tensor-parallel group."""
+    """Shard activations along the sequence in tensor-parallel groups."""
     dp_shard: PositiveInt | None = None
-    """Number of data-parallel ranks that share one sharded copy (HSDP). Unset shards over all
-    ranks."""
+    """Data-parallel ranks that share one sharded copy (HSDP). Unset is all."""
     cp_exchange: Exchange = "all-gather"
-    """Method by which context-parallel ranks exchange keys and values."""
+    """Exchange of keys and values between context-parallel ranks."""
     gradient_sync: GradientSync | None = None
-    """Reduce gradients after `every` micro-batch or after the `last` one. Unset is `last` for ZeRO
-    0 and 1, and `every` for ZeRO 2 and 3."""
+    """Reduce gradients after `every` micro-batch or the `last` one. Unset is `last` for ZeRO 0
+    and 1, else `every`."""
 
     @property
     def model_devices(self) -> int:

@@ -29,9 +29,9 @@ class MMDiTShape(Value):
     num_heads: PositiveInt
     """Number of attention heads."""
     num_double_blocks: BlockCount
-    """Number of blocks with separate weights for text and image."""
+    """Blocks with separate weights for text and image."""
     num_single_blocks: BlockCount
-    """Number of blocks that process text and image as one sequence."""
+    """Blocks that process text and image as one sequence."""
     mlp_ratio: PositiveInt = 4
     """Width of the MLP relative to the model."""
     latent_channels: PositiveInt = 16

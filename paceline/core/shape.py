@@ -74,27 +74,27 @@ class DecoderShape(Value):
     kind: Literal["decoder"] = "decoder"
     """Kind of model: `decoder`, or `mmdit` for a Flux diffusion transformer."""
     num_layers: BlockCount
-    """Number of transformer blocks."""
+    """Transformer blocks."""
     hidden_size: PositiveInt
     """Width of the model."""
     num_heads: PositiveInt
-    """Number of query heads."""
+    """Query heads."""
     num_kv_heads: PositiveInt | None = None
-    """Number of key/value heads (grouped-query attention). Unset is one per query head."""
+    """Key/value heads (grouped-query attention). Unset is `num_heads`."""
     head_size: PositiveInt | None = None
     """Width of one head. Unset is `hidden_size` / `num_heads`."""
     ffn_size: PositiveInt
     """Width of the MLP, or of each expert."""
     num_experts: PositiveInt = 1
-    """Number of experts per block (mixture of experts)."""
+    """Experts per block (mixture of experts)."""
     experts_per_token: PositiveInt = 1
-    """Number of experts that each token is routed to."""
+    """Experts that each token is routed to."""
     shared_ffn_size: NonNegativeInt = 0
     """Width of the shared expert. 0 is none."""
     vocab_size: PositiveInt
     """Size of the vocabulary."""
     vocab_multiple: PositiveInt = 1
-    """The embedding is padded to a multiple of this number times `tp` (Megatron: 128)."""
+    """The embedding is padded to a multiple of this times `tp` (Megatron: 128)."""
     gated_ffn: bool = False
     """Use a gated MLP with three matrices (SwiGLU or GeGLU)."""
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "gelu"
@@ -123,7 +123,7 @@ class DecoderShape(Value):
     rope_theta: PositiveFloat = 10_000.0
     """Base of the rotary embedding."""
     rope_local_theta: PositiveFloat | None = None
-    """Base of the rotary embedding in sliding-window layers. Unset is the same in all layers."""
+    """Base in sliding-window layers. Unset is `rope_theta`."""
     rope_scaling_factor: PositiveFloat = 1.0
     """Positions are divided by this factor (linear scaling)."""
     rope_attention_factor: PositiveFloat = 1.0
@@ -131,9 +131,9 @@ class DecoderShape(Value):
     partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Fraction of the features of a head that rotate."""
     sliding_window: PositiveInt | None = None
-    """Number of tokens that each token attends to, including itself. Unset is all."""
+    """Tokens that each token attends to, including itself. Unset is all."""
     sliding_window_pattern: PositiveInt | None = None
-    """Every N-th layer has full attention (Gemma 3: 6). Unset gives every layer the window."""
+    """Every N-th layer has full attention (Gemma 3: 6). Unset is none."""
     query_pre_attn_scalar: PositiveFloat | None = None
     """Attention scores are divided by the square root of this number. Unset is the head width."""
     scale_embedding: bool = False
@@ -141,7 +141,7 @@ class DecoderShape(Value):
     bias: bool = True
     """Use biases in linear layers."""
     qkv_bias: bool = False
-    """Use biases in query, key and value projections even if `bias` is false (Qwen 2)."""
+    """Use biases in query, key and value projections even without `bias` (Qwen 2)."""
     tied_embeddings: bool = True
     """Share the weights of embedding and output head."""
     embedding_size: PositiveInt | None = None
@@ -149,11 +149,11 @@ class DecoderShape(Value):
     latent_attention: LatentAttention | None = None
     """Multi-head latent attention (DeepSeek). Unset uses standard attention."""
     first_dense_layers: NonNegativeInt = 0
-    """Number of leading layers with a dense MLP instead of experts."""
+    """Leading layers with a dense MLP instead of experts."""
     dense_ffn_size: PositiveInt | None = None
     """Width of the MLP of those leading layers."""
     mtp_layers: MoreBlocks = 0
-    """Number of multi-token prediction layers (arXiv:2412.19437, section 2.2)."""
+    """Multi-token prediction layers (arXiv:2412.19437, section 2.2)."""
     dropout: Share = 0.0
     """Dropout of the embedding and of the outputs of attention and MLP."""
     attention_dropout: Share | None = None

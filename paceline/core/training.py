@@ -50,8 +50,7 @@ class LrSchedule(Value):
     warmup: NonNegativeInt = 0
     """Length of the linear warm-up, in `unit`."""
     decay: PositiveInt | None = None
-    """Point at which `min_lr` is reached, counted from the start of training. Unset is the end
-    of training."""
+    """Point at which `min_lr` is reached, from the start of training. Unset is its end."""
     min_lr: NonNegativeFloat = 0.0
     """Lowest learning rate."""
     unit: ScheduleUnit = "steps"
@@ -72,11 +71,11 @@ class LossScale(Value):
     """Dynamic loss scale of fp16. An overflow skips its step. Other dtypes use no loss scale."""
 
     initial: PositiveFloat = 65536.0
-    """Initial dynamic loss scale of fp16. Other dtypes do not use it."""
+    """Initial dynamic loss scale, for fp16 only."""
     window: PositiveInt = 2000
-    """Number of consecutive good steps after which the scale doubles."""
+    """Consecutive good steps after which the scale doubles."""
     hysteresis: PositiveInt = 1
-    """Number of overflows since the last growth before the scale is halved."""
+    """Overflows since the last growth before the scale is halved."""
 
 
 class RampUp(Value):
@@ -88,9 +87,9 @@ class RampUp(Value):
     start: PositiveInt
     """Global batch of the first step."""
     increment: PositiveInt
-    """Number of samples by which the batch grows each time."""
+    """Samples by which the batch grows each time."""
     samples: PositiveInt
-    """Number of samples after which the batch has its full size."""
+    """Samples after which the batch has its full size."""
 
     def sizes(self, global_batch: int) -> list[tuple[int, int]]:
         """Return pairs (until, batch).
@@ -123,27 +122,26 @@ class Evaluation(Value):
     """Evaluation on held-out samples during training, and the target that ends the training."""
 
     every_samples: PositiveInt
-    """Number of training samples between two evaluations, rounded up to whole batches."""
+    """Training samples between two evaluations, rounded up to whole batches."""
     skip_first: NonNegativeInt = 0
-    """Number of evaluations at the start that are skipped."""
+    """Skipped evaluations at the start."""
     samples: PositiveInt
-    """Number of held-out samples per evaluation."""
+    """Held-out samples per evaluation."""
     target: PositiveFloat | None = None
     """Held-out loss that ends the training. Unset only evaluates."""
     path: str | None = None
     """File of held-out samples. Unset holds out the last samples of the training data."""
     loss_mask: str | None = None
-    """File with one byte per held-out token; tokens with byte 0 do not count in the loss."""
+    """Loss mask of the held-out tokens, in the format of `data.loss_mask`."""
     mean: Literal["targets", "samples"] = "targets"
-    """Weighting of the mean loss: `targets` weights every target equally, `samples` weights every
-    sample equally."""
+    """Mean loss in which every target, or every sample, has equal weight."""
 
 
 class MlperfLog(Value):
     """Labels of an MLPerf log that a run cannot determine itself."""
 
     benchmark: Annotated[str, StringConstraints(pattern=r"^\w{1,60}$")]
-    """Name of the benchmark in the MLPerf rules."""
+    """Benchmark, as in the MLPerf rules."""
     org: Label
     """Name of the submitting organization."""
     platform: Label
@@ -153,7 +151,7 @@ class MlperfLog(Value):
     status: Label = "Research, Development, or Internal (RDI)"
     """Availability of the system, in the words of the rules."""
     warmup_steps: Annotated[int, Field(ge=0, le=1000)] = 2
-    """Steps on random samples before the clock starts. Their effect on the model is undone."""
+    """Steps on random samples before the clock starts, with their effect undone."""
     cache_cleared: bool | None = None
     """True if the file caches were dropped before the run. Unset logs nothing."""
 
@@ -186,14 +184,13 @@ class TrainingBase(Value):
     seed: NonNegativeInt = 1234
     """Seed of the initial weights and of the data order."""
     total_tokens: PositiveFloat | None = DEFAULT_TOTAL_TOKENS
-    """Number of tokens of the full training, from which the days to train are computed."""
+    """Tokens of the full training, for the days to train."""
     ramp_up: RampUp | None = None
     """Batch ramp-up. Unset trains all steps with the full batch."""
     evaluation: Evaluation | None = None
     """Evaluation on held-out samples. Unset never evaluates."""
     initial_weights: str | None = None
-    """Checkpoint, run (its latest checkpoint) or Hugging Face folder from which the weights are
-    loaded."""
+    """Source of the weights: checkpoint, run (its latest checkpoint) or Hugging Face folder."""
 
     @property
     def to_target(self) -> bool:
@@ -260,22 +257,21 @@ class Data(Value):
     text_key: str = "text"
     """Field of a jsonl record that holds the text."""
     real_tokens_per_sample: PositiveFloat | None = None
-    """Mean number of unpadded tokens that a synthetic sample represents. In real data they are
-    counted."""
+    """Mean number of unpadded tokens that a synthetic sample represents."""
     packing: Literal["packed", "padded"] = "packed"
-    """Packing of samples: `packed` cuts one stream of tokens into windows, `padded` takes one
-    record per sample and pads or truncates it."""
+    """`packed` cuts one stream of tokens into windows, `padded` pads or truncates one record per
+    sample."""
     document_mask: bool = False
-    """Restrict attention to the document of each token. Positions restart at 0 in each document."""
+    """Restrict attention to the document of each token, and restart positions in each."""
     loss_on: Literal["all", "text"] = "all"
-    """Positions of padded samples that count in the loss: `all`, or `text` without padding."""
+    """Positions of padded samples that count in the loss; `text` excludes padding."""
     loss_mask: str | None = None
     """File with one byte per token of `path`; tokens with byte 0 do not count in the loss."""
     split: tuple[NonNegativeFloat, ...] | None = None
     """Relative sizes of parts, as in DeepSpeed-Chat's `--data_split 2,4,4`. Unset uses all
     samples."""
     split_part: NonNegativeInt = 0
-    """Index of the part that is used for training and evaluation, counted from 0."""
+    """Index of the part that is used, counted from 0."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -299,10 +295,9 @@ class Checkpointing(Value):
     """Checkpointing of the native trainer, and the checkpoint from which it starts."""
 
     every: PositiveInt | None = None
-    """Number of steps between two checkpoints. Unset saves none."""
+    """Steps between two checkpoints. Unset saves none."""
     resume: str | None = None
-    """Checkpoint, or run (its latest checkpoint), from which training resumes. The layout may
-    differ."""
+    """Checkpoint, or run (its latest one), to resume from. The layout may differ."""
     asynchronous: bool = True
     """Write checkpoints in the background while training continues."""
 

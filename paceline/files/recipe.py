@@ -75,13 +75,12 @@ class RecipeTraining(TrainingBase):
     """Sequences per optimizer step over all devices: a number (strong scaling), or `16 per
     node` (weak scaling)."""
     batch_per_device: PositiveInt | None = None
-    """Sequences per optimizer step and device (weak scaling). Set either this or `global_batch`."""
+    """Sequences per optimizer step and device (weak scaling), instead of `global_batch`."""
     dtype: Literal["auto", "fp32", "fp16", "bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"] = "bf16"
-    """Number format of the GEMMs. `auto` is bf16 where the device computes it
-    natively, else fp32."""
+    """Data type of the GEMMs. `auto` is bf16 if the device computes it natively, else fp32."""
     compile: CompileOption = "auto"
-    """`blocks` compiles every transformer block with torch.compile, `none` compiles nothing.
-    `auto` compiles if that saves time over the run."""
+    """`blocks` compiles every transformer block with torch.compile, `auto` only if that saves
+    time over the run."""
 
     @field_validator("global_batch", mode="before")
     @classmethod
@@ -124,13 +123,13 @@ class Recipe(Value):
     title: str
     """One line for lists."""
     description: str = ""
-    """Description of the workload and the source of its settings."""
+    """Workload, and source of its settings."""
     engine: str = "native"
-    """Framework that trains: `native`, or another engine of `paceline recipes engines`."""
+    """Engine that trains, one of `paceline recipes engines`."""
     engine_settings: EngineSettings = {}
-    """Settings of the chosen engine, by its own names; others are refused. Every engine has
-    `arguments` and `environment`: text in shell words for its program. An argument that the recipe
-    determines is refused; a variable without `=VALUE` comes from your environment."""
+    """Settings of the chosen engine. Every engine has `arguments` and `environment`: text in
+    shell words for its program. An argument that the recipe determines is refused; a variable
+    without `=VALUE` comes from your environment."""
     model: Shape
     """Shape of the model."""
     lora: LoraSpec | None = None
@@ -142,25 +141,22 @@ class Recipe(Value):
     layout: Layout = Layout()
     """Distribution of the model over the devices."""
     devices: PositiveInt | None = None
-    """Number of devices. Unset uses every GPU of the machine, or two processes on a CPU."""
+    """Number of devices. Unset is all GPUs of the machine, or two processes on a CPU."""
     scaling: ScalingKind | None = None
-    """Change of the batch with the number of devices in `paceline scale`: `weak` (it grows) or
-    `strong` (it stays). Unset is strong if `training.global_batch` is a number, else
-    weak."""
+    """In `paceline scale`, `weak` grows the batch with the devices and `strong` keeps it. Unset
+    is strong if `training.global_batch` is a number, else weak."""
     flops_convention: str = "causal"
     """FLOPs convention of MFU and FLOP/s, see the page "Which MFU?"."""
     nominal_parameters: PositiveFloat | None = None
-    """Rounded parameter count that a source uses in 6 P, for the convention `six-n`."""
+    """Rounded parameter count for the convention `six-n`."""
     time_limit_s: PositiveFloat | None = DEFAULT_TIME_LIMIT_S
-    """Seconds after which the run is stopped with status `timeout`."""
+    """Time limit in seconds; the run then ends with status `timeout`."""
     hang_limit_s: PositiveFloat = 300.0
     """Seconds without progress after which a rank counts as hung."""
     memory_limit_bytes: PositiveFloat | None = None
-    """On a CPU, the memory that each rank may allocate beyond what it uses before the model is
-    built."""
+    """On a CPU, the memory that each rank may allocate from model construction on."""
     memory_parts: bool = True
-    """Track the memory of one early step by part. The time of that step is excluded from all
-    figures."""
+    """Track the memory of one early step by part. No figure includes that step."""
     checkpoint: Checkpointing = Checkpointing()
     """Checkpoints to write, and the one from which the run starts."""
     mlperf: MlperfLog | None = None
@@ -170,9 +166,9 @@ class Recipe(Value):
     assets: tuple[Asset, ...] = ()
     """Models, data, code and containers that `paceline recipes stage` fetches or builds."""
     variants: dict[str, dict[str, Any]] = {}
-    """Named sets of overrides, selected with `--variant`."""
+    """Named sets of overrides for `--variant`."""
     notes: tuple[str, ...] = ()
-    """Differences between this description and the real model, shown with estimates and runs."""
+    """Differences from the real model, shown with estimates and runs."""
 
     @field_validator("name")
     @classmethod
