@@ -98,7 +98,7 @@ class SshSettings(Value):
     config: str | None = None
     """SSH configuration file in place of ~/.ssh/config."""
     connect_timeout_s: PositiveInt = 10
-    """Seconds after which a host that does not respond counts as down."""
+    """Seconds after which a silent host counts as down."""
     alive_interval_s: PositiveInt = 5
     """Seconds between keep-alive messages. After three missing messages the connection counts as
     lost."""
@@ -110,11 +110,11 @@ class RaySettings(Value):
     address: str | None = None
     """Address of the cluster. Unset is RAY_ADDRESS, else `auto`."""
     python: str | None = None
-    """Interpreter here with the cluster's versions of Ray and Python. Unset is Paceline's."""
+    """Local interpreter with the cluster's versions of Ray and Python. Unset is Paceline's."""
     resources: dict[str, NonNegativeFloat] = {}
     """Resources per node that add to, or replace, one CPU and one GPU per device."""
     runtime_env: dict[str, JsonValue] = {}
-    """Runtime environment, for example `pip` or `image_uri`."""
+    """Runtime environment, e.g. `pip` or `image_uri`."""
 
     @field_validator("runtime_env")
     @classmethod
@@ -142,38 +142,38 @@ class SlurmSettings(Value):
     """
 
     partition: Annotated[str | None, SlurmOption("partition", "SBATCH_PARTITION")] = None
-    """Partition of the jobs."""
+    """Partition."""
     account: Annotated[str | None, SlurmOption("account", "SBATCH_ACCOUNT")] = None
-    """Account of the jobs."""
+    """Account."""
     qos: Annotated[str | None, SlurmOption("qos", "SBATCH_QOS")] = None
-    """Quality of service of the jobs."""
+    """Quality of service."""
     reservation: Annotated[str | None, SlurmOption("reservation", "SBATCH_RESERVATION")] = None
-    """Reservation of the jobs."""
+    """Reservation."""
     constraint: Annotated[str | None, SlurmOption("constraint", "SBATCH_CONSTRAINT")] = None
-    """Node features that the jobs require."""
+    """Required node features."""
     gres: Annotated[str | None, SlurmOption("gres", "SBATCH_GRES", in_steps=True)] = None
     """Generic resources per node. Unset requests the GPUs of the run, `none` omits the option."""
     cpus_per_task: Annotated[PositiveInt | None, SlurmOption("cpus-per-task")] = None
-    """CPUs per node; there is one task per node."""
+    """CPUs per node (one task runs per node)."""
     mem: Annotated[str | None, SlurmOption("mem", "SBATCH_MEM_PER_NODE")] = None
     """Memory per node. Unset requests all of it, `none` omits the option."""
     time: Annotated[str | None, SlurmOption("time", "SBATCH_TIMELIMIT")] = None
-    """Time limit of a job, for example `2:00:00`. Unset requests the limit of
-    `--timeout` or the recipe, else `SBATCH_TIMELIMIT`."""
+    """Time limit of a job, e.g. `2:00:00`. Unset is the limit of `--timeout` or the recipe, else
+    `SBATCH_TIMELIMIT`."""
     hint: Annotated[str | None, SlurmOption("hint", "SBATCH_HINT")] = None
-    """CPU usage hint, for example `nomultithread`."""
+    """CPU usage hint, e.g. `nomultithread`."""
     exclude: Annotated[tuple[str, ...], SlurmOption("exclude")] = ()
     """Nodes to exclude."""
     segment: Annotated[PositiveInt | None, SlurmOption("segment", "SBATCH_SEGMENT_SIZE")] = None
-    """Number of nodes that must be in one block of the network."""
+    """Nodes that must be in one block of the network."""
     container_image: str | None = None
-    """Container image of the jobs. Needs the Pyxis plugin."""
+    """Container image. Needs the Pyxis plugin."""
     container_mounts: tuple[str, ...] = ()
     """Mounts of the container."""
     requeue: bool = False
     """Allow Slurm to requeue the jobs."""
     retries: NonNegativeInt = 1
-    """Number of times that a job is restarted without a node that failed."""
+    """Restarts of a job without a node that failed."""
     allocation: str | None = None
     """Id of a running job. Runs become steps of it."""
 
@@ -233,26 +233,26 @@ class Cluster(Value):
     name: RunLabel[str]
     """Name of the cluster."""
     device: str
-    """Device of the nodes, a name listed by `paceline recipes devices`."""
+    """Device of the nodes (`paceline recipes devices`)."""
     device_label: RunLabel[str | None] = None
-    """Name that the machine reports for its device, for example the CPU model."""
+    """Name that the machine reports for its device, e.g. the CPU model."""
     nodes: PositiveInt = 1
     """Number of nodes."""
     devices_per_node: PositiveInt
     """Devices per node. Each device runs one rank."""
     device_memory_bytes: RunLabel[PositiveFloat | None] = None
-    """Memory per device. Overrides the value of the catalog. For `cpu`, it is host memory divided
-    by the number of processes."""
+    """Memory per device; overrides the catalog. For `cpu`, host memory divided by the number of
+    processes."""
     intra_link: str | None = None
-    """Link between the devices of a node, a name listed by `paceline recipes devices --links`."""
+    """Link between the devices of a node."""
     inter_link: str | None = None
-    """Link between nodes, a name listed by `paceline recipes devices --links`."""
+    """Link between nodes."""
     launcher: RunLabel[LauncherName] = "local"
-    """Launcher that starts programs on the nodes."""
+    """Launcher of programs on the nodes."""
     hosts: RunLabel[tuple[str, ...]] = ()
-    """Hosts in the order of their ranks. If empty, Slurm or Ray chooses them."""
+    """Hosts in rank order. If empty, Slurm or Ray chooses them."""
     interface: RunLabel[str | None] = None
-    """Network interface for rendezvous and collectives, for example ib0. Unset leaves the choice to
+    """Network interface for rendezvous and collectives, e.g. ib0. Unset leaves the choice to
     PyTorch."""
     bind: str = "none"
     """CPU binding of ranks: `auto` (the cores nearest to the device), `none`, or a file."""
@@ -263,8 +263,7 @@ class Cluster(Value):
     ray: RunLabel[RaySettings] = RaySettings()
     """Ray settings."""
     python: str | None = None
-    """Python interpreter on the nodes. Unset is the interpreter that runs Paceline, or `python3` in
-    a container."""
+    """Python interpreter on the nodes. Unset is Paceline's, or `python3` in a container."""
     stage: RunLabel[str | None] = None
     """Folder of staged assets on the local disks of the nodes. Unset is the shared folder of this
     machine."""
@@ -380,11 +379,9 @@ class FabricLevel(Value):
     name: str = Field(min_length=1, max_length=40)
     """Name of the level."""
     devices: PositiveInt | None = None
-    """Number of devices that the level connects. Unset, allowed for the last level only,
-    connects all."""
+    """Devices that the level connects. Unset, for the last level only, is all."""
     link: str | None = None
-    """Name of a link in the catalog, a rate per device (450 GB/s) or the ports of a node (8x400
-    Gb/s). Unset uses the rate of the level below."""
+    """Link between the members of the level. Unset uses the rate of the level below."""
     oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
     """Bandwidth of the level below divided by the bandwidth of this level."""
     latency_s: Annotated[float, Field(ge=0, le=10)] = 0.0
@@ -395,11 +392,9 @@ class Site(Cluster):
     """File of a cluster: the settings for runs, and the fabric for estimates."""
 
     fabric: tuple[FabricLevel, ...] = Field(default=(), max_length=MAX_LEVELS)
-    """Levels of the network, starting at the links of a device. The first level is the NVLink
-    domain."""
+    """Levels of the network, from the NVLink domain upwards."""
     placement: Literal["in-order", "scattered"] = "in-order"
-    """Placement of ranks: `in-order` if neighboring ranks share a switch, `scattered` if nodes can
-    be anywhere."""
+    """`in-order` if neighboring ranks share a switch, `scattered` if nodes can be anywhere."""
 
     @model_validator(mode="after")
     def _levels_hold_each_other(self) -> Site:
