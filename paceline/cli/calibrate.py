@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
@@ -11,11 +10,11 @@ import typer
 from paceline.cli.options import Device, DeviceKind, RunsDir
 from paceline.cli.output import TableOptions, emit
 from paceline.cli.terminal import echo
-from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.errors import UserError
 from paceline.core.units import percent, pluralize, si, step_seconds
 from paceline.estimate.calibrate.calibration import Calibration, calibration_path
 from paceline.estimate.calibrate.measurement import calibrate as measure
-from paceline.files.documents import write_value
+from paceline.files.documents import refuse_unwritable, write_value
 from paceline.files.run_folder import runs_root
 from paceline.report.document import Column, Document, Table
 from paceline.runs.machine_variation import estimate_machines, store_machines
@@ -74,7 +73,7 @@ def calibrate(
         raise UserError(f"--dtype {dtype}", "is not calibrated", allowed="fp32, bf16, fp16")
     counts = _counts(ranks)
     if calibration_file:
-        _refuse_unwritable(calibration_file)
+        refuse_unwritable(calibration_file)
 
     variation = _refresh_variation(runs_root(runs_dir))
     if no_probes:
@@ -110,18 +109,6 @@ def _refresh_variation(root: Path) -> list[str]:
         return [f"run-to-run variation: no configuration has two runs in {root}"]
     store_machines(machines)
     return [f"run-to-run variation: {each.words}" for each in machines]
-
-
-def _refuse_unwritable(path: Path) -> None:
-    """Raise SystemFaultError if no file can be written, before minutes are spent."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(21, "is a directory")
-        with TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
 
 
 def _counts(text: str | None) -> tuple[int, ...]:

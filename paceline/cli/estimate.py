@@ -162,6 +162,7 @@ def estimate(
     ] = None,
     runs_dir: RunsDir = None,
     calibration: model.EvidenceFile = None,
+    like: model.Like = None,
     html: Html = None,
     trace_memory: Annotated[
         bool,
@@ -221,6 +222,8 @@ def estimate(
       paceline estimate llama31-8b --variant mlperf-trial-72 --device GB300 --gpus 72 --per-node 4
       --set training.dtype=nvfp4 --cuda-graphs iteration --software-date 2025.7 --mlperf 5.1.0
 
+      paceline estimate llama31-70b --gpu H100 --gpus 256 --like nvidia-llama31
+
       paceline estimate tiny-llama --measured-run last
 
     Nothing runs. The step time is the sum of its parts: GEMMs, attention, memory traffic,
@@ -233,7 +236,7 @@ def estimate(
     cost_inputs = costs.costs
     layout_changes, dp = parse_layout(layout)
     changes = (*layout_changes, *shared.overrides, *(overrides or ()))
-    file_evidence = model.given_evidence(calibration)
+    file_evidence = model.evidence_like(like, runs_dir, model.given_evidence(calibration))
     if measured_run_name is not None:
         other_options = {
             "--measured-step-time": measured_step_time,

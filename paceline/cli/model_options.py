@@ -11,11 +11,20 @@ import typer
 from paceline.cli.options import Panel
 from paceline.core.errors import UserError
 from paceline.estimate.calibrate.lookup import FileEvidence, file_or_device_evidence, read_evidence
-from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.fit.evidence import Evidence, shipped_evidence
 from paceline.estimate.fit.origin import ANY, SOFTWARE, year_of_release
-from paceline.estimate.model.case import CudaGraphs, Dispatcher
+from paceline.estimate.fit.refit import adjusted_to
+from paceline.estimate.model.case import Case, CudaGraphs, Dispatcher
 from paceline.estimate.request import EstimateRequest
+from paceline.estimate.similar_steps import (
+    published_steps,
+    step_of_run,
+    steps_of_table,
+)
 from paceline.files.recipe import Recipe as TrainedRecipe
+from paceline.files.references import find_rows
+from paceline.files.run_folder import find_run, runs_root
+from paceline.runs.outcome import evaluate
 
 SOFTWARE_CATEGORIES = ("fused", "torch", "softmax")
 """Categories of software by how it computes."""
@@ -122,6 +131,16 @@ EvidenceFile = Annotated[
     ),
 ]
 
+Like = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Adjust the time model to measured steps: a run, a published row or table, or a CSV "
+        "file.",
+        rich_help_panel=Panel.time_model,
+    ),
+]
+
 
 def question(
     recipe: str,
@@ -169,6 +188,44 @@ def check_dispatcher(dispatcher: Dispatcher, recipe: TrainedRecipe) -> None:
 def given_evidence(path: Path | None) -> FileEvidence | None:
     """Return the content of the --calibration file, or None without one."""
     return read_evidence(path) if path else None
+
+
+def evidence_like(
+    name: str | None, runs_dir: Path | None, file_evidence: FileEvidence | None
+) -> FileEvidence | None:
+    """Return the coefficients adjusted to the measured steps that --like names.
+
+    A name is that of a CSV file, a published row, table or source, or a run, in this order. Raises
+    UserError if it is none of them.
+    """
+    if name is None:
+        return file_evidence
+    if file_evidence and file_evidence.calibration and file_evidence.calibration.kind == "cpu":
+        raise UserError("--like", "adjusts estimates of GPUs, and --calibration is of a CPU")
+    if name.endswith(".csv"):
+        steps = steps_of_table(Path(name))
+    else:
+        try:
+            rows = find_rows(name)
+        except UserError as unknown:
+            steps = [_step_of_named_run(name, runs_dir, unknown)]
+        else:
+            steps = published_steps(name, rows)
+    before = file_evidence.evidence if file_evidence else shipped_evidence()
+    return FileEvidence(None, adjusted_to(before, steps, name))
+
+
+def _step_of_named_run(name: str, runs_dir: Path | None, unknown: UserError) -> tuple[Case, float]:
+    try:
+        folder = find_run(runs_root(runs_dir), name)
+    except UserError as error:
+        raise UserError(
+            f"--like {name}",
+            "is neither a published row, table or source, nor a run",
+            allowed=unknown.allowed,
+            remedy="or name a CSV file with measured steps",
+        ) from error
+    return step_of_run(evaluate(folder))
 
 
 def chosen_evidence(file_evidence: FileEvidence | None, question: EstimateRequest) -> Evidence:

@@ -10,10 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import model_options as model
+from paceline.cli.options import Panel
 from paceline.cli.output import TableOptions, WhereOption, emit, select_rows
 from paceline.core.units import pluralize
 from paceline.estimate.fit.evidence import shipped_evidence
-from paceline.estimate.validation import StepAccuracy, Validation, read_table, validate_rows
+from paceline.estimate.fit.refit import adjusted_to
+from paceline.estimate.validation import (
+    StepAccuracy,
+    Validation,
+    modelled_steps,
+    read_table,
+    validate_rows,
+)
+from paceline.files.documents import refuse_unwritable, write_value
 from paceline.report.document import Column, Document, Table
 
 MAX_ROWS_LISTED = 10
@@ -27,6 +36,15 @@ def validate(
     ],
     where: WhereOption = None,
     calibration: model.EvidenceFile = None,
+    fit: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Adjust the time model to the table and write a calibration file; shows the error "
+            "on rows left out.",
+            rich_help_panel=Panel.time_model,
+        ),
+    ] = None,
     *,
     output: TableOptions,
 ) -> None:
@@ -38,24 +56,29 @@ def validate(
 
       paceline table validate measured.csv --where gpu=H100-SXM-80GB --json
 
+      paceline table validate measured.csv --fit ours.json
+
     Rows that cannot be modelled are listed with the reason. --format csv lists the rows; the other
     formats show the accuracy overall, by kind and by source.
     """
+    if fit is not None:
+        refuse_unwritable(fit)
     lines = read_table(table)
     selected_rows = [
         dict(row) for row in select_rows(lines, where, list(lines[0]) if lines else ())
     ]
     file_evidence = model.given_evidence(calibration)
-    validation = validate_rows(
-        table.name, selected_rows, file_evidence.of_gpus() if file_evidence else shipped_evidence()
-    )
+    evidence = file_evidence.of_gpus() if file_evidence else shipped_evidence()
+    validation = validate_rows(table.name, selected_rows, evidence, refit=fit is not None)
+    if fit is not None and validation.rows:
+        write_value(fit, adjusted_to(evidence, modelled_steps(selected_rows), table.name))
     rows = [row.model_dump(mode="json") for row in validation.rows]
     answer = Document(
         kind="predicted and measured step times",
         title=table.name,
         answer=() if rows else (_why_empty(validation),),
         sections=(Table(columns=_COLUMNS, rows=_scores(validation)),),
-        notes=tuple(_notes(validation)),
+        notes=tuple(_notes(validation, fit)),
         data=validation,
         csv=Table(columns=[Column(key, key) for key in _ROW_KEYS], rows=rows),
     )
@@ -64,6 +87,8 @@ def validate(
 
 def _scores(validation: Validation) -> list[dict[str, Any]]:
     rows = [_row("all", validation.overall)]
+    if validation.left_out:
+        rows.append(_row("all, left out of the fit", validation.left_out))
     rows += [_row(f"kind {name}", score) for name, score in validation.by_kind.items()]
     sources = validation.by_source.items()
     return rows + [_row(name or "source not stated", score) for name, score in sources]
@@ -78,9 +103,11 @@ def _why_empty(validation: Validation) -> str:
     return f"nothing to compare: {why}"
 
 
-def _notes(validation: Validation) -> Iterator[str]:
+def _notes(validation: Validation, fit: Path | None) -> Iterator[str]:
     """Yield notes on the coefficients, the memory accuracy and the rows left out."""
     yield f"predicted by: {validation.evidence}"
+    if fit is not None and validation.left_out:
+        yield f"adjusted coefficients: {fit}; use them with --calibration {fit}"
     memory = validation.memory
     if memory.mape is not None and memory.median is not None and memory.within_10 is not None:
         yield (

@@ -89,6 +89,10 @@ class DecoderShape(Value):
     """Experts per block (mixture of experts)."""
     experts_per_token: PositiveInt = 1
     """Experts that each token is routed to."""
+    expert_groups: PositiveInt = 1
+    """Groups of experts (group-limited routing)."""
+    groups_per_token: PositiveInt = 1
+    """Groups that a token's experts are in."""
     shared_ffn_size: NonNegativeInt = 0
     """Width of the shared expert. 0 is none."""
     vocab_size: PositiveInt
@@ -173,6 +177,12 @@ class DecoderShape(Value):
             raise ValueError(
                 f"experts_per_token {self.experts_per_token} is more than "
                 f"num_experts {self.num_experts}"
+            )
+        groups = self.expert_groups
+        if self.num_experts > 1 and (self.num_experts % groups or self.groups_per_token > groups):
+            raise ValueError(
+                f"expert_groups {self.expert_groups} must divide num_experts {self.num_experts} "
+                f"and be at least groups_per_token {self.groups_per_token}"
             )
         if self.positions == "rope" and self.rotary_dim % 2:
             raise ValueError(f"rope needs an even head size, not {self.rotary_dim}")

@@ -30,6 +30,7 @@ from paceline.estimate.fit.origin import (
     IMPLEMENTATION_OF,
     WHOLE_EXPERTS,
     expert_cuda_graphs,
+    own_kernels,
     stores_scores,
     visits_tensors,
     year_of_release,
@@ -184,6 +185,8 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         block_scaled=training.dtype in ("mxfp8", *FOUR_BIT),
         **{name: getattr(layout, name) for name in AXES},
     )
+    if case.experts > 1:
+        case = replace(case, **own_kernels(*release, training.dtype))
     if visits_tensors(software.name, training.dtype):
         num_adapted = len(spec.lora.targets) if spec.lora else 0
         tensors = trained_tensors(case.layers, case.gated, num_adapted)
@@ -271,6 +274,8 @@ def _shape(shape: Shape) -> Case:
         gated=decoder and shape.gated_ffn,
         experts=shape.num_experts if decoder else 1,
         experts_per_token=shape.experts_per_token if decoder else 1,
+        expert_groups=shape.expert_groups if decoder else 1,
+        groups_per_token=shape.groups_per_token if decoder else 1,
         shared_ffn=shape.shared_ffn_size if decoder else 0,
         dense_share=shape.first_dense_layers / shape.num_layers if decoder else 0,
         mtp_layers=shape.mtp_layers if decoder else 0,

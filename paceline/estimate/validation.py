@@ -25,6 +25,7 @@ from paceline.core.value import Value
 from paceline.estimate.estimates import estimates_of_cases
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.fit.published import NO_DEVICE, PublishedStep, UnsupportedRowError, read_row
+from paceline.estimate.fit.refit import adjusted_to
 from paceline.estimate.memory.device_memory import MemoryEstimate, memory, rank_memory
 from paceline.estimate.memory.framework import FRAMEWORKS, Framework
 from paceline.estimate.model.case import Case, Cases, Floats, cases_of
@@ -172,6 +173,8 @@ def flat_rule_step_time(x: Cases) -> Floats:
     return per_token * x.seq_len * x.global_batch / x.devices / rate
 
 
+MAX_PARTS = 10
+"""Parts of a table of which each is predicted by a fit to the others."""
 REQUIRED_COLUMNS = ("layers", "hidden", "heads", "gpu", "num_gpus", "gbs", "step_time_s")
 """Columns without which no row can be estimated."""
 
@@ -230,6 +233,8 @@ class Validation(Value):
     table: str
     evidence: str
     overall: StepAccuracy
+    left_out: StepAccuracy | None = None
+    """Accuracy on rows that are left out of a fit to the others; None if nothing was fitted."""
     by_source: dict[str, StepAccuracy]
     by_kind: dict[str, StepAccuracy]
     memory: MemoryAccuracy
@@ -282,8 +287,16 @@ def _cells(row: dict[str | None, Any], path: Path, line: int) -> dict[str, str]:
     return {**cells, "id": cells.get("id", "").strip() or f"line {line}"}
 
 
-def validate_rows(table: str, lines: Sequence[dict[str, str]], evidence: Evidence) -> Validation:
-    """Predict every row that the model covers, and give the reason for the others."""
+def validate_rows(
+    table: str,
+    lines: Sequence[dict[str, str]],
+    evidence: Evidence,
+    refit: bool = False,
+) -> Validation:
+    """Predict every row that the model covers, and give the reason for the others.
+
+    With `refit`, also predict each row by coefficients that were adjusted to the other rows.
+    """
     rows: list[PublishedStep] = []
     unsupported: list[UnsupportedRow] = []
     for line in lines:
@@ -292,18 +305,49 @@ def validate_rows(table: str, lines: Sequence[dict[str, str]], evidence: Evidenc
         except UnsupportedRowError as reason:
             unsupported.append(UnsupportedRow(id=line.get("id", ""), reason=str(reason)))
     predicted_rows, flat = _predicted(rows, evidence) if rows else ([], np.zeros(0))
+    left_out = _accuracy(leave_out(evidence, rows), flat) if rows and refit else None
     sources = np.array([row.source for row in rows])
     kinds = np.array([row.kind for row in rows])
     return Validation(
         table=table,
         evidence=evidence.title,
         overall=_accuracy(predicted_rows, flat),
+        left_out=left_out,
         by_source=_accuracies(predicted_rows, flat, sources),
         by_kind=_accuracies(predicted_rows, flat, kinds),
         memory=_memory_accuracy(lines),
         rows=tuple(predicted_rows),
         unsupported_rows=tuple(unsupported),
     )
+
+
+def modelled_steps(lines: Sequence[dict[str, str]]) -> list[tuple[Case, float]]:
+    """Return case and measured seconds of the rows that the model covers."""
+    steps: list[tuple[Case, float]] = []
+    for line in lines:
+        with suppress(UnsupportedRowError):
+            row = read_row(line)
+            steps.append((row.case, row.measured_s))
+    return steps
+
+
+def leave_out(evidence: Evidence, rows: Sequence[PublishedStep]) -> list[ValidatedRow]:
+    """Predict each row by coefficients that were adjusted to the rows of other parts.
+
+    There are at most MAX_PARTS parts. Rows with the same case are in the same part, because repeats
+    predict each other too well.
+    """
+    numbers = {case: number for number, case in enumerate(dict.fromkeys(row.case for row in rows))}
+    parts = [numbers[row.case] % MAX_PARTS for row in rows]
+    predictions: dict[int, ValidatedRow] = {}
+    for part in set(parts):
+        inside = [row for row, number in zip(rows, parts, strict=True) if number == part]
+        others = [row for row, number in zip(rows, parts, strict=True) if number != part]
+        steps = [(row.case, row.measured_s) for row in others]
+        after = adjusted_to(evidence, steps, "the table") if steps else evidence
+        which = [i for i, number in enumerate(parts) if number == part]
+        predictions |= zip(which, _predicted(inside, after)[0], strict=True)
+    return [predictions[i] for i in range(len(rows))]
 
 
 def _memory_accuracy(lines: Sequence[dict[str, str]]) -> MemoryAccuracy:

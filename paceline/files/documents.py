@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO, NoReturn, Protocol, TypeVar, cast
 from urllib.parse import quote
 
@@ -203,6 +204,18 @@ def write_text(path: Path, text: str | Iterable[str]) -> None:
         raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
     except UnicodeEncodeError as error:
         raise UserError(str(path), f"cannot be written as UTF-8: {error.reason}") from error
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise SystemFaultError if no file can be written, before minutes are spent."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(21, "is a directory")
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
 
 
 def write_value(path: Path, value: BaseModel) -> None:

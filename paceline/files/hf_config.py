@@ -50,6 +50,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "tied_embeddings": ("tie_word_embeddings",),
     "num_experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "experts_per_token": ("num_experts_per_tok", "experts_per_token", "moe_top_k", "moe_k"),
+    "expert_groups": ("n_group",),
+    "groups_per_token": ("topk_group",),
     "expert_ffn_size": ("moe_intermediate_size",),
     "shared_ffn_size": ("shared_expert_intermediate_size", "shared_intermediate_size"),
     "num_shared_experts": ("n_shared_experts", "num_shared_experts"),
@@ -151,11 +153,21 @@ SIZES = (
     "max_positions",
     "num_experts",
     "experts_per_token",
+    "expert_groups",
+    "groups_per_token",
     "expert_ffn_size",
     "shared_ffn_size",
     "num_shared_experts",
     "first_dense_layers",
     "sliding_window",
+)
+OF_EXPERTS = (
+    "num_experts",
+    "experts_per_token",
+    "expert_groups",
+    "groups_per_token",
+    "shared_ffn_size",
+    "first_dense_layers",
 )
 SHARED_NORM = ("phi", "gptj")
 """Families whose attention and MLP read the output of one norm."""
@@ -170,7 +182,7 @@ HARMLESS = re.compile(
     \w+_token_ids?|\w+_token_index|\w+_id|initializer_\w+|init_\w+|\w*dropout\w* |
     \w+_pdrop|layerdrop|summary_\w+|pretraining_tp|gradient_checkpointing\w* |
     \w*aux_loss\w*|z_loss\w*|router_\w+|output_router_logits|seq_aux|norm_topk_prob |
-    scoring_func|topk_\w+|n_group|routed_scaling_factor|ep_size |
+    scoring_func|topk_method|routed_scaling_factor|ep_size |
     original_max_position_embeddings|initial_context_length|rope_\w+|rotary_\w+ |
     no_rope_\w+|scale_\w+|\w+_multiplier|logits_scaling|logit_scale|dim_model_base |
     clip_qkv|swiglu_\w+|\w+_softcapping|max_window_layers|layer_norm_elementwise_affine
@@ -395,7 +407,7 @@ def _experts(fields: Fields, config: Config, family: str, notes: list[str]) -> N
     """Set experts, shared experts and dense layers."""
     width, shared = fields.pop("expert_ffn_size", None), fields.pop("num_shared_experts", 0)
     if fields.get("num_experts", 1) <= 1:
-        for name in ("num_experts", "experts_per_token", "shared_ffn_size", "first_dense_layers"):
+        for name in OF_EXPERTS:
             fields.pop(name, None)
         return
     dense_width = fields["ffn_size"]

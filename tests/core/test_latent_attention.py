@@ -110,6 +110,7 @@ def test_a_rank_holds_its_share_of_the_second_tokens_experts() -> None:
             "62 is more than the number of layers that may have experts, 61",
         ),
         ({"num_experts": 1, "experts_per_token": 1}, "first_dense_layers"),
+        ({"expert_groups": 7}, "expert_groups 7 must divide num_experts 256"),
         ({"num_kv_heads": 8}, "latent_attention cannot be combined"),
         ({"latent_attention": {"kv_lora_rank": 512}}, "qk_nope_head_dim"),
         (

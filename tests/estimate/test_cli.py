@@ -303,6 +303,42 @@ def test_validate_lists_scores_and_what_it_left_out(tmp_path: Path):
     assert [row["id"] for row in rows] == ["a-1", "a-2", "b-1"]
 
 
+def test_a_fit_to_a_table_has_an_error_of_its_own_and_makes_a_calibration(tmp_path: Path):
+    path, fitted = tmp_path / "t.csv", tmp_path / "own.json"
+    slow = [
+        {**ROWS[0], "id": f"s-{n}", "gbs": str(512 * n), "step_time_s": str(5 * n)}
+        for n in (1, 2, 3)
+    ]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(slow[0]))
+        writer.writeheader()
+        writer.writerows(slow)
+    validate = ("table", "validate", str(path))
+    output = json.loads(paceline(*validate, "--fit", str(fitted), "--json").stdout)
+    assert output["left_out"]["n"] == 3
+    assert output["left_out"]["mape"] < 0.6 * output["overall"]["mape"]
+    again = json.loads(paceline(*validate, "--calibration", str(fitted), "--json").stdout)
+    assert again["overall"]["mape"] < output["left_out"]["mape"]
+    assert "adjusted to 3 step times of t.csv" in again["evidence"]
+    unwritable = paceline(*validate, "--fit", str(tmp_path))
+    assert unwritable.returncode == 2 and "cannot be written" in unwritable.stderr
+
+
+def test_an_estimate_like_a_published_table_is_nearer_to_it_and_narrower(tmp_path: Path):
+    estimate = ("estimate", "llama31-70b", "--gpu", "H100", "--gpus", "256", "--json")
+    plain = json.loads(paceline(*estimate).stdout)
+    like = json.loads(paceline(*estimate, "--like", "nvidia-llama31").stdout)
+    assert like["provenance"]["title"].endswith("adjusted to 14 step times of nvidia-llama31")
+    assert like["high_s"] / like["low_s"] < plain["high_s"] / plain["low_s"]
+    # The row of this recipe with 256 devices took 14.8 s.
+    assert abs(like["step_time_s"] - 14.8) < 0.3
+    unknown = paceline(*estimate, "--like", "nosuch", runs=tmp_path)
+    assert unknown.returncode == 1
+    assert "neither a published row, table or source, nor a run" in unknown.stderr
+    no_step = paceline(*estimate, "--like", "mlperf-rcp")
+    assert no_step.returncode == 1 and "has no row that can be modelled" in no_step.stderr
+
+
 def test_tune_ranks_and_says_what_it_left_out():
     arguments = ("tune", "llama31-70b", "--device", "H100", "--gpus", "64", "--top", "5")
     output = json.loads(paceline(*arguments, "--estimate-only", "--json").stdout)

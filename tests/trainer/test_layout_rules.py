@@ -95,6 +95,8 @@ def mended(layout: Layout) -> Layout:
 EXPERTS = {
     "num_experts",
     "experts_per_token",
+    "expert_groups",
+    "groups_per_token",
     "shared_ffn_size",
     "latent_attention",
     "first_dense_layers",

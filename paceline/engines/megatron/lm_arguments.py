@@ -167,6 +167,9 @@ def _experts(model: DecoderShape) -> Arguments:
         "moe-router-topk": [model.experts_per_token],
         "moe-ffn-hidden-size": [model.ffn_size],
     }
+    if model.expert_groups > 1:
+        arguments["moe-router-num-groups"] = [model.expert_groups]
+        arguments["moe-router-group-topk"] = [model.groups_per_token]
     if model.shared_ffn_size:
         arguments["moe-shared-expert-intermediate-size"] = [model.shared_ffn_size]
     if dense := model.first_dense_layers:

@@ -116,7 +116,8 @@ def machine_for(
 class FileEvidence:
     """Coefficients from a file, with the calibration if the file is one."""
 
-    path: Path
+    path: Path | None
+    """None for coefficients that were adjusted to measured steps (--like)."""
     evidence: Evidence
     calibration: Calibration | None = None
     """Calibration of a device; None if the file has only coefficients, valid for any device."""

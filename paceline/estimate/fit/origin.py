@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TypedDict
 
 from paceline.core.hardware import Dtype
-from paceline.estimate.model.case import CudaGraphs, Generation, Implementation
+from paceline.estimate.model.case import CudaGraphs, EpOverlap, Generation, Implementation
+from paceline.estimate.model.experts import EXPERTS_REFERENCE_DATE
 from paceline.estimate.model.machine import NARROW
 from paceline.estimate.model.step import JITTER_NODE_DEVICES
 
 ANY = "any"
 """Name of unknown software."""
 _SOFTWARE: tuple[tuple[str, str], ...] = (
+    ("hai-llm", r"hai-?llm|2412\.19437"),
     ("maxtext", r"maxtext|tpu-recipes"),
     ("primus", r"primus"),
     ("native", r"paceline"),
     ("torchtitan", r"torchtitan"),
     ("composer", r"llm-foundry|mosaicml|composer"),
     ("megatron-deepspeed", r"bigscience|megatron[-_ ]deepspeed|mt-nlg|2201\.11990"),
-    ("nemo", r"megatron[-_ ]bridge|\bnemo\b|nemo[-_ ]|dgxc|exemplar"),
+    ("nemo", r"megatron[-_ ]bridge|\bnemo\b|nemo[-_ ]|dgxc|dgx cloud|exemplar"),
     ("megatron", r"megatron|vtrain|2104\.04473|2205\.05198|megascale|2402\.15627"),
     ("deepspeed", r"deepspeed|1910\.02054"),
     ("hf", r"hugging ?face|transformers|accelerate"),
@@ -28,7 +31,7 @@ _SOFTWARE: tuple[tuple[str, str], ...] = (
 the first match counts. vTrain measured Megatron-DeepSpeed with its own fork and Megatron's kernels.
 """
 IMPLEMENTATION_OF: Mapping[str, Implementation] = {
-    **dict.fromkeys((ANY, "nemo", "megatron", "maxtext", "primus"), "fused"),
+    **dict.fromkeys((ANY, "hai-llm", "nemo", "megatron", "maxtext", "primus"), "fused"),
     **dict.fromkeys(("composer", "torchtitan", "deepspeed", "hf", "native"), "torch"),
     "megatron-deepspeed": "softmax",
 }
@@ -40,7 +43,7 @@ _RELEASE = re.compile(r"(?<![\d.])v?(2\d)\.(0\d|1[0-2])(?![\d])")
 _DATED = re.compile(r"\b(20\d\d)-(0\d|1[0-2])-\d\d\b")
 _YEARS: tuple[tuple[str, int], ...] = (
     (r"chronicles\.md|reshaping-log", 2022), (r"bigscience", 2021),
-    (r"llm-foundry|neox|llama-1", 2023),
+    (r"llm[- ]foundry|neox|llama-1", 2023),
     (r"nemo-framework-launcher|nemo@|vtrain|megascale|torchtitan|deepspeed-chat", 2024),
     (r"nemo docs|functional_tests|simumax", 2025),
     (r"verification card|awsome-distributed|tpu-recipes|primus", 2026),
@@ -63,6 +66,33 @@ _MODULES_OF_HF = ("deepspeed", "hf")
 FUSED_EXPERTS_DATE = 2024.8
 """Date from which all of these have attention that does not store scores: transformers 4.46 (its
 pull request 33298), which added it to OPT, the last of the models with recipes here."""
+
+
+class OwnKernels(TypedDict, total=False):
+    """Fields of a case that software with its own kernels for experts sets."""
+
+    ep_overlap: EpOverlap
+    dispatch_bytes: float
+    narrow_experts: bool
+    software_date: float
+
+
+def own_kernels(software: str, software_date: float, dtype: Dtype) -> OwnKernels:
+    """Return the fields that HAI-LLM, DeepSeek's software, sets for experts; nothing for others.
+
+    Dispatch overlaps with another micro-batch (DualPipe) and sends 8-bit activations, and grouped
+    GEMMs scale blocks of 8-bit operands (arXiv:2412.19437, sections 3.2 and 3.3). Public software
+    took these kernels over (DeepEP and DeepGEMM of February 2025), so their date is at least that
+    of the coefficients.
+    """
+    if software != "hai-llm":
+        return {}
+    return OwnKernels(
+        ep_overlap="on",
+        dispatch_bytes=1.0 if dtype in NARROW else 2.0,
+        narrow_experts=True,
+        software_date=max(software_date, EXPERTS_REFERENCE_DATE),
+    )
 
 
 def stores_scores(software: str, software_date: float) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 from typing import Literal
 
 from paceline.core.bandwidth import parse_bandwidth
@@ -72,6 +72,9 @@ _EXPERTS = re.compile(
     re.IGNORECASE,
 )
 _FIRST_STEP = re.compile(r"\b(1st|first)( step| iteration)? after (re)?start", re.IGNORECASE)
+_ZERO_BUBBLE = re.compile(r"dualpipe|schedule (zero-bubble|zb)", re.IGNORECASE)
+"""Schedules whose bubble is about a third of that of 1F1B. DualPipe's is (p/2 - 1)(F + 2B - 3W) of
+F + B = 3 and W = 1, so 14 of 45 for 16 ranks (arXiv:2412.19437, table 2)."""
 _FUSED = re.compile(r"\bte\b")
 _AMBIGUOUS_SOFTWARE = (ANY, "megatron", "megatron-deepspeed")
 """Software whose name alone does not determine its implementation, which changed over the years."""
@@ -119,7 +122,7 @@ def read_row(row: Mapping[str, str]) -> PublishedStep:
     numbers are rounded and multiplied in 16 bit, and the row has a wider interval. Data-parallel
     ranks are devices / (tp pp cp), whatever the row states.
     """
-    measured = _number(row, "step_time_s")
+    measured = _number(row, "step_time_s") or _step_of_rate(row)
     if measured is None:
         raise UnsupportedRowError(NO_TIME)
     kind = kind_of(row)
@@ -142,6 +145,14 @@ def read_row(row: Mapping[str, str]) -> PublishedStep:
         device=family,
         year=year_of(row),
     )
+
+
+def _step_of_rate(row: Mapping[str, str]) -> float | None:
+    """Return the step time by the tokens/s of the whole run: global batch x sequence / rate."""
+    rate, *sizes = (_number(row, name) for name in ("tokens_per_s", "gbs", "seq_len"))
+    if rate is None or None in sizes:
+        return None
+    return prod(size for size in sizes if size) / rate
 
 
 def _min_step_time_s(case: Case) -> float:
@@ -174,7 +185,8 @@ def implementation_of(row: Mapping[str, str]) -> Implementation:
 
     "softmax" is in rows of Megatron up to 2022; "TE", "unfused" and "local" in those of Megatron
     core and NeMo; "flash" or nothing, with ZeRO-3 or no ZeRO at all, in those of PyTorch modules,
-    which have no pipelines. The software that a row states counts if its attention is not
+    which have no pipelines; other names of flash attention in a pipeline are not of them. The
+    software that a row states counts if its attention is not
     conclusive.
     """
     attention = row.get("attention_impl", "").lower()
@@ -185,7 +197,8 @@ def implementation_of(row: Mapping[str, str]) -> Implementation:
     if software not in _AMBIGUOUS_SOFTWARE and not core:
         return IMPLEMENTATION_OF[software]
     pipeline = (_number(row, "pp") or 1) > 1
-    plain_core = attention == "flash" and (zero_stage(row.get("zero", "")) != 3 or pipeline)
+    is_flash, is_sharded = attention.startswith("flash"), zero_stage(row.get("zero", "")) == 3
+    plain_core = is_flash and (pipeline or (attention == "flash" and not is_sharded))
     return "fused" if core or plain_core else "torch"
 
 
@@ -291,6 +304,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         software=software if row.get("stack") else ANY,
         family=hardware.device.family,
         document=DEFAULT_DOCUMENT if is_tuned(row) else 0.0,
+        schedule="zero-bubble" if _ZERO_BUBBLE.search(row.get("notes", "")) else "1f1b",
     )
     if kind == "moe":
         case = replace(case, **expert_fields(row, case, software, dtype))

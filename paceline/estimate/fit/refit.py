@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.core.hardware import Dtype
+from paceline.core.units import pluralize
 from paceline.estimate.fit.evidence import Evidence, evidence_of_fit
 from paceline.estimate.fit.interval import Z80
 from paceline.estimate.fit.posterior import PRIOR, Fit, posterior, predict
@@ -233,6 +234,13 @@ def refit(
     after = evidence_of_fit(title, fit, residual, evidence.rows + x.size, evidence.sources + 1)
     provenance = {"own_rows": evidence.own_rows + x.size, "provenance": "stored profile"}
     return after.model_copy(update=provenance)
+
+
+def adjusted_to(evidence: Evidence, steps: Sequence[tuple[Case, float]], name: str) -> Evidence:
+    """Return `refit` to measured steps (case, seconds); `name` joins the title."""
+    x, measured_s = cases_of([case for case, _ in steps]), np.array([s for _, s in steps])
+    title = f"{evidence.title}, adjusted to {pluralize(len(steps), 'step time')} of {name}"
+    return refit(evidence, x, measured_s, title)
 
 
 def prior_of(evidence: Evidence) -> Fit:

@@ -13,7 +13,12 @@ from typing import NamedTuple, TypedDict
 
 from paceline.core.hardware import Dtype
 from paceline.core.layout import MODEL_AXES
-from paceline.estimate.fit.origin import WHOLE_EXPERTS, expert_cuda_graphs
+from paceline.estimate.fit.origin import (
+    WHOLE_EXPERTS,
+    OwnKernels,
+    expert_cuda_graphs,
+    own_kernels,
+)
 from paceline.estimate.model.case import Case, CudaGraphs, Dispatcher, EpOverlap, cases_of
 from paceline.estimate.model.weights import block_weights, table_weights
 
@@ -198,15 +203,19 @@ _DISPATCHERS: tuple[tuple[Dispatcher, str], ...] = (
     ("alltoall", r"(dispatcher|^)\W*(nccl\W*)?all-?to-?all"),
 )
 _OVERLAP = re.compile(r"overlap_moe_expert_parallel_comm\s*=\s*(\w+)", re.IGNORECASE)
+_FORCED = re.compile(r"\b(forced?|fake)\b[^;]*\b(balanc\w*|gate)", re.IGNORECASE)
+_GROUPS = ((r"deepseek[-_ ]?(v3(?!\.)|r1)", (8.0, 4.0)),)
+"""Groups of experts and groups per token, of models with group-limited routing (config.json)."""
 _DROPPED = re.compile(r"token-?\s?drop", re.IGNORECASE)
 YES, NO = ("1", "1.0", "true", "yes", "on"), ("0", "0.0", "false", "no", "off")
 
 
-class ExpertFields(TypedDict):
+class ExpertFields(OwnKernels, total=False):
     """Fields of a case."""
 
     dispatcher: Dispatcher
-    ep_overlap: EpOverlap
+    expert_groups: float
+    groups_per_token: float
     whole_experts: bool
     drops_tokens: bool
     cuda_graphs: CudaGraphs
@@ -217,20 +226,28 @@ def expert_fields(row: Mapping[str, str], case: Case, software: str, dtype: Dtyp
 
     Columns `moe_dispatcher`, `ep_overlap` (on, off), `etp`, `token_drop` and `cuda_graphs` (1, 0)
     count before the notes and the model's name. Tensor ranks hold unsharded experts if `etp` is 1
-    or the software's recipes do so. A step is one CUDA graph if its release does that.
+    or the software's recipes do so. A step is one CUDA graph if its release does that. Routing is
+    limited to groups as in the model, except where the notes state a forced balance.
     """
     notes, model = row.get("notes", ""), row.get("model", "")
     drops, graph = flag(row, "token_drop"), flag(row, "cuda_graphs")
     default = expert_cuda_graphs(software, case.software_date, case.generation, case.domain, dtype)
     graphs = default if graph is None else "iteration" if graph else "none"
     etp = re.search(r"\bETP\s*=?\s*(\d+)", (row.get("etp") and f"ETP{row['etp']}") or notes)
-    return ExpertFields(
-        dispatcher=_dispatcher(row.get("moe_dispatcher") or notes),
-        ep_overlap=_overlap(row, notes, "on" if graphs == "iteration" else "any"),
-        whole_experts=int(etp[1]) == 1 if etp else software in WHOLE_EXPERTS,
-        drops_tokens=bool(_DROPPED.search(model)) if drops is None else drops,
-        cuda_graphs=graphs,
-    )
+    kernels = own_kernels(software, case.software_date, dtype)
+    overlap_default = kernels.get("ep_overlap") or ("on" if graphs == "iteration" else "any")
+    groups = next((sizes for name, sizes in _GROUPS if re.search(name, model, re.IGNORECASE)), None)
+    groups = (1, 1) if groups is None or _FORCED.search(notes) else groups
+    return {
+        **kernels,
+        "dispatcher": _dispatcher(row.get("moe_dispatcher") or notes),
+        "ep_overlap": _overlap(row, notes, overlap_default),
+        "expert_groups": groups[0],
+        "groups_per_token": groups[1],
+        "whole_experts": int(etp[1]) == 1 if etp else software in WHOLE_EXPERTS,
+        "drops_tokens": bool(_DROPPED.search(model)) if drops is None else drops,
+        "cuda_graphs": graphs,
+    }
 
 
 class DenseBlocks(TypedDict):

@@ -54,6 +54,10 @@ class Case:
     """True if block weights are not trained (LoRA) and have no weight gradient."""
     experts: float = 1
     experts_per_token: float = 1
+    expert_groups: float = 1
+    """Groups of experts, of which a token's experts come from `groups_per_token` (group-limited
+    routing); 1 means that a token may go to any experts."""
+    groups_per_token: float = 1
     shared_ffn: float = 0
     """Width of the shared expert, which all tokens pass."""
     dense_share: float = 0
@@ -68,6 +72,11 @@ class Case:
     """MoE token dispatcher; "any" if unknown."""
     ep_overlap: EpOverlap = "any"
     """Overlap of token dispatch with another micro-batch; "any" if unknown."""
+    dispatch_bytes: float = 2
+    """Bytes per element that is sent to experts; results return in 2."""
+    narrow_experts: bool = False
+    """True if grouped GEMMs of narrow dtypes gain as much as others, because their kernels scale
+    blocks of operands themselves (DeepGEMM)."""
     drops_tokens: bool = False
     """True if experts take tokens up to a capacity, so that all sizes are known in advance."""
     proxied: bool = False

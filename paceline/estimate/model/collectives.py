@@ -151,12 +151,20 @@ def all_to_all_s(
     Every rank has different bytes for each other rank, so data that leaves a domain goes through
     the rank's own port. `receivers` ranks get a copy of each piece, but a domain gets one copy for
     all of its ranks, so that (D - 1)(1 - (1 - 1/D)^receivers) copies leave one of D domains on
-    average. NCCL's all-to-all sends every copy separately. CPU threads that drive the ports start
-    one transfer after the other.
+    average. With group-limited routing a token reaches only R domains, so that R (1 - (1 -
+    1/R)^receivers) (D - 1) / D copies leave. NCCL's all-to-all sends every copy separately. CPU
+    threads that drive the ports start one transfer after the other.
     """
     near = np.clip(x.domain / stride, 1.0, size)
     domains = size / near
-    copies = (domains - 1) * (1 - (1 - 1 / domains) ** receivers) / receivers
+    token_domains = np.maximum(1.0, domains * np.minimum(1.0, x.groups_per_token / x.expert_groups))
+    copies = (
+        token_domains
+        * (1 - (1 - 1 / token_domains) ** receivers)
+        / receivers
+        * (domains - 1)
+        / domains
+    )
     plain = x.is_category("dispatcher", "alltoall")
     copies = np.where(plain, (domains - 1) / domains, copies)
     bandwidth_share = np.where(

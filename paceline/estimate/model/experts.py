@@ -22,6 +22,10 @@ FUSED_EXPERTS_DATE = 2026.4
 activation and the cast of its result (release notes of Megatron-Bridge 0.5, container 26.06)."""
 
 
+RESULT_BYTES = 2
+"""Bytes per element that returns from experts."""
+
+
 def active_experts(x: Cases) -> Floats:
     """Return the active experts per token; 1 for a dense ffn."""
     return np.where(x.experts > 1, x.experts_per_token, 1.0)
@@ -56,15 +60,15 @@ def expert_traffic_share(x: Cases, c: Mapping[str, float]) -> Floats:
 def grouped_rate(x: Cases, c: Mapping[str, float], rate: Floats, wide: Floats) -> Floats:
     """Return the FLOP/s of grouped expert GEMMs; `rate` and `wide` are those of one large GEMM.
 
-    rate x gemm_grouped x n / (n + grouped_tokens) for n tokens per expert. Narrow dtypes without
-    fused kernels gain only a part over the 16-bit rate: wide x (rate / wide)^grouped_narrow.
+    rate x gemm_grouped x n / (n + grouped_tokens) for n tokens per expert. Narrow dtypes gain only
+    a part over the 16-bit rate, wide x (rate / wide)^grouped_narrow, unless kernels are fused or
+    scale their operands themselves.
     """
     tokens = tokens_per_expert(x)
     size_factor = tokens / (tokens + c["grouped_tokens"])
+    has_full_gain = has_fused_expert_kernels(x) | (x.narrow_experts > 0)
     unfused_rate = wide * (rate / wide) ** c["grouped_narrow"]
-    expert_rate = (
-        np.where(has_fused_expert_kernels(x), rate, unfused_rate) * c["gemm_grouped"] * size_factor
-    )
+    expert_rate = np.where(has_full_gain, rate, unfused_rate) * c["gemm_grouped"] * size_factor
     return np.where(x.experts > 1, expert_rate, rate)
 
 
@@ -85,7 +89,9 @@ def exchange_s(x: Cases, c: Mapping[str, float]) -> Floats:
     Tensor ranks split the tokens of a micro-batch between them. All of it is exposed if the run
     states that nothing overlaps.
     """
-    num_bytes = 2 * x.micro_batch * x.seq_len / x.cp / x.tp * active_experts(x) * x.hidden
+    element_bytes = (x.dispatch_bytes + RESULT_BYTES) / 2
+    rank_tokens = x.micro_batch * x.seq_len / x.cp / x.tp
+    num_bytes = element_bytes * rank_tokens * active_experts(x) * x.hidden
     exposed_share = np.where(
         x.is_category("ep_overlap", "any"),
         c["ep_exposed"] * software_age_factor(x, c),

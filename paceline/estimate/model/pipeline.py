@@ -240,7 +240,9 @@ def _pipeline_s(x: Cases, work: StepComponents, row: int) -> float:
     if 2 * pp * vp * m > MAX_PASSES:
         return np.nan
     overhead = (work.stage_transfer[row] + work.overhead[row]) / vp
-    seconds = np.array(_sizes(int(x.layers[row]), pp, vp)) * work.layer[row] + overhead
+    last, layers = float(work.last_layers[row]), int(x.layers[row])
+    sizes = _sizes(layers, pp, vp) if np.isnan(last) else _placed_sizes(layers, int(last), pp, vp)
+    seconds = np.array(sizes) * work.layer[row] + overhead
     seconds[-1] += work.head[row]
     # The forward pass counts 1. The backward pass counts 2, or 1 if weights are frozen, plus the
     # recomputed forward passes.
@@ -252,6 +254,13 @@ def _pipeline_s(x: Cases, work: StepComponents, row: int) -> float:
         return pipeline_s(forward.tolist(), (seconds - forward).tolist(), m, order, vp).total_s
     except ValueError:
         return np.nan
+
+
+def _placed_sizes(layers: int, last: int, pp: int, vp: int) -> list[float]:
+    """Return the layers of each chunk if the last rank has `last` and the others share the rest."""
+    each, remainder = divmod(layers - last, pp - 1)
+    ranks = [each + (rank < remainder) for rank in range(pp - 1)] + [last]
+    return [layers / vp for _ in range(vp) for layers in ranks]
 
 
 def _sizes(layers: int, pp: int, vp: int) -> list[int]:

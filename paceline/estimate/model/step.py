@@ -39,6 +39,7 @@ from paceline.estimate.model.collectives import (
     start_s,
 )
 from paceline.estimate.model.weights import (
+    balanced_stage_layers,
     common_weights,
     copies,
     exchanges_in_blocks,
@@ -219,6 +220,8 @@ class StepComponents:
     """Fixed time of every rank, outside of blocks."""
     layers: Floats
     """Layers of the slowest rank."""
+    last_layers: Floats
+    """Layers of the last rank, if the others share the rest; nan if chunks have equally many."""
     own_head: Floats
     """Head time of the slowest rank; 0 unless it is the last one."""
     own_root: Floats
@@ -237,11 +240,17 @@ class StepComponents:
 
 def step_components(x: Cases, c: Mapping[str, float]) -> StepComponents:
     """Return the times of block, head and stage transfers, and those of the slowest rank."""
-    block, head, (most, last) = block_time(x, c), _head(x, c), stage_layers(x)
+    block, head = block_time(x, c), _head(x, c)
     zero = exposed_seconds(x, c, block.total, block_exchange(x, c).of_microbatch(x, gathers=2))
     # FSDP keeps embedding and head from the forward pass to the backward pass.
     root = exposed_seconds(x, c, head, root_exchange(x, c).of_microbatch(x, gathers=1))
     head, layer = head + root, block.total + zero
+    most, last = stage_layers(x)
+    is_placed = (x.mtp_layers > 0) & (x.pp > 1)
+    if is_placed.any():
+        balanced_most, balanced_last = balanced_stage_layers(x, head / layer)
+        most = np.where(is_placed, balanced_most, most)
+        last = np.where(is_placed, balanced_last, last)
     with_head = last * layer + head >= most * layer
     overhead = np.where(
         x.is_category("cuda_graphs", "iteration"),
@@ -257,6 +266,7 @@ def step_components(x: Cases, c: Mapping[str, float]) -> StepComponents:
         _stage_exchange(x, c),
         overhead,
         layers=np.where(with_head, last, most),
+        last_layers=np.where(is_placed, last, np.nan),
         own_head=own_head,
         own_root=own_root,
         num_microbatches=num_microbatches(x),

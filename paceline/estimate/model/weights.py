@@ -30,6 +30,22 @@ def stage_layers(x: Cases) -> tuple[Floats, Floats]:
     return most, np.where(counts_ends, whole - 1, last)
 
 
+def balanced_stage_layers(x: Cases, head_layers: Floats) -> tuple[Floats, Floats]:
+    """Return the same if the last rank has fewer layers, so that its head delays others least.
+
+    `head_layers` is the time of head and loss divided by that of a layer. Frameworks that train
+    multi-token prediction place layers this way, because each such layer adds a pass through the
+    head: Megatron-Bridge's recipes for DeepSeek V3 leave one of 61 layers on the last of 16 ranks.
+    """
+    others = np.maximum(x.pp - 1, 1)
+    # One row per number of layers on the last rank, one column per case.
+    last = np.arange(float(np.max(np.ceil(x.layers / x.pp))) + 1)[:, None] + np.zeros(x.size)
+    most: Floats = np.ceil((x.layers - last) / others / x.vp) * x.vp
+    slowest = np.where(last <= x.layers / x.pp, np.maximum(most, last + head_layers), np.inf)
+    best = slowest.argmin(axis=0), np.arange(x.size)
+    return most[best], last[best]
+
+
 TENSORS, GATED_TENSORS = 16, 9
 """Tensors per block: six matrices and two norms with biases, or seven and two without."""
 

@@ -349,3 +349,41 @@ def test_what_a_device_does_not_multiply_in_is_multiplied_in_16_bit(
         cases_of([narrow.case, wide.case]), shipped_evidence().fit().centre
     ).tolist()
     assert fast == usual if emulated else fast < usual
+
+
+DEEPSEEK_REPORT = {
+    "id": "report", "source": "arXiv 2412.19437", "model": "DeepSeek-V3", "layers": "61",
+    "hidden": "7168", "ffn": "18432", "heads": "128", "kv_heads": "128", "vocab": "129280",
+    "seq_len": "4096", "gpu": "H800-SXM-80GB", "num_gpus": "2048", "gbs": "15360", "pp": "16",
+    "ep": "64", "zero": "1", "dtype": "fp8", "recompute": "selective", "step_time_s": "19.9",
+    "attention_impl": "flash MLA", "inter_node_net": "8x400Gb/s IB", "n_experts": "256",
+    "intra_node_net": "NVLink 160 GB/s a direction", "topk": "8", "moe_ffn": "2048",
+    "n_shared_experts": "1", "first_dense_layers": "3", "notes": "DualPipe; own kernels",
+}  # fmt: skip
+"""DeepSeek V3 on 2,048 H800: 180,000 GPU hours per trillion tokens, 3.7 days (abstract, section 1),
+so 19.9 s for 15,360 samples of 4,096 tokens."""
+
+
+def test_the_training_of_deepseek_v3_is_predicted_from_what_its_report_states():
+    row = read_row(DEEPSEEK_REPORT)
+    assert (row.case.expert_groups, row.case.groups_per_token) == (8, 4)
+    assert (row.case.dispatch_bytes, row.case.ep_overlap) == (1, "on")
+    assert (row.case.implementation, row.case.schedule) == ("fused", "zero-bubble")
+    evidence, x = shipped_evidence(), cases_of([row.case])
+    fitted = evidence.fit()
+    predicted = predict(x, fitted.centre)
+    low, high = bounds(predicted, log_sd(x, fitted, evidence.residual_sd, evidence.levels))
+    assert abs(predicted[0] / row.measured_s - 1) < 0.25
+    assert low[0] < row.measured_s < high[0]
+
+
+def test_a_forced_balance_does_not_limit_routing_to_groups():
+    forced = {**DEEPSEEK_REPORT, "notes": "fake balanced gate; mock data"}
+    assert read_row(forced).case.expert_groups == 1
+
+
+def test_a_row_with_only_a_rate_has_the_step_time_of_its_tokens():
+    rate = {**ROW, "step_time_s": "", "tokens_per_s": "283706"}
+    assert read_row(rate).measured_s == pytest.approx(512 * 2048 / 283706)
+    with pytest.raises(UnsupportedRowError, match=NO_TIME):
+        read_row({**rate, "gbs": ""})

@@ -105,3 +105,19 @@ def test_narrow_heads_pay_for_exponentials_where_products_outran_them():
     assert parts(**heads, **wide).attention == pytest.approx(1.5 * parts(**wide).attention)
     old = {"generation": "ampere"}
     assert parts(**heads, **old).attention == pytest.approx(parts(**old).attention)
+
+
+def test_group_limited_routing_sends_fewer_copies_between_nodes():
+    limited = parts(expert_groups=8.0, groups_per_token=4.0, ep=64.0, pp=1.0)
+    free = parts(expert_groups=8.0, groups_per_token=8.0, ep=64.0, pp=1.0)
+    assert limited.ep < free.ep == parts(ep=64.0, pp=1.0).ep
+
+
+def test_8_bit_dispatch_saves_a_quarter_of_the_bytes_both_ways():
+    assert parts(dispatch_bytes=1.0).ep == pytest.approx(0.75 * parts().ep, rel=0.05)
+
+
+def test_kernels_that_scale_their_operands_gain_all_of_the_narrow_peak():
+    x = cases_of([replace(QWEN, software_date=2026.3, narrow_experts=True)])
+    rates = (np.array([2e15]), np.array([1e15]))
+    assert grouped_rate(x, C, *rates) == pytest.approx(2 * grouped_rate(x, C, rates[1], rates[1]))

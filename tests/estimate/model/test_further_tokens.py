@@ -14,6 +14,7 @@ from paceline.estimate.model.block import gemm_rate, gemm_seconds
 from paceline.estimate.model.case import Case, Cases, cases_of
 from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.step import step_components
+from paceline.estimate.model.weights import balanced_stage_layers, stage_layers
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import case_of
 
@@ -58,3 +59,15 @@ def test_a_model_without_such_layers_has_one_block_and_one_pass_less():
     one, two = case(NEXT), case(QUESTION)
     assert (one.mtp_layers, two.mtp_layers) == (0, 1) and two.layers == one.layers + 1
     assert estimates(one).step_time_s[0] < estimates(two).step_time_s[0]
+
+
+def test_the_last_rank_of_a_model_with_several_heads_has_fewer_layers():
+    x = cases_of([case(replace(QUESTION, overrides=("layout.tp=1", "layout.pp=16")))])
+    work = step_components(x, coefficient_values(shipped_evidence().fit().centre))
+    head_layers = work.head / work.layer
+    most, last = balanced_stage_layers(x, head_layers)
+    even, _ = stage_layers(x)
+    assert last[0] < most[0] <= even[0] + 1 and 15 * most[0] + last[0] >= 62
+    # No other place of whole layers makes the slowest rank faster.
+    slowest = [max(np.ceil((62 - n) / 15), n + head_layers[0]) for n in range(5)]
+    assert max(most[0], last[0] + head_layers[0]) == pytest.approx(min(slowest))
