@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,21 +10,31 @@ import typer
 from paceline.cli import host_options as place
 from paceline.cli import model_options as model
 from paceline.cli import quantities
-from paceline.cli.options import Device, DeviceKind, Json, Panel, RunsDir
+from paceline.cli.options import Device, DeviceKind, Json, Panel, RunsDir, refuse_unused
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.files import catalog
 from paceline.files.run_folder import runs_root
-from paceline.scaling.network.measurement import (
-    NetworkRequest,
-    measure_network,
-)
+from paceline.scaling.network.benchmark_output import read_benchmark
+from paceline.scaling.network.measurement import NetworkRequest, measure_network
 from paceline.scaling.network.readings import OPERATIONS
-from paceline.scaling.network.report import network_document
+from paceline.scaling.network.report import NetworkReport, network_document
+
+USED_BY_FROM = {"source", "cluster", "intra", "inter", "form", "as_json"}
 
 
 def network(
+    context: typer.Context,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Read the output of nccl-tests, rccl-tests or perftest instead.",
+            rich_help_panel=Panel.measurement,
+        ),
+    ] = None,
     device: Device = DeviceKind.auto,
     devices: place.DevicesOfEach = None,
     operations: Annotated[
@@ -99,9 +110,8 @@ def network(
     """Measure all collectives, and the latency and bandwidth between all hosts.
 
     Payload and bus bandwidth are defined as in nccl-tests, and results are checked. All devices of
-    a host send at the same time, so that a slow one shows. An HTML page with log-log charts and
-    maps of all pairs, and the JSON, are stored in runs/networks. The measured bandwidth is shown
-    next to the stated one of the links.
+    a host send at the same time. An HTML page with charts and maps of all pairs, and the JSON, are
+    stored in runs/networks. The bandwidth is compared with the stated one of the links.
 
     Examples:
 
@@ -109,14 +119,20 @@ def network(
 
       paceline probe network --hosts hosts.txt --ops all_reduce   and all pairs of hosts
 
-      paceline probe network --allocation 4711 --max-bytes 1073741824
+      paceline probe network --from all_reduce.txt --intra NVLink4
 
       paceline probe network --hosts hosts.txt --inter 8x400Gb/s  and the percentage of it
     """
-    placement = location.where()
     links = catalog.cluster(cluster) if cluster else None
+    intra = intra or (links.intra_link if links else None)
+    inter = inter or (links.inter_link if links else None)
+    form = TableFormat.json if as_json else form
+    if source is not None:
+        refuse_unused(context, "--from", USED_BY_FROM)
+        _show(read_benchmark(source, intra, inter), source, form)
+        return
     request = NetworkRequest(
-        where=placement,
+        where=location.where(),
         device=device.value,
         devices=devices,
         operations=_operations(operations),
@@ -126,17 +142,20 @@ def network(
         pairs=pairs,
         limit_s=time_limit,
         wait_s=wait,
-        intra_link=intra or (links.intra_link if links else None),
-        inter_link=inter or (links.inter_link if links else None),
+        intra_link=intra,
+        inter_link=inter,
     )
     outcome = measure_network(
         request, runs_root(runs_dir), lambda what: echo(f"  {what}", err=True)
     )
     for notice in outcome.notices:
         echo(f"note: {notice}", err=True)
-    document = network_document(outcome.report, outcome.folder)
-    emit(document, TableFormat.json if as_json else form)
-    if any(row.wrong for row in outcome.report.collectives):
+    _show(outcome.report, outcome.folder, form)
+
+
+def _show(report: NetworkReport, source: Path, form: TableFormat) -> None:
+    emit(network_document(report, source), form)
+    if any(row.wrong for row in report.collectives):
         raise typer.Exit(3)
 
 

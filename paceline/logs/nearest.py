@@ -1,7 +1,8 @@
-"""Reason why no known log format reads a log: the format whose lines are most similar."""
+"""Reason why no known log format reads a log: another program's table, or the nearest format."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import islice
 
@@ -15,10 +16,37 @@ MAX_EXCERPT = 100
 MAX_BLOCKS = 4
 """Blocks in which marks are searched."""
 
+_READ_BY_PROBE = "`paceline probe network --from FILE` compares it with the links"
+_RECORDED = (
+    "it has no steps; `paceline run -- COMMAND` records power and clocks together with the steps, "
+    "and `paceline explain` uses them"
+)
+_JOBS = (
+    "it has no steps; `paceline runs goodput LOG...` accounts for the time of a training over its "
+    "jobs, from their logs"
+)
+OTHER_TABLES: tuple[tuple[str, str, str], ...] = (
+    (r"^#\s+size\s.*\balgbw\s+busbw\b", "nccl-tests or rccl-tests", _READ_BY_PROBE),
+    (r"#bytes\s+#iterations\s+BW peak\[", "perftest (ib_write_bw)", _READ_BY_PROBE),
+    (r"^#\s*(?:Date,?\s+Time,?\s+)?gpu\b.*\b(?:pwr|sm|pclk)\b", "nvidia-smi dmon", _RECORDED),
+    (r"^timestamp, (?:.*, )?(?:power\.draw|utilization\.gpu)", "nvidia-smi --query-gpu", _RECORDED),
+    (r"^\s*JobID(?:Raw)?\b.*\b(?:State|Elapsed(?:Raw)?|ExitCode)\b", "Slurm's sacct", _JOBS),
+)
+"""Pattern of the header, name and use of tables of other programs."""
 
-def nearest_format(blocks: Iterable[bytes]) -> str:
-    """Return the number of lines and formats, and the nearest format with its first mismatch."""
+
+def refusal_of(reason: str, blocks: Iterable[bytes]) -> str:
+    """Return why no format reads the lines: what else they are, or `reason` and the nearest
+    format."""
     text = b"".join(islice(blocks, MAX_BLOCKS)).replace(b"\r", b"\n")
+    for pattern, name, use in OTHER_TABLES:
+        if re.search(pattern.encode(), text, re.MULTILINE):
+            return f"it is output of {name}: {use}"
+    return f"{reason}; {_nearest_format(text)}"
+
+
+def _nearest_format(text: bytes) -> str:
+    """Return the number of lines and formats, and the nearest format with its first mismatch."""
     lines = [line for line in without_colors(text).split(b"\n") if line.strip()]
     formats = log_formats()
     scope = f"{pluralize(len(lines), 'line')} compared with {len(formats)} log formats"

@@ -45,7 +45,7 @@ from paceline.logs.figures import (
     reported_figures,
     single_figure,
 )
-from paceline.logs.nearest import nearest_format
+from paceline.logs.nearest import refusal_of
 from paceline.logs.parsed_log import LogStatus, ParsedLog, step_times
 from paceline.logs.path_facts import NO_PATH, PathFacts, path_facts
 
@@ -397,7 +397,7 @@ def _unknown(shown_path: Path, user: UserSettings, file: LogFile, log: LogConten
         return _without_steps(shown_path, user, "nan", log.not_a_number[:300], file.num_bytes)
     reason = log.refusal or "no step line of a known log format"
     if user.engine_name is None:
-        reason = f"{reason}; {nearest_format(LogFile(file.path))}"
+        reason = refusal_of(reason, LogFile(file.path))
     parsing = _without_steps(shown_path, user, "not-a-training-log", reason, file.num_bytes)
     warnings = {"warnings": tuple(_cut_lines(file))}
     return replace(parsing, document=parsing.document.model_copy(update=warnings))

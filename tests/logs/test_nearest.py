@@ -41,3 +41,31 @@ def test_a_refusal_of_a_chosen_format_is_about_it_alone(tmp_path: Path):
     path.write_text("Iter(train) [  10/1000]  duration: 3.0\n" * 5)
     reason = str(parse_log(path, UserSettings(engine="mlx_lm")).document.reason)
     assert "MLX-LM" in reason and "nearest" not in reason
+
+
+TABLES = {
+    "paceline probe network --from FILE": [
+        "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
+        " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]",
+    ],
+    "`paceline run -- COMMAND` records power": [
+        "# gpu   pwr gtemp mtemp    sm   mem   enc   dec   jpg   ofa  mclk  pclk",
+        "#Date       Time        gpu   pwr gtemp mtemp    sm   mem",
+        "timestamp, index, power.draw [W], clocks.current.sm [MHz]",
+    ],
+    "`paceline runs goodput LOG...`": [
+        "JobID           JobName  Partition    Account  AllocCPUS      State ExitCode",
+        "JobID|Elapsed|ElapsedRaw|State|NodeList",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("use", "header"), [(use, header) for use in TABLES for header in TABLES[use]]
+)
+def test_a_table_of_another_program_is_refused_with_its_use(tmp_path: Path, use: str, header: str):
+    path = tmp_path / "table.txt"
+    path.write_text("a banner\n" + header + "\n" + "    0   650    60\n" * 6)
+    document = parse_log(path, UserSettings()).document
+    assert document.status == "not-a-training-log"
+    assert str(document.reason).startswith("it is output of ") and use in str(document.reason)

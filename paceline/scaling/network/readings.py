@@ -53,15 +53,15 @@ class CollectiveTiming(Value):
     ranks: int
     latency_s: float
     """Seconds of one call: the mean of all ranks' medians, as nccl-tests reports it."""
-    slowest_s: float
-    """The largest of the ranks' medians."""
+    slowest_s: float | None
+    """The largest of the ranks' medians; None where another program reports the mean alone."""
     bytes_per_s: float
     """Payload / time ("algorithm bandwidth")."""
     bus_bytes_per_s: float
     n: int
     """Number of blocks of calls of each rank."""
-    spread: float
-    """1.4826 x MAD / median of the blocks, averaged over all ranks."""
+    spread: float | None
+    """1.4826 x MAD / median of the blocks, averaged over all ranks; None for another program."""
     wrong: int
     """Number of wrong elements in the results of all ranks."""
 
@@ -71,8 +71,9 @@ class PairRow(Value):
 
     source: str
     target: str
-    latency_s: float
-    """One-way latency of the slowest device: half of a small message's round trip."""
+    latency_s: float | None
+    """One-way latency of the slowest device: half of a small message's round trip. None where
+    another program measured the bandwidth alone."""
     bytes_per_s: float
     """Sum over the devices, each with its partner of the same number."""
     devices: int

@@ -82,7 +82,8 @@ class NetworkReport(Value):
     identity: dict[str, Any]
     """Device, hosts, devices per host, torch: properties that must be equal to compare two
     reports."""
-    elapsed_s: float
+    elapsed_s: float | None
+    """Seconds of the measurement; None for the output of another program."""
     collectives: tuple[CollectiveTiming, ...]
     pairs: tuple[PairRow, ...]
     hosts: tuple[HostLinks, ...]
@@ -104,7 +105,8 @@ def host_links(pairs: Sequence[PairRow]) -> tuple[HostLinks, ...]:
         for host, partner in ((pair.source, pair.target), (pair.target, pair.source)):
             rates = slower.setdefault(host, {})
             rates[partner] = min(pair.bytes_per_s, rates.get(partner, pair.bytes_per_s))
-        latencies.setdefault(pair.source, []).append(pair.latency_s)
+        if pair.latency_s is not None:
+            latencies.setdefault(pair.source, []).append(pair.latency_s)
     rates = {host: median(partners.values()) for host, partners in slower.items()}
     speeds = node_speeds([GroupThroughput((host,), rate) for host, rate in rates.items()])
     if speeds is None:
@@ -153,7 +155,7 @@ def network_report(
     pairs: tuple[PairRow, ...],
     identity: dict[str, Any],
     created: str,
-    elapsed_s: float,
+    elapsed_s: float | None,
     faults: Sequence[str] = (),
     fabric: Fabric | None = None,
 ) -> NetworkReport:
@@ -214,11 +216,12 @@ def _all_pairs(
 ) -> list[str]:
     rates = [pair.bytes_per_s for pair in pairs]
     around = f", spread {percent(spread)}" if spread is not None else ""
-    one_way_s = median(pair.latency_s for pair in pairs)
+    latencies = [pair.latency_s for pair in pairs if pair.latency_s is not None]
+    one_way = f"; {1e6 * median(latencies):,.0f} us one way" if latencies else ""
     line = (
         f"{pluralize(len(pairs), 'direction')} between {pluralize(len(hosts), 'host')}: median "
         f"{si(median(rates), 'B/s')}"
-        f"{around}, slowest {si(min(rates), 'B/s')}; {1e6 * one_way_s:,.0f} us one way."
+        f"{around}, slowest {si(min(rates), 'B/s')}{one_way}."
     )
     few = f"Hosts are compared with each other if there are at least {MIN_COMPARED_NODES}."
     return [line, few] if len(hosts) < MIN_COMPARED_NODES else [line]
@@ -230,10 +233,10 @@ def _best_rates(collectives: Sequence[CollectiveTiming]) -> list[str]:
         rows = [row for row in collectives if row.operation == operation]
         if rows:
             best = max(rows, key=lambda row: row.bus_bytes_per_s)
+            spread = f", spread {percent(best.spread)}" if best.spread is not None else ""
             lines.append(
                 f"{title} of {pluralize(best.ranks, 'rank')}: {si(best.bus_bytes_per_s, 'B/s')} "
-                "bus rate at best"
-                f" (payload {binary(best.bytes)}, spread {percent(best.spread)}), "
+                f"bus rate at best (payload {binary(best.bytes)}{spread}), "
                 f"{1e6 * rows[0].latency_s:,.0f} us for {binary(rows[0].bytes)}."
             )
     return lines
@@ -245,8 +248,11 @@ MAX_HOSTS = 128
 """Maximum number of hosts on a map: those with the slowest links."""
 
 
-def network_document(report: NetworkReport, folder: Path) -> Document:
-    """Return the document of a report; `folder` is where the measurement is stored."""
+def network_document(report: NetworkReport, source: Path) -> Document:
+    """Return the document of a report.
+
+    `source` is the folder of the measurement, or the output of another program.
+    """
     identity = report.identity
     left_out = len(report.hosts) - MAX_ROWS
     collectives = Table(
@@ -260,7 +266,7 @@ def network_document(report: NetworkReport, folder: Path) -> Document:
         kind=f"network, {report.created}",
         title=f"{identity['nodes']} x {identity['devices_per_node']} {identity['device']}",
         verdict=_verdict(report),
-        setup=(f"measured in {report.elapsed_s:.0f} s",),
+        setup=() if report.elapsed_s is None else (f"measured in {report.elapsed_s:.0f} s",),
         answer=report.sentences[:2],
         figures=tuple(_figures(report)),
         sections=(
@@ -279,9 +285,9 @@ def network_document(report: NetworkReport, folder: Path) -> Document:
                 + (f" {left_out} more hosts are in the JSON." if left_out > 0 else ""),
             ),
         ),
-        notes=(str(folder),),
+        notes=(str(source),),
         charts=lambda look: network_charts(report, look),
-        data={**report.model_dump(mode="json"), "folder": str(folder)},
+        data={**report.model_dump(mode="json"), "folder": str(source)},
         csv=collectives if report.collectives else pairs,
     )
 
@@ -444,10 +450,11 @@ def _figures(report: NetworkReport) -> Iterator[Figure]:
             continue
         best = max(rows, key=lambda row: row.bus_bytes_per_s)
         blocks = f"{pluralize(best.n, 'block')} of {pluralize(best.ranks, 'rank')}"
+        spread = "" if best.spread is None else f"spread {percent(best.spread)}, "
         yield Figure(
             label,
             si(best.bus_bytes_per_s, "B/s"),
-            f"spread {percent(best.spread)}, {blocks}",
+            f"{spread}{blocks}",
             (f"payload {binary(best.bytes)}",),
         )
     if not report.pairs:
