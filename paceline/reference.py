@@ -55,7 +55,7 @@ NEARLY_EVERYWHERE = ("`--format`", "`--json`", "`--runs-dir`")
 """Shared options that the page explains at its top and no command lists."""
 ARGUMENTS = "Arguments"
 """Heading of the arguments that several commands share."""
-MAX_EXAMPLES = 4
+MAX_EXAMPLES = 3
 """Number of examples of a command; `--help` has all of them."""
 Row = tuple[str, str, str]
 """Names with placeholder, meaning and default of an option or argument."""

@@ -52,7 +52,7 @@ MaxParallel = Annotated[
     typer.Option(
         min=1,
         help="Maximum number of concurrent sub-clusters (default 128).",
-        rich_help_panel=Panel.hosts,
+        rich_help_panel=Panel.parallel,
     ),
 ]
 MinPerNode = Annotated[

@@ -109,7 +109,7 @@ NodesPerTrial = Annotated[
     int | None,
     typer.Option(
         min=1,
-        rich_help_panel=Panel.hosts,
+        rich_help_panel=Panel.parallel,
         help="Partition the hosts into groups of N nodes; each group executes runs one at a "
         "time. Default with --max-parallel: an even split.",
     ),
@@ -118,7 +118,7 @@ MaxParallel = Annotated[
     int | None,
     typer.Option(
         min=1,
-        rich_help_panel=Panel.hosts,
+        rich_help_panel=Panel.parallel,
         help="Maximum number of concurrent runs. Default: one per group of hosts, 128 in "
         "Slurm's queue, 1 on a single machine.",
     ),

@@ -74,15 +74,7 @@ def run(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the first trial.", rich_help_panel=Panel.search)
     ] = 1,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001,
-            metavar="SECONDS",
-            help="Time limit of each trial.",
-            rich_help_panel=Panel.limits,
-        ),
-    ] = None,
+    timeout: options.Timeout = None,
     drop_caches: Annotated[
         bool,
         typer.Option(

@@ -66,7 +66,7 @@ PerNode = Annotated[
         "--gpus-per-node",
         min=1,
         help="GPUs per node; default 8, or the value of the cluster file.",
-        rich_help_panel=Panel.hosts,
+        rich_help_panel=Panel.network,
     ),
 ]
 Intra = Annotated[
@@ -74,7 +74,7 @@ Intra = Annotated[
     typer.Option(
         metavar="LINK",
         help="Link within a node: a name (NVLink4) or a bandwidth (450 GB/s).",
-        rich_help_panel=Panel.hosts,
+        rich_help_panel=Panel.network,
     ),
 ]
 Inter = Annotated[
@@ -82,7 +82,7 @@ Inter = Annotated[
     typer.Option(
         metavar="LINK",
         help="Network between nodes: a name (InfiniBand-NDR) or a bandwidth (8x400 Gb/s).",
-        rich_help_panel=Panel.hosts,
+        rich_help_panel=Panel.network,
     ),
 ]
 _SOFTWARE_OPTION = typer.Option(

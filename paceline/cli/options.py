@@ -40,6 +40,8 @@ class Panel(StrEnum):
     measurement = "Measurement"
     profiler = "Profiler"
     hosts = "Hosts and devices"
+    network = "Nodes and links"
+    parallel = "Parallel runs"
     limits = "Limits and repeats"
     time_model = "Time model"
     log = "Settings that the log does not state"

@@ -17,6 +17,7 @@ from typing import IO, Annotated
 import typer
 
 from paceline.cli import options
+from paceline.cli.host_options import Hosts, Nodes
 from paceline.cli.options import Panel
 from paceline.cli.output import TableOptions, emit
 from paceline.cli.reproduce_report import Reproduction, StepState, reproduction_document
@@ -87,14 +88,8 @@ def reproduce(
             rich_help_panel=Panel.limits,
         ),
     ] = None,
-    hosts: Annotated[
-        str | None,
-        typer.Option(help="Hosts, as for `run`.", metavar="FILE|LIST", rich_help_panel=Panel.hosts),
-    ] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of nodes.", rich_help_panel=Panel.hosts),
-    ] = None,
+    hosts: Hosts = None,
+    nodes: Nodes = None,
     cluster: Annotated[
         str | None,
         typer.Option(
