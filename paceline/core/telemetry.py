@@ -98,7 +98,7 @@ def read_telemetry(lines: Iterable[str]) -> Telemetry | None:
                 start = TelemetryStart.model_validate_json(line)
             elif event == "sample":
                 samples.append(TelemetrySample.model_validate_json(line))
-        except (ValueError, ValidationError, AttributeError):
+        except (ValueError, ValidationError, AttributeError, RecursionError):
             continue
     return Telemetry(start, tuple(sorted(samples, key=lambda s: s.time_unix))) if start else None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -45,6 +47,16 @@ def whole_number(text: str, max_digits: int = 18) -> int | None:
 def is_text(text: str) -> bool:
     """Return whether a name of a file or variable can be written as UTF-8."""
     return text.isascii() or not _SURROGATE.search(text)
+
+
+def encodable(value: Any, text: str) -> Any:
+    """Return the value of a JSON text; unpaired surrogates in it, which no file holds, become `?`.
+
+    `text` may be more than the value's own text.
+    """
+    if r"\ud" not in text and r"\uD" not in text:
+        return value
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def as_text(text: str) -> str:

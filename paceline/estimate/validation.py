@@ -9,6 +9,7 @@ context and fragmentation.
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ from paceline.estimate.memory.framework import FRAMEWORKS, Framework
 from paceline.estimate.model.case import Case, Cases, Floats, cases_of
 from paceline.estimate.model.weights import common_weights, ffn_weights
 from paceline.files import catalog
+from paceline.files.csv_table import MAX_CSV_BYTES
+from paceline.files.documents import read_text
 
 GIB = 2**30
 _SIZE = re.compile(r"-(96)GB")
@@ -249,7 +252,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
     columns are rejected too.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
+        with io.StringIO(read_text(path, MAX_CSV_BYTES), newline="") as lines:
             reader = csv.DictReader(lines, strict=True)
             columns = [name for name in reader.fieldnames or () if name]
             missing = [name for name in REQUIRED_COLUMNS if name not in columns]

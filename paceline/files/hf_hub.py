@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from paceline.core.errors import IncompleteError, UserError, unreadable
 from paceline.files.documents import parse_json, read_text, write_text
@@ -20,7 +21,15 @@ CONFIG = "config.json"
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 LARGEST_CONFIG = 1 << 22
 TIMEOUT_S = 15.0
+MAX_DOWNLOAD_S = 120.0
+"""Time limit of a download in seconds, for a server that sends a byte at a time."""
+LONGEST_WORD = 4096
+"""Maximum size in bytes of files with one word: a commit, a token."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+
+
+class _Answer(Protocol):
+    def read1(self, size: int, /) -> bytes: ...
 
 
 def hub_endpoint() -> str:
@@ -57,7 +66,7 @@ def cached_config(name: str) -> Path | None:
     """Return a model's config.json in the local caches of the hub's library or of Paceline."""
     folder = _library_cache() / f"models--{name.replace('/', '--')}"
     try:
-        commit = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+        commit = read_text(folder / "refs" / "main", LONGEST_WORD).strip()
     except (OSError, UnicodeDecodeError):
         commit = "*"
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
@@ -90,7 +99,7 @@ def _token() -> str | None:
     if token := os.environ.get("HF_TOKEN"):
         return token
     try:
-        return (_library_home() / "token").read_text(encoding="utf-8").strip() or None
+        return read_text(_library_home() / "token", LONGEST_WORD).strip() or None
     except (OSError, UnicodeDecodeError):
         return None
 
@@ -107,13 +116,23 @@ def _download(name: str) -> Path:
     try:
         request = urllib.request.Request(url, headers=headers)
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            text = answer.read(LARGEST_CONFIG).decode("utf-8")
+            text = _content(answer).decode("utf-8")
     except urllib.error.HTTPError as error:
         _raise_refusal(name, error.code, error)
     except (OSError, ValueError) as error:
         _raise_refusal(name, None, error)
     write_text(_own_copy(name), text)
     return _own_copy(name)
+
+
+def _content(answer: _Answer) -> bytes:
+    """Return a config.json from the hub; raise OSError if it is too large or takes too long."""
+    content, end_at = bytearray(), time.monotonic() + MAX_DOWNLOAD_S
+    while block := answer.read1(1 << 16):
+        content += block
+        if len(content) > LARGEST_CONFIG or time.monotonic() > end_at:
+            raise OSError("the answer is too large or takes too long")
+    return bytes(content)
 
 
 def _raise_refusal(name: str, status: int | None, error: Exception) -> NoReturn:

@@ -35,6 +35,7 @@ from paceline.core.training import (
 from paceline.core.units import LARGEST_INT, count
 from paceline.core.value import PositiveInt, Value
 from paceline.files.compile_choice import with_compile
+from paceline.files.documents import read_text
 from paceline.files.hf_config import is_hf_config
 from paceline.files.hf_hub import (
     CONFIG,
@@ -260,7 +261,7 @@ def recipe_yaml(name: str) -> str:
     """Return the YAML of a recipe, or of the recipe for a Hugging Face model."""
     path = recipe_path(name)
     if path.suffix != ".json":
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     recipe, _, assumptions = _read(path, path.stat().st_mtime_ns)
     content = recipe.model_dump(mode="json", exclude_defaults=True)
     content["model"] = {"kind": recipe.model.kind, **content["model"]}

@@ -19,6 +19,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from paceline.core.errors import UserError, did_you_mean, unreadable
 from paceline.core.problem import problem_of_union
 from paceline.core.secrets import has_secret
+from paceline.files.documents import read_text
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Document = dict[str, Any]
@@ -41,13 +42,9 @@ def read_document(path: Path) -> Document:
     YAML 1.2: `1e12` is a number, `no` is a string, duplicate keys are rejected.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST_BYTES + 1)
-        text = content.decode("utf-8")
+        text = read_text(path, LARGEST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(str(path), error) from error
-    if len(content) > LARGEST_BYTES:
-        raise UserError(str(path), f"is larger than {LARGEST_BYTES:,} bytes")
     _refuse_depth(text, str(path))
     try:
         document = YAML(typ="rt").load(text)

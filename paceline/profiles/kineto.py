@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from paceline.core.errors import UserError
+from paceline.core.text import encodable
 from paceline.files.documents import open_expanded
 from paceline.profiles.kernels import (
     Calls,
@@ -223,8 +224,9 @@ class TraceFile:
             else:
                 # A number may continue beyond the text that was read.
                 if end < len(self._text) or not self._more():
+                    text = self._text[self._at : end]
                     self._at = end
-                    return value
+                    return encodable(value, text)
 
     def _more(self) -> bool:
         """Read more text; return False at the end of the file."""

@@ -5,7 +5,6 @@ The counters are in rank-NNNNN.jsonl, schema 1.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -20,7 +19,7 @@ from paceline.core.traffic import Collective
 from paceline.core.training import PROFILES_FOLDER
 from paceline.core.units import pluralize
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
-from paceline.files.documents import read_lines
+from paceline.files.documents import parse_json, read_lines
 from paceline.files.log_file import LogFile
 from paceline.files.run_folder import read_record
 from paceline.profiles.nccl import inspector
@@ -76,10 +75,10 @@ def read_counters(
         for number, line in enumerate(read_lines(path), start=1):
             try:
                 if start is None:
-                    start = TrafficStart.model_validate(json.loads(line))
+                    start = TrafficStart.model_validate(parse_json(line, nan=True))
                     ranks.add(start.rank)
                     continue
-                step = TrafficStep.model_validate(json.loads(line))
+                step = TrafficStep.model_validate(parse_json(line, nan=True))
             except ValidationError as error:
                 raise invalid_input(f"{path}:{number}", error) from error
             except ValueError:

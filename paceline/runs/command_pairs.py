@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -10,11 +9,11 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from paceline.compare.judgement import percent_change, verdict_label, verdict_tone
 from paceline.compare.sequential.interim_analysis import (
@@ -30,12 +29,15 @@ from paceline.core.interrupts import deferred_interrupts
 from paceline.core.secrets import redact
 from paceline.core.units import percent, pluralize, significant
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
-from paceline.files.documents import write_value
+from paceline.files.documents import parse_json, text_blocks, write_text, write_value
 from paceline.files.run_folder import new_folder
 from paceline.report.document import Column, Document, Table, Verdict
 
 FOLDER = "ab"
 RESULT_FILE = "ab.json"
+MAX_READ_CHARS = 1 << 24
+"""Number of characters at the end of a command's output in which its figures are looked for."""
+BLOCK_BYTES = 1 << 22
 SECONDS = "seconds"
 GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL for a command that is stopped."""
@@ -88,10 +90,10 @@ class OutputFigure:
 
 def _json_value(text: str, keys: list[str]) -> float | None:
     try:
-        value: Any = json.loads(text)
+        value = parse_json(text, nan=True)
         for key in keys:
             value = value[int(key)] if isinstance(value, list) else value[key]
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+    except (ValueError, KeyError, IndexError, TypeError):
         return None
     return _number(value)
 
@@ -242,9 +244,7 @@ def _execute(
                 _stop(process)
             raise
     elapsed_s = time.monotonic() - begun_s
-    text = path.read_text("utf-8", errors="replace")
-    if (safe := redact(text, os.environ)) != text:
-        path.write_text(safe, "utf-8")
+    text = _without_secrets(path)
     return CommandResult(
         side="AB"[side],  # pyright: ignore[reportArgumentType]
         pair=pair,
@@ -254,6 +254,22 @@ def _execute(
         must_match=tuple(figure.read(text, elapsed_s) for figure in request.must_match),
         output=str(path),
     )
+
+
+def _without_secrets(path: Path) -> str:
+    """Redact secrets in the output of a command; return its last MAX_READ_CHARS, unchanged."""
+    end = ""
+
+    def blocks(file: BinaryIO) -> Iterator[str]:
+        nonlocal end
+        for block in text_blocks(file, BLOCK_BYTES):
+            text = block.decode("utf-8", "replace")
+            end = (end + text)[-MAX_READ_CHARS:]
+            yield text
+
+    with path.open("rb") as file:
+        write_text(path, blocks(file))
+    return end
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.core.training import Data, Evaluation
+from paceline.files.documents import open_regular
 from paceline.files.home import home_path
 from paceline.files.recipe import Recipe
 from paceline.machines.probe.inventory import usable_cores
@@ -159,7 +160,8 @@ def with_tokens(recipe: R, runs: Path, name: str) -> tuple[R, tuple[TokenFile, .
 def _token_file(source: Path, folder: Path, how: Tokenization) -> TokenFile:
     """Return the token file of a text, named by a hash of its path, size, time and tokenizer."""
     state = source.stat()
-    tokenizer = hashlib.sha256(how.tokenizer.read_bytes()).hexdigest()
+    with open_regular(how.tokenizer) as file:
+        tokenizer = hashlib.file_digest(file, "sha256").hexdigest()
     facts = [str(source), state.st_size, state.st_mtime_ns, tokenizer, how.text_key, how.end]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
     return TokenFile(source, folder / f"{source.stem}-{digest}", how)

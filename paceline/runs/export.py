@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
+from paceline.files.documents import parse_json
 from paceline.files.programs import last_line, run_program
 from paceline.files.temporary import temporary_folder
 from paceline.files.trainer_program import write_program
@@ -90,4 +91,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
     if process.returncode or not lines:
         raise SystemFaultError("export", last_line(process.stderr))
-    return json.loads(lines[-1])
+    try:
+        return parse_json(lines[-1])
+    except ValueError as error:
+        raise SystemFaultError("export", f"printed no JSON: {error}") from error

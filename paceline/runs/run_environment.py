@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.compare.over_time.environment import environment_items
 from paceline.core.run import RunSpec
-from paceline.files.documents import read_json, write_text, write_value
+from paceline.files.documents import LARGEST_BYTES, open_regular, read_json, write_text, write_value
 from paceline.files.inputs import INPUTS_FILE, find_run_inputs
 from paceline.files.run_folder import INVENTORY_FILE
 
@@ -38,7 +38,8 @@ def _program(folder: Path) -> str | None:
     digest, files = hashlib.sha256(), sorted(folder.glob(PROGRAM_FILES))
     for file in files:
         try:
-            digest.update(file.name.encode() + file.read_bytes())
+            with open_regular(file, follow=False) as content:
+                digest.update(file.name.encode() + content.read(LARGEST_BYTES))
         except OSError:
             return None
     return digest.hexdigest()[:8] if files else None

@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -26,8 +25,10 @@ from paceline.core.errors import PacelineError, UserError
 from paceline.core.hardware import Cluster
 from paceline.core.launchers import capabilities
 from paceline.core.text import one_line
-from paceline.files.programs import run_program
+from paceline.files.documents import open_regular
+from paceline.files.programs import MAX_OUTPUT_BYTES, run_program
 from paceline.files.staged import CONTENT_FOLDER, DAMAGED_FILE, MANIFEST_FILE, read_manifest
+from paceline.files.temporary import temporary_folder
 from paceline.machines.slurm import client
 from paceline.machines.slurm.client import allocation_hosts
 from paceline.machines.slurm.script import sbatch_word
@@ -315,8 +316,9 @@ class _NodeCopy:
         options += ["--info=progress2", *(["--checksum"] if with_checksums else [])]
         options += [f"--exclude={name}" for name in sorted(UNSTAGED_FOLDERS)]
         target = f"{self.request.local}/{folder.name}/"
-        with tempfile.NamedTemporaryFile() as output:
-            before, progress = self.num_bytes, Path(output.name)
+        with temporary_folder() as place:
+            before, progress = self.num_bytes, place / "progress"
+            progress.touch()
 
             def check() -> None:
                 self.stop.check(self.shell.host)
@@ -337,7 +339,7 @@ class _NodeCopy:
                 result = self._run(
                     ("rsync", *options, *remote, "-s", *place), check, None, progress
                 )
-            text = progress.read_text(encoding="utf-8", errors="replace")
+            text = _end_of(progress, MAX_OUTPUT_BYTES)
         if result.returncode:
             raise _failure(result)
         if match := re.search(r"^Literal data: (\d+)", text, re.MULTILINE):
@@ -412,13 +414,21 @@ class _NodeCopy:
 
     def _report(self, phase: str, before: int, progress: Path) -> None:
         self.log.phase(self.shell.host, phase)
-        text = progress.read_bytes()[-200:].decode(errors="replace")
+        if progress.stat().st_size > MAX_OUTPUT_BYTES:
+            raise _NodeError(f"rsync prints more than {MAX_OUTPUT_BYTES:,} bytes", None)
+        text = _end_of(progress, 200)
         if numbers := re.findall(r"(\d+) +\d+%", text):
             self._add_bytes(before + int(numbers[-1]) - self.num_bytes)
 
     def _add_bytes(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
         self.log.add_received(self.shell.host, num_bytes)
+
+
+def _end_of(path: Path, max_bytes: int) -> str:
+    with open_regular(path) as file:
+        file.seek(max(0, path.stat().st_size - max_bytes))
+        return file.read(max_bytes).decode(errors="replace")
 
 
 def _failure(result: CompletedProcess[str]) -> _NodeError:

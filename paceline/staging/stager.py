@@ -25,7 +25,7 @@ from paceline.core.assets import (
     content_digest,
 )
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
-from paceline.files.documents import read_value, write_value
+from paceline.files.documents import read_text, read_value, write_value
 from paceline.files.hf_hub import hub_endpoint, is_offline
 from paceline.files.staged import (
     CONTENT_FOLDER,
@@ -426,6 +426,8 @@ def _raise_faults(answers: dict[str, Future[None]] | dict[str, Future[SourceList
 
 
 LOCK_FILE = "lock"
+MAX_OWNER_BYTES = 4096
+"""Maximum size of the text that names the process with a lock."""
 POLL_S = 0.2
 
 
@@ -454,6 +456,6 @@ def asset_lock(folder: Path, waiting: Callable[[str], None]) -> Iterator[None]:
 
 def _owner(file: Path) -> str:
     try:
-        return " ".join(file.read_text(encoding="utf-8").split()) or "another process"
+        return " ".join(read_text(file, MAX_OWNER_BYTES).split()) or "another process"
     except (OSError, UnicodeDecodeError):
         return "another process"

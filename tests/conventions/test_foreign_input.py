@@ -15,70 +15,70 @@ READERS = {
     "files/archive.py": "reads a regular file through tarfile, within limits",
 }
 EXEMPT = {
-    "files of this package": (
-        "engines/deepspeed_chat/launch.py",
-        "engines/launch/environments.py",
+    "files of this package, which come with it": (
         "engines/launch/programs.py",
         "estimate/fit/evidence.py",
         "files/references.py",
-        "machines/ray/run.py",
         "machines/ssh/remote.py",
         "profiles/tools.py",
         "profiles/torch_traces.py",
         "report/html.py",
         "schemas.py",
     ),
-    "files of the system: /proc, /sys, /etc": (
+    "files of the system: /proc, /sys, /etc, the standard library": (
         "files/run_folder.py",
         "machines/probe/container.py",
         "machines/probe/gemm.py",
         "machines/probe/host.py",
         "machines/probe/inventory.py",
+        "staging/conversions/stdlib_corpus.py",
     ),
     "starts a program whose output goes to a file or to the terminal": (
         "cli/reproduce.py",
         "cli/watch.py",
         "machines/local.py",
         "machines/probe/telemetry.py",
-    ),
-    "reads messages of limited length from a socket": ("machines/ssh/session.py",),
-    "opens /dev/null": ("cli/terminal.py",),
-    "has a limit of bytes of its own": (
-        "files/hf_hub.py",
-        "files/yaml_file.py",
-        "logs/parser.py",
-    ),
-    "reads what the command itself has just written": (
-        "mlperf/check/compliance.py",
-        "mlperf/run/trials.py",
         "runs/command_pairs.py",
+        "staging/conversions/tokenization.py",
+    ),
+    "reads messages of limited length from a process that it holds": (
+        "machines/ray/run.py",
+        "machines/ssh/session.py",
+    ),
+    "opens /dev/null": ("cli/terminal.py",),
+    "limits bytes and time of a download itself, below the package that stages": (
+        "files/hf_hub.py",
+    ),
+    "reads the first bytes of a regular file": ("logs/parser.py",),
+    "reads what the command itself has just written into a folder of its own": (
+        "files/yaml_file.py",
+        "mlperf/run/tiny_data.py",
+        "runs/bundles/verification.py",
         "runs/log_import.py",
         "staging/node_copies.py",
     ),
-    "reads files of any size in blocks, or files of known size": (
-        "files/recipe.py",
-        "mlperf/run/tiny_data.py",
-        "runs/bundles/verification.py",
-        "runs/data_files.py",
-        "runs/run_environment.py",
-    ),
-    "reads staged files, which were verified": (
-        "staging/conversions/flux.py",
+    "reads files of a stage folder in blocks, lines or records": (
         "staging/conversions/layouts.py",
         "staging/conversions/packed.py",
-        "staging/conversions/stdlib_corpus.py",
-        "staging/conversions/tokenization.py",
         "staging/conversions/webdataset.py",
         "staging/hub_cache.py",
-        "staging/stager.py",
         "staging/transfer.py",
         "staging/verification.py",
     ),
+    "decodes JSON in a stream or in a line of a log, within limits of its own": (
+        "core/telemetry.py",
+        "core/text.py",
+        "engines/log_reading/mllog.py",
+        "engines/log_reading/mlperf_system.py",
+        "engines/log_reading/native_lines.py",
+        "profiles/kineto.py",
+    ),
+    "decodes JSON of its own making": ("engines/megatron_deepspeed.py",),
 }
-"""Modules that open files without the reader, by the reason."""
+"""Modules that open files or decode JSON without the reader, by the reason."""
 ENTIRELY = ("trainer/", "machines/node/")
 """Programs of their own, without the package's modules."""
-READING = {"read_text", "read_bytes", "urlopen", "check_output", "getoutput"}
+READING = {"read_text", "read_bytes", "urlopen", "check_output", "getoutput", "raw_decode"}
 MODULE_CALLS = {
     ("gzip", "open"),
     ("sqlite3", "connect"),
@@ -86,6 +86,8 @@ MODULE_CALLS = {
     ("subprocess", "Popen"),
     ("os", "popen"),
     ("io", "open"),
+    ("json", "load"),
+    ("json", "loads"),
 }
 
 
@@ -102,7 +104,8 @@ def opened(tree: ast.AST) -> set[str]:
             continue
         owner = function.value.id if isinstance(function.value, ast.Name) else ""
         modes = [a.value for a in node.args if isinstance(a, ast.Constant)]
-        reads = function.attr == "open" and any(str(mode).startswith("r") for mode in modes)
+        is_read = not node.args or any(str(mode).startswith("r") for mode in modes)
+        reads = function.attr == "open" and is_read
         if function.attr in READING or reads or (owner, function.attr) in MODULE_CALLS:
             names.add(f"{owner}.{function.attr}" if owner else function.attr)
     return names
@@ -125,9 +128,11 @@ def test_nothing_else_opens_foreign_input() -> None:
 
 
 def test_what_opens_a_file_is_found() -> None:
-    assert opened(ast.parse("path.read_text(); path.open('rb'); open('a')")) == {
+    assert opened(ast.parse("path.read_text(); path.open('rb'); open('a'); json.loads('')")) == {
         "path.read_text",
         "path.open",
         "open",
+        "json.loads",
     }
+    assert opened(ast.parse("file.open(encoding='utf-8')")) == {"file.open"}
     assert opened(ast.parse("path.open('wb'); read_text(path); path.write_text('')")) == set()

@@ -22,6 +22,7 @@ from paceline.core.shape import DecoderShape, Shape
 from paceline.engines.deepspeed_chat import checkout
 from paceline.engines.launch.environments import interpreter, not_installed
 from paceline.engines.launch.programs import launch, program_file
+from paceline.files.documents import read_json
 from paceline.files.home import home_path
 from paceline.files.staged import hub_environment, staged_repository
 
@@ -73,18 +74,14 @@ def opt_configuration(shape: Shape) -> dict[str, Any]:
 
 def lacks_tokenizer_name(folder: Path) -> bool:
     """Return whether a model folder lacks the name of the tokenizer for Lambda's program."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return not config.get("_name_or_path")
+    config = read_json(folder / "config.json")
+    return bool(config) and not config.get("_name_or_path")
 
 
 def folder_differences(shape: DecoderShape, folder: Path) -> list[str]:
     """Return how a model folder differs from the planned shape; empty if unreadable."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    config = read_json(folder / "config.json")
+    if not config:
         return []
     expected = opt_configuration(shape)
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim", "vocab_size")

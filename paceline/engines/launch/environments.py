@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -18,12 +17,13 @@ import sysconfig
 import venv
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.run import RunSpec
-from paceline.files.documents import write_text
+from paceline.core.value import NonNegativeInt, Value
+from paceline.files.documents import parse_json, read_value, write_text, write_value
 from paceline.files.home import home_path
 from paceline.files.programs import run_program
 
@@ -61,6 +61,15 @@ class Environment:
         return _python(self.folder)
 
 
+class _Manifest(Value):
+    """The manifest of an environment."""
+
+    versions: dict[str, str]
+    size_bytes: NonNegativeInt
+    requirements: tuple[str, ...]
+    isolated: bool
+
+
 def environments_root() -> Path:
     """Return the folder of all environments: $PACELINE_ENGINES, else in the user's data folder."""
     if folder := os.environ.get(VARIABLE):
@@ -78,15 +87,8 @@ def installed(name: str) -> Environment | None:
     """Return the complete environment of an engine, or None."""
     folder = environments_root() / name
     try:
-        document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return Environment(
-            folder,
-            dict(document["versions"]),
-            int(document["size_bytes"]),
-            tuple(document["requirements"]),
-            bool(document["isolated"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        return Environment(folder, **dict(read_value(folder / MANIFEST, _Manifest)))
+    except PacelineError:
         return None
 
 
@@ -198,11 +200,19 @@ def _create(
     report(f"importing {', '.join(imports)}")
     _run([str(_python(folder)), "-P", "-c", _IMPORT, *imports], folder, CHECK_LIMIT_S)
     names = [requirement.partition("==")[0].partition("[")[0] for requirement in requirements]
-    versions = json.loads(_run([str(_python(folder)), "-P", "-c", _FREEZE, *names], folder, 60.0))
-    environment = Environment(folder, versions, _size_bytes(folder), tuple(requirements), isolated)
-    document = {name: value for name, value in asdict(environment).items() if name != "folder"}
-    write_text(folder / MANIFEST, json.dumps(document, indent=2) + "\n")
-    return environment
+    text = _run([str(_python(folder)), "-P", "-c", _FREEZE, *names], folder, 60.0)
+    try:
+        versions = parse_json(text)
+    except ValueError as error:
+        raise SystemFaultError(str(folder), f"its interpreter prints no JSON: {error}") from error
+    manifest = _Manifest(
+        versions=versions,
+        size_bytes=_size_bytes(folder),
+        requirements=tuple(requirements),
+        isolated=isolated,
+    )
+    write_value(folder / MANIFEST, manifest)
+    return Environment(folder, **dict(manifest))
 
 
 def remove(name: str) -> bool:

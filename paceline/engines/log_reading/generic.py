@@ -9,7 +9,6 @@ nothing is read and the candidates are named.
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections import defaultdict
@@ -27,6 +26,7 @@ from paceline.core.steps import FloatColumn
 from paceline.core.units import pluralize
 from paceline.engines.log_reading.log_content import LARGEST, LogContent, LogFormat
 from paceline.engines.log_reading.records import watch_end, without_colors
+from paceline.files.documents import parse_json
 
 NAME = "generic"
 MAX_RECORDS = 2_000_000
@@ -503,8 +503,8 @@ def _csv_record(line: str, header: list[str], delimiter: str) -> Record:
 
 def _json_record(line: str) -> Record:
     try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
+        content = parse_json(line, nan=True)
+    except ValueError:
         return _text_record(line)
     record: Record = {}
     if isinstance(content, dict):

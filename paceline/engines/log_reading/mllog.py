@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.core.text import encodable
+
 TOKEN = b":::MLLOG "
 
 _LINE_END = re.compile(rb"[\r\n]")
@@ -47,7 +49,8 @@ def record_of(text: bytes) -> MlRecord | None:
     end = _LINE_END.search(text)
     text = text[: end.start()] if end else text
     try:
-        fields = _DECODER.raw_decode(text.decode("latin-1"))[0]
+        content = text.decode("latin-1")
+        fields = encodable(_DECODER.raw_decode(content)[0], content)
         key, time_ms, metadata = fields["key"], fields["time_ms"], fields["metadata"]
     except (ValueError, RecursionError, TypeError, KeyError):
         return None

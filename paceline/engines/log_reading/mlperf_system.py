@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from paceline.core.text import encodable
 from paceline.engines.log_reading.log_content import LogContent
 
 MAX_TRIES = 8
@@ -150,7 +151,7 @@ def _lines_behind(block: bytes, token: bytes) -> list[str]:
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        value = json.JSONDecoder().raw_decode(text)[0]
+        value = encodable(json.JSONDecoder().raw_decode(text)[0], text)
     except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None

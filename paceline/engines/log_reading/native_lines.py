@@ -13,6 +13,7 @@ from typing import Any, TypeGuard, cast
 import numpy as np
 
 from paceline.core.steps import FloatColumn, IntColumn
+from paceline.core.text import encodable
 from paceline.engines.log_reading.log_content import LARGEST, numbers, whole_numbers
 
 Event = dict[str, Any]
@@ -176,7 +177,7 @@ def _one_by_one(lines: list[bytes], faults: Faults, ends_whole: bool) -> Iterato
         while failures < MAX_FAILURES and (start := _OBJECT.search(text, at)):
             try:
                 event, at = _DECODER.raw_decode(text, start.start())
-                yield event
+                yield encodable(event, text)
             except (ValueError, RecursionError):
                 at, failures = start.end(), failures + 1
         if failures and (ends_whole or number < len(lines)):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import SystemFaultError
+from paceline.files.documents import parse_json
 from paceline.files.programs import run_program
 from paceline.files.temporary import temporary_folder
 from paceline.files.trainer_program import write_program
@@ -51,7 +52,11 @@ def probe_lines(
         raise SystemFaultError(where, f"did not end within {limit_s:.0f} s") from error
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemFaultError(where, _reason(error)) from error
-    lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+    texts = [line for line in process.stdout.splitlines() if line.startswith("{")]
+    try:
+        lines = [parse_json(text, nan=True) for text in texts]
+    except ValueError as error:
+        raise SystemFaultError(where, f"printed no JSON: {error}") from error
     if not lines:
         raise SystemFaultError(where, f"printed no result: {process.stderr[-300:]}")
     return lines

@@ -23,7 +23,7 @@ from paceline.core.hardware import Cluster
 from paceline.core.hosts import compress
 from paceline.core.interrupts import deferred_interrupts
 from paceline.core.job import Job
-from paceline.files.documents import write_text
+from paceline.files.documents import parse_json, write_text
 from paceline.files.programs import die_with_parent
 from paceline.files.run_folder import LOGS_FOLDER
 from paceline.machines import Handle, JobEnd
@@ -86,7 +86,10 @@ class DriverProcess:
         self._read()
         *lines, self._text = self._text.split(b"\n")
         for line in lines:
-            message = json.loads(line)
+            try:
+                message = parse_json(line.decode())
+            except ValueError:  # text of a library
+                continue
             if message["event"] == "error":
                 kind = message["kind"]
                 raise SystemFaultError("Ray", message["text"], remedy=REMEDIES[kind])

@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.text import as_text
 from paceline.core.units import pluralize
+from paceline.files.log_file import LogFile
 from paceline.files.temporary import temporary_folder
 from paceline.mlperf.check.findings import Check, CheckedFile, CheckFinding, FileStatus
 from paceline.mlperf.check.official_checker import (
@@ -111,7 +112,7 @@ def check_log(log: RunLog, ruleset: str, folder: Path) -> CheckedFile:
         return CheckedFile(file=name, status="unreadable", reason=log.unreadable)
     copy = folder / "log.txt"
     read_error = copy_unpacked(log.path, copy)
-    lines = ResultLines.of(copy.read_bytes())
+    lines = ResultLines.of(LogFile(copy))
     verdict = check_copy(copy, *_rules_for(log, ruleset))
     findings = [
         CheckFinding(line=lines.number_of(text.strip()), message=f"cannot be parsed: {why}")

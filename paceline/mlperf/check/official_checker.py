@@ -10,14 +10,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, Literal
 
 from paceline.core.errors import SystemFaultError
-from paceline.files.documents import read_lines
+from paceline.files.documents import parse_json, read_lines
 from paceline.files.log_file import LogFile
 from paceline.files.programs import run_program
 from paceline.mlperf.check.findings import CheckFinding
@@ -159,7 +159,7 @@ def _answer(
     except subprocess.TimeoutExpired:
         return {}, f"the checker took longer than {CHECK_TIMEOUT_S:g} s"
     try:
-        answer = json.loads(process.stdout)
+        answer = parse_json(process.stdout, nan=True)
     except ValueError:
         return {}, _last_error(process.stderr)
     if "refused" in answer:
@@ -195,23 +195,28 @@ class ResultLines:
     texts: list[str] = field(default_factory=list[str])
 
     @classmethod
-    def of(cls, content: bytes) -> ResultLines:
-        """Read the result lines of a whole log; line numbers count line feeds, as editors do."""
-        lines = cls()
-        for number, line in enumerate(content.split(b"\n"), 1):
-            # The checker also ends lines at carriage returns, which progress bars print.
-            for part in line.split(b"\r"):
-                if TOKEN in part:
-                    lines.numbers.append(number)
-                    text = part[part.rindex(TOKEN) :].decode("latin-1").strip()
-                    lines.texts.append(text)
+    def of(cls, blocks: Iterable[bytes]) -> ResultLines:
+        """Read the result lines of a log in blocks of whole lines.
+
+        Line numbers count line feeds, as editors do.
+        """
+        lines, num_before = cls(), 0
+        for block in blocks:
+            for number, line in enumerate(block.split(b"\n"), num_before + 1):
+                # The checker also ends lines at carriage returns, which progress bars print.
+                for part in line.split(b"\r"):
+                    if TOKEN in part:
+                        lines.numbers.append(number)
+                        text = part[part.rindex(TOKEN) :].decode("latin-1").strip()
+                        lines.texts.append(text)
+            num_before += block.count(b"\n")
         return lines
 
     def record(self, at: int) -> dict[str, Any]:
         """Return the record of result line `at`, empty if it has none."""
         try:
-            record = json.loads(self.texts[at][len(TOKEN) :])
-        except (ValueError, IndexError, RecursionError):
+            record = parse_json(self.texts[at][len(TOKEN) :], nan=True)
+        except (ValueError, IndexError):
             return {}
         return record if isinstance(record, dict) else {}
 

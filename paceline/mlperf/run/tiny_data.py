@@ -10,11 +10,9 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import sysconfig
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from math import prod
@@ -26,8 +24,10 @@ import numpy as np
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.mmdit import MMDiTShape
 from paceline.core.result import Status
+from paceline.files.documents import read_text
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import read_record, run_folders
+from paceline.files.temporary import replaced_file, temporary_folder
 from paceline.machines.placement import HostPlacement, Request
 from paceline.mlperf.rules import TRIAL_VARIANT, Benchmark
 from paceline.runs import flow
@@ -83,14 +83,14 @@ def _text(domain: Domain) -> TrialData:
     digest = hashlib.sha256(content).hexdigest()[:8]
     path = cache_folder() / f"{domain}-{digest}.txt"
     if not path.is_file():
-        with _temporary_folder(path.parent) as folder:
-            (folder / path.name).write_bytes(content)
-            (folder / path.name).replace(path)
+        with replaced_file(path) as file:
+            file.write(content)
     return TrialData(("data.source=text", f"data.path={path}"), digest)
 
 
 def _images(shape: MMDiTShape) -> TrialData:
-    with _temporary_folder(cache_folder()) as folder:
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with temporary_folder(cache_folder()) as folder:
         write_images(folder, shape, NUM_IMAGES)
         digest = _digest(folder)
         target = cache_folder() / f"images-{digest}"
@@ -145,19 +145,8 @@ def _checkpoint(root: Path, key: str) -> Path | None:
         record = read_record(folder)
         latest = folder / CHECKPOINTS_FOLDER / LATEST_CHECKPOINT
         if record.key == key and record.status == "ok" and latest.is_file():
-            return latest.parent / latest.read_text().strip()
+            return latest.parent / read_text(latest).strip()
     return None
-
-
-@contextmanager
-def _temporary_folder(parent: Path) -> Iterator[Path]:
-    """Yield a temporary folder, which is removed afterwards unless it was renamed."""
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _digest(folder: Path) -> str:

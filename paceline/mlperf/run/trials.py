@@ -15,7 +15,7 @@ from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.result import Result, Status
 from paceline.core.run_report import RunReport
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
-from paceline.files.documents import read_value, write_text, write_value
+from paceline.files.documents import read_lines, read_value, write_text, write_value
 from paceline.files.run_folder import (
     Controller,
     groups,
@@ -443,7 +443,7 @@ def finished_trial(
 def _copy_log(trials: Trials, number: int, run: Path, log: Path) -> dict[str, Any]:
     """Copy a run's log and telemetry to the series folder; return the log's name and last loss."""
     ranks, file = read_ranks(run), f"result_{number}.txt"
-    write_text(trials.folder / file, log.read_text(encoding="utf-8", errors="replace"))
+    write_text(trials.folder / file, read_lines(log))
     hosts = {rank.start.host for rank in ranks.values() if rank.start}
     copy_telemetry(run, trials.folder, file.removesuffix(".txt"), hosts)
     first = ranks.get(0)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.text import as_text
 from paceline.core.value import Value
-from paceline.files.documents import read_text
+from paceline.files.documents import parse_json, read_text
 from paceline.mlperf.check.findings import CheckedFile, CheckFinding, FileStatus
 from paceline.mlperf.check.official_checker import (
     PackageVerdict,
@@ -231,12 +231,12 @@ def _fields_in(path: Path) -> tuple[str, dict[str, Any], CheckFinding | None]:
     """Return the text, its fields, and the error that left it without fields."""
     try:
         text = read_text(path)
-        fields = json.loads(text)
+        fields = parse_json(text)
     except OSError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
         return "", {}, _unreadable("not UTF-8 text", None)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else None
         return "", {}, _unreadable(f"invalid JSON: {error}", line)
     if not isinstance(fields, dict):

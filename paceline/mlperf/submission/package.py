@@ -146,10 +146,10 @@ def _check_description(request: PackageRequest) -> None:
     path = request.system
     try:
         text = read_text(path)
-        description = json.loads(text)
+        description = parse_json(text)
     except OSError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(str(path), f"is not valid JSON: {error}") from error
     if not isinstance(description, dict):
         raise UserError(str(path), "is not a system description: not a JSON object")
@@ -201,7 +201,7 @@ def _check_log(log: Path, request: PackageRequest) -> None:
         )
     if reason := not_a_result(records(LogFile(log))):
         raise RuleViolationError(str(log), f"is not an MLPerf result: {reason}")
-    lines = ResultLines.of(b"".join(LogFile(log)))
+    lines = ResultLines.of(LogFile(log))
     expected = {"submission_org": request.organization, "submission_division": request.division}
     for at, number in enumerate(lines.numbers):
         record = lines.record(at)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 from collections import Counter
@@ -16,7 +15,7 @@ from paceline.core.hosts import compress
 from paceline.core.node_groups import GroupThroughput
 from paceline.core.units import percent, pluralize, si
 from paceline.core.value import Value
-from paceline.files.documents import read_text
+from paceline.files.documents import parse_json, read_text
 from paceline.machines import JobEnd
 from paceline.machines.probe import health
 from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
@@ -369,8 +368,8 @@ def read_lines(folder: Path, program: str = "check") -> list[dict[str, Any]]:
     for path in sorted((folder / program).glob("rank-*.jsonl")):
         for line in read_text(path, errors="replace").splitlines():
             try:
-                content = json.loads(line)
-            except json.JSONDecodeError:  # the last line of a killed rank may be incomplete
+                content = parse_json(line, nan=True)
+            except ValueError:  # the last line of a killed rank may be incomplete
                 continue
             if isinstance(content, dict) and "event" in content and "node" in content:
                 lines.append(content)

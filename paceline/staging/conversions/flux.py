@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.value import PositiveInt, Value
+from paceline.files.documents import parse_json, read_text
 from paceline.staging.conversions import Progress, ignore_progress
 from paceline.staging.conversions.random_data import Encoder, bfloat16_bits, pictures
 from paceline.staging.conversions.webdataset import (
@@ -214,7 +215,7 @@ def _arrow_files(source: Path) -> list[Path]:
     """Return the Arrow files of a saved data set in order."""
     state = source / "state.json"
     try:
-        files = json.loads(state.read_text(encoding="utf-8"))["_data_files"]
+        files = parse_json(read_text(state))["_data_files"]
         paths = [source / file["filename"] for file in files]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(str(state), f"does not list the files of a data set: {error!r}") from error

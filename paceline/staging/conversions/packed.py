@@ -5,7 +5,6 @@ Input formats are parquet and jsonl (`input_ids` with `labels`) and NeMo's .npy.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +17,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.files.documents import open_regular
+from paceline.files.documents import open_regular, parse_json
 from paceline.staging.conversions import Progress, ignore_progress
 from paceline.staging.conversions.indexed import IndexedWriter, part_path
 
@@ -71,7 +70,7 @@ def _jsonl(path: Path) -> Iterator[tuple[float, dict[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
+                record = parse_json(line.decode(), nan=True)
             except ValueError as error:
                 raise UserError(
                     str(path), f"invalid JSON before byte {done_bytes}: {error}"

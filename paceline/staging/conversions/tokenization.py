@@ -7,7 +7,6 @@ document of one sequence; a text file is one document.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections import deque
@@ -26,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import SystemFaultError, UserError, did_you_mean
+from paceline.files.documents import parse_json
 from paceline.staging.conversions import Progress, ignore_progress
 from paceline.staging.conversions.indexed import IndexedWriter, token_dtype
 
@@ -256,7 +256,7 @@ def _encode_texts(texts: list[str], options: Tokenization) -> TokenizedChunk:
 
 def _text_of(line: bytes, key: str, where: str) -> str:
     try:
-        record = json.loads(line)
+        record = parse_json(line.decode(), nan=True)
     except ValueError as error:
         raise UserError(where, f"invalid JSON: {error}") from None
     text = record.get(key) if isinstance(record, dict) else None  # pyright: ignore

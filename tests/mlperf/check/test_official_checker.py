@@ -55,7 +55,7 @@ def test_only_a_long_result_line_is_not_checked(tmp_path: Path):
 LOG = "\n".join(
     ["#!/bin/bash", line("lora_rank", 8), "step 1\rstep 2\r 0: " + line("seed", 1), line("seed", 2)]
 )
-LINES = ResultLines.of(LOG.encode())
+LINES = ResultLines.of([LOG.encode()])
 
 
 def test_result_lines_keep_the_numbers_that_an_editor_shows():
@@ -91,7 +91,7 @@ def test_a_long_line_of_the_log_does_not_hide_the_test_that_failed():
 
 
 def test_records_without_a_field_are_named():
-    lines = ResultLines.of(b'a\n:::MLLOG {bad\n:::MLLOG {"key": "x", "value": 1}\n')
+    lines = ResultLines.of([b"a\n:::MLLOG {bad\n", b':::MLLOG {"key": "x", "value": 1}\n'])
 
     (incomplete,) = incomplete_records(lines)
     assert incomplete.line == 3
