@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.mlperf.compare.published_scores import read_score
 from tests.attacks.reproductions import refused
 from tests.command import paceline
+from tests.mlperf.samples import TEN, submission
 
 ESTIMATE = ["estimate", "llama31-8b", "--device", "H100", "--gpus", "16"]
 
@@ -79,3 +81,15 @@ def test_a_rate_means_the_same_however_it_is_written(tmp_path: Path, written: st
     ]
     times = [document["step_time_s"] for document in documents]
     assert times[0] == times[1]
+
+
+@pytest.mark.parametrize("time_ms", ["1e300", "9" * 20, "-1e300", "1e999"])
+def test_a_time_beyond_all_years_is_no_run_of_mlperf(tmp_path: Path, time_ms: str):
+    folder = submission(tmp_path / "runs", TEN)
+    log = folder / "result_9.txt"
+    lines = log.read_text().splitlines(keepends=True)
+    before = lines[-1].partition('"time_ms": ')[2].partition(",")[0]
+    log.write_text("".join([*lines[:-1], lines[-1].replace(before, time_ms)]))
+    score = read_score(folder, None, None)
+    assert score.runs[9].minutes is None
+    assert score.score_minutes is None or score.score_minutes < 20

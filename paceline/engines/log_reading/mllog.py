@@ -16,6 +16,8 @@ from paceline.core.text import encodable
 TOKEN = b":::MLLOG "
 
 _LINE_END = re.compile(rb"[\r\n]")
+MAX_TIME_MS = 1e13
+"""Maximum Unix time in milliseconds, the year 2286."""
 _DECODER = json.JSONDecoder(parse_constant=lambda _: float("inf"))
 
 
@@ -56,6 +58,8 @@ def record_of(text: bytes) -> MlRecord | None:
         return None
     time = number(time_ms)
     if not isinstance(key, str) or time is None or not isinstance(metadata, dict):
+        return None
+    if abs(time) > MAX_TIME_MS:
         return None
     return MlRecord(key, fields.get("value"), time, str(fields.get("event_type")), metadata)  # type: ignore[arg-type]
 
