@@ -27,13 +27,14 @@ def write_run(
     torch: str = "2.13.0",
     **record: Any,
 ) -> Path:
-    """A run of two ranks whose steps lie around `step_time_s`; `record` are fields of run.json."""
+    """A run whose steps lie around `step_time_s`; `record` are fields of run.json."""
     folder = root / name
     kept = make_record(name=name, **{"status": "ok", **record})
     write_value(folder / RUN_FILE, kept)
     batch = kept.spec.training.global_batch if kept.spec else None
     times = step_time_s * (1 + np.random.default_rng(seed).normal(0, noise, steps))
-    for rank in range(2):
+    world_size = kept.spec.world_size if kept.spec else 2
+    for rank in range(world_size):
         events: list[dict[str, Any]] = [
             {
                 **STEP,
@@ -44,7 +45,7 @@ def write_run(
             }
             for i, t in enumerate(times)
         ]
-        start = {**START, "rank": rank, "world_size": 2, "torch": torch}
+        start = {**START, "rank": rank, "world_size": world_size, "torch": torch}
         write_text(folder / "steps" / f"rank-{rank:05d}.jsonl", "".join(lines(start, *events)))
     if inventory:
         write_text(folder / INVENTORY_FILE, inventory)
