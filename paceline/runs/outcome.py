@@ -9,7 +9,6 @@ import errno
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +47,7 @@ from paceline.machines.slurm.foreign import submitted_logs
 from paceline.machines.slurm.record import orphan_job
 from paceline.runs.ending import Ending, file_text, log_tail, read_ranks, stacks
 from paceline.runs.logged_run import evaluate_log, find_run_ending, has_only_log, report_from_log
+from paceline.runs.rank_files import contradiction, missing_ranks_warning
 from paceline.runs.run_energy import (
     RunTelemetry,
     device_warnings,
@@ -60,10 +60,6 @@ JITTER_WARNING = 0.1
 """Mean step time / median - 1 above which a warning reports spikes."""
 SPREAD_WARNING = 0.1
 """Relative spread of the steady steps above which a warning reports uncertain results."""
-ROUNDING = 1e-3
-"""Relative difference that rounded figures of one step may have."""
-CLOCK_S = 1e-3
-"""Difference in seconds that two readings of a clock may have."""
 MIN_TIMED_STEPS = 30
 """Minimum number of timed steps of published fine-tuning benchmarks."""
 
@@ -89,8 +85,8 @@ def evaluate(folder: Path) -> RunReport:
     window = steady_window(merged) if len(merged) else None
     ending = _ending(record, folder)
     status, reason = _checked_status(ending.status, ending.reason, window)
-    if status == "ok" and (contradiction := contradictory_files(record, ranks)):
-        status, reason = "failed", contradiction
+    if status == "ok" and (fault := contradiction(record.spec, ranks, series, merged)):
+        status, reason = "failed", fault
     result = _result(
         folder, record, ranks, series, merged=merged, window=window, status=status, reason=reason
     )
@@ -149,60 +145,6 @@ def _checked_status(
         steady = pluralize(num_steady, "steady step")
         return "incomplete", f"{steady}; at least {MIN_STEADY} are needed"
     return status, reason
-
-
-def contradictory_files(record: RunRecord, ranks: Mapping[int, RankLog]) -> str | None:
-    """Return how the files of the ranks contradict the run or each other; None if they agree.
-
-    A missing or copied file changes totals such as tokens/s. Programs that Paceline did not write
-    may log on one rank only.
-    """
-    starts = {rank: log.start for rank, log in sorted(ranks.items()) if log.start}
-    for rank, start in starts.items():
-        if start.rank != rank:
-            return f"the step file of rank {rank} was written by rank {start.rank}"
-    if record.spec and not record.spec.bare and starts:
-        size, sizes = record.spec.world_size, {start.world_size for start in starts.values()}
-        if sizes != {size}:
-            other_size = min(sizes - {size})
-            return f"the run has {pluralize(size, 'rank')}, but its step files state {other_size:,}"
-        missing_ranks = sorted(set(range(size)) - starts.keys())
-        if missing_ranks or len(ranks) != size:
-            absent = (
-                f"that of rank {missing_ranks[0]} is missing" if missing_ranks else "there are more"
-            )
-            return f"the run has {pluralize(size, 'rank')}, but {absent}"
-        expected = record.spec.num_parameters
-        counts = {start.num_parameters for start in starts.values()} - {None, expected}
-        if counts and expected is not None:
-            numbers = ", ".join(f"{number:,}" for number in sorted(filter(None, counts)))
-            return (
-                f"the ranks trained {numbers} parameters, but the recipe's model has {expected:,}"
-            )
-    for rank, log in sorted(ranks.items()):
-        if log.end and log.end.status != "ok":
-            return f"rank {rank} ended as {log.end.status}: {log.end.reason}"
-        if fault := _impossible_step(log):
-            return f"rank {rank}: {fault}"
-    return None
-
-
-def _impossible_step(log: RankLog) -> str | None:
-    """Return which figures of a step contradict each other."""
-    losses = [step.loss for step in log.steps if step.loss is not None]
-    if losses and not any(map(isfinite, losses)):
-        return "no step has a finite loss"
-    for step in log.steps:
-        if step.tokens and step.samples and step.seq_len:
-            most = step.samples * step.seq_len
-            if step.tokens > most * (1 + ROUNDING):
-                return (
-                    f"step {step.index} has {step.tokens:,.0f} tokens, but its samples {most:,.0f}"
-                )
-        step_s, busy_s = step.step_time_s, step.busy_time_s
-        if step_s is not None and busy_s is not None and busy_s > step_s * (1 + ROUNDING) + CLOCK_S:
-            return f"step {step.index} took {step_s:.6g} s, of which it was busy {busy_s:.6g} s"
-    return None
 
 
 def _result(
@@ -379,9 +321,13 @@ def _versions(record: RunRecord, ranks: Mapping[int, RankLog]) -> dict[str, str]
 
 
 def _unread_warnings(ranks: Mapping[int, RankLog]) -> list[str]:
-    """Return a warning for each rank with unreadable event lines."""
+    """Return a warning for missing rank files, and for each rank with unreadable event lines."""
     sentences = {rank: log.skipped_lines.warning for rank, log in ranks.items()}
-    return [f"rank {rank}: {sentence}" for rank, sentence in sorted(sentences.items()) if sentence]
+    missing = missing_ranks_warning(ranks)
+    return [
+        *([missing] if missing else []),
+        *(f"rank {rank}: {sentence}" for rank, sentence in sorted(sentences.items()) if sentence),
+    ]
 
 
 def rank_place(rank: int, start: StartEvent) -> Place:

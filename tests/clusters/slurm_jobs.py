@@ -71,11 +71,20 @@ def make_job(
         interface=interface,
         slurm=SlurmSettings(**site),
     )
+    training = make_spec().training
+    samples = training.global_batch / nodes
+    step = {
+        **STEP,
+        "samples": samples,
+        "tokens": samples * training.seq_len,
+        "seq_len": training.seq_len,
+        "global_batch": training.global_batch,
+    }
     return Job(
         name=name,
         python=sys.executable,
         program=("rank.py", str(steps), str(step_s), str(code)),
-        files={"rank.py": program, "lines.json": json.dumps([START, STEP, END])},
+        files={"rank.py": program, "lines.json": json.dumps([START, step, END])},
         env=env or {},
         nodes=nodes,
         cluster=cluster,

@@ -14,8 +14,8 @@ from paceline.files.run_folder import RUN_FILE
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
 from paceline.runs.outcome import evaluate
-from tests.example import make_steps, noisy
-from tests.files.test_events import START, STEP, lines
+from tests.example import make_spec, make_steps, noisy
+from tests.files.rank_files import step_times, write_ranks
 from tests.files.test_run_folder import make_record
 from tests.logs.example import megatron_log
 
@@ -71,14 +71,9 @@ def test_a_log_of_them_has_the_rate_of_its_mean_step(tmp_path: Path, rule: str |
 
 def folder_of(tmp_path: Path, times: list[float]) -> Path:
     folder = tmp_path / "run"
-    write_value(folder / RUN_FILE, make_record("ok", name="run"))
-    events = [
-        {**STEP, "step": i, "step_time_s": t, "busy_time_s": t / 2, "global_batch": 8}
-        for i, t in enumerate(times, start=1)
-    ]
-    path = folder / "steps" / "rank-00000.jsonl"
-    path.parent.mkdir()
-    path.write_text("".join(lines({**START, "rank": 0, "world_size": 1}, *events)))
+    spec = make_spec(ranks=1)
+    write_value(folder / RUN_FILE, make_record("ok", name="run", spec=spec))
+    write_ranks(folder, spec, step_times(times))
     return folder
 
 
@@ -86,7 +81,7 @@ def test_a_run_of_them_has_figures_and_a_warning(tmp_path: Path):
     result = evaluate(folder_of(tmp_path, IN_TURNS)).result
     tokens = result.metrics["tokens_per_s"]
     assert result.status == "ok"
-    assert tokens.value == pytest.approx(64 / 1.4)
+    assert tokens.value == pytest.approx(128 / 1.4)
     assert tokens.statistic == "at the mean step"
     assert result.metrics["step_time_s"].value == pytest.approx(1.4)
     assert [w[:14] for w in result.warnings] == ["bimodal-steps:"]

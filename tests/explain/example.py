@@ -10,10 +10,10 @@ import numpy as np
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
 from paceline.core.training import Training
-from paceline.files.documents import write_text, write_value
+from paceline.files.documents import write_value
 from paceline.files.run_folder import RUN_FILE
 from tests.example import make_spec
-from tests.files.test_events import END, START, STEP, lines
+from tests.files.rank_files import write_ranks
 from tests.files.test_run_folder import make_record
 
 STEPS = 30
@@ -46,16 +46,12 @@ def write_parts(
         WORK_S * noise * rank.get("work", 1.0) + rank.get("data", 0.0) + rank.get("waited", 0.0)
         for rank in ranks
     ]
-    counts = {"samples": global_batch / len(ranks), "global_batch": global_batch}
+    own: dict[int, dict[str, Any]] = {}
     for number, rank in enumerate(ranks):
         waits = np.max(busy, axis=0) - busy[number] + rank.get("comm", 0.0)
         seconds = zip(busy[number].tolist(), waits.tolist(), strict=True)
-        events = [
-            {**_event(rank, *pair), **counts, "step": step} for step, pair in enumerate(seconds, 1)
-        ]
-        begin = {**START, "rank": number, "world_size": len(ranks), **(start or {})}
-        text = "".join(lines(begin, *events, END))
-        write_text(folder / "steps" / f"rank-{number:05d}.jsonl", text)
+        own[number] = {"steps": [_event(rank, *pair) for pair in seconds]}
+    write_ranks(folder, spec, [], changes=own, **(start or {}))
     return folder
 
 
@@ -63,7 +59,6 @@ def _event(rank: dict[str, float], busy_s: float, wait_s: float) -> dict[str, An
     """Return a step event of a rank with these busy and waiting times."""
     checkpoint = rank.get("checkpoint", 0.0)
     return {
-        **STEP,
         "step_time_s": busy_s + wait_s + checkpoint,
         "busy_time_s": busy_s,
         "comm_wait_s": wait_s,

@@ -9,7 +9,8 @@ import numpy as np
 
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import INVENTORY_FILE, RUN_FILE
-from tests.files.test_events import START, STEP, lines
+from tests.example import make_spec
+from tests.files.rank_files import step_times, write_ranks
 from tests.files.test_run_folder import make_record
 
 STEPS = 60
@@ -25,28 +26,15 @@ def write_run(
     seed: int = 0,
     inventory: str | None = None,
     torch: str = "2.13.0",
+    ended: bool = True,
     **record: Any,
 ) -> Path:
     """A run whose steps lie around `step_time_s`; `record` are fields of run.json."""
     folder = root / name
     kept = make_record(name=name, **{"status": "ok", **record})
     write_value(folder / RUN_FILE, kept)
-    batch = kept.spec.training.global_batch if kept.spec else None
     times = step_time_s * (1 + np.random.default_rng(seed).normal(0, noise, steps))
-    world_size = kept.spec.world_size if kept.spec else 2
-    for rank in range(world_size):
-        events: list[dict[str, Any]] = [
-            {
-                **STEP,
-                "step": i + 1,
-                "step_time_s": float(t),
-                "busy_time_s": float(t) / 2,
-                "global_batch": batch,
-            }
-            for i, t in enumerate(times)
-        ]
-        start = {**START, "rank": rank, "world_size": world_size, "torch": torch}
-        write_text(folder / "steps" / f"rank-{rank:05d}.jsonl", "".join(lines(start, *events)))
+    write_ranks(folder, kept.spec or make_spec(), step_times(times), ended=ended, torch=torch)
     if inventory:
         write_text(folder / INVENTORY_FILE, inventory)
     return folder

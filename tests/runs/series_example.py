@@ -14,7 +14,7 @@ from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import INVENTORY_FILE, RESULT_FILE, RUN_FILE
 from paceline.runs.outcome import evaluate
 from tests.example import make_spec
-from tests.files.test_events import END, START, STEP, lines
+from tests.files.rank_files import write_ranks
 from tests.files.test_run_folder import make_record
 
 FIRST_DAY = datetime(2026, 10, 1, 3, tzinfo=UTC)
@@ -53,14 +53,8 @@ def make_finished(
     write_value(folder / RUN_FILE, record)
     scatter = np.random.default_rng(number).permutation(np.linspace(-0.002, 0.002, NUM_STEPS))
     times = step_time_s * (1 + scatter)
-    steps = [
-        {**STEP, "step": at, "step_time_s": t, "busy_time_s": t, "comm_wait_s": 0.0}
-        for at, t in enumerate(times, start=1)
-    ]
-    end = [END] if status == "ok" else []
-    started = {"torch": torch, "num_parameters": spec.num_parameters}
-    path = folder / "steps" / "rank-00000.jsonl"
-    write_text(path, "".join(lines({**START, **started}, *steps, *end)))
+    steps = [{"step_time_s": t, "busy_time_s": t, "comm_wait_s": 0.0} for t in map(float, times)]
+    write_ranks(folder, spec, steps, ended=status == "ok", torch=torch)
     write_text(folder / INVENTORY_FILE, json.dumps({**MACHINE, **(machine or {})}))
     if status == "ok":
         write_value(folder / RESULT_FILE, evaluate(folder).result)

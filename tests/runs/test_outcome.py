@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,30 +19,24 @@ from paceline.files.run_folder import RUN_FILE, Controller, boot_id
 from paceline.report.run_description import progress
 from paceline.runs.ending import log_tail
 from paceline.runs.outcome import evaluate
-from tests.example import noisy
-from tests.files.test_events import START, STEP, lines
+from tests.example import make_spec, noisy
+from tests.files.rank_files import step_times, write_ranks
+from tests.files.test_events import lines
 from tests.files.test_run_folder import make_record
 
 
 def make_folder(tmp_path: Path, n: int, status: str = "ok", **fields: object) -> Path:
     folder = tmp_path / "run"
     write_value(folder / RUN_FILE, make_record(status, name="run", **fields))  # type: ignore[arg-type]
-    for number in range(2):
-        times = noisy(n, seed=number)
-        events: list[dict[str, Any]] = [
-            {**STEP, "step": i + 1, "step_time_s": t, "busy_time_s": t / 2, "global_batch": 8}
-            for i, t in enumerate(times)
-        ]
-        path = folder / "steps" / f"rank-{number:05d}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(lines({**START, "rank": number, "world_size": 2}, *events)))
+    own = {rank: {"steps": step_times(noisy(n, seed=rank))} for rank in range(2)}
+    write_ranks(folder, make_spec(), [], changes=own, ended=status == "ok")
     return folder
 
 
 def test_a_finished_folder_gives_figures(tmp_path: Path):
     result = evaluate(make_folder(tmp_path, 40)).result
     assert result.status == "ok" and result.steps_done == 40
-    assert result.metrics["tokens_per_s"].value == pytest.approx(128 / 0.2, rel=0.05)
+    assert result.metrics["tokens_per_s"].value == pytest.approx(256 / 0.2, rel=0.05)
     assert len(result.ranks) == 2
 
 
@@ -119,13 +112,13 @@ def test_the_tail_tells_the_error_without_the_stack(tmp_path: Path):
 def with_checkpoints(folder: Path, every: int, first_step: int = 1) -> Path:
     """The folder with a checkpoint wait in every `every`th step."""
     for path in (folder / "steps").glob("*.jsonl"):
-        start, *steps = map(json.loads, path.read_text().splitlines())
+        start, *steps, end = map(json.loads, path.read_text().splitlines())
         for step in steps:
             step["step"] += first_step - 1
             if step["step"] % every == 0:
                 step["checkpoint_s"] = 0.1
                 step["step_time_s"] += 0.1
-        path.write_text("".join(lines({**start, "first_step": first_step}, *steps)))
+        path.write_text("".join(lines({**start, "first_step": first_step}, *steps, end)))
     return folder
 
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from paceline.files.run_folder import this_controller
 from paceline.machines.slurm.record import SlurmJournal
 from paceline.runs import outcome
 from tests.engines.samples import log_text, times_of
 from tests.example import make_spec
-from tests.files.test_events import END, lines
 from tests.runs.example import write_run
 
 
 def orphan_status(root: Path, *marks: str, ended: bool = False) -> tuple[str, str]:
     """Status and reason of a run whose controller is gone, by what its job.sh has written."""
     gone = this_controller().model_copy(update={"started_ticks": 1, "started_unix": 1.0})
-    folder = write_run(root, "2026-01-01-left", status="running", controller=gone)
+    record: dict[str, Any] = {"status": "running", "controller": gone}
+    folder = write_run(root, "2026-01-01-left", ended=ended, **record)
     SlurmJournal(folder).begin("12")
     (folder / "slurm.status").write_text("".join(f"{mark}\n" for mark in marks))
-    if ended:
-        for file in (folder / "steps").iterdir():
-            file.write_text(file.read_text() + "".join(lines(END)))
     result = outcome.evaluate(folder).result
     return result.status, result.reason or ""
 

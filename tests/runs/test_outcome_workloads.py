@@ -12,7 +12,7 @@ from paceline.files.documents import write_value
 from paceline.files.run_folder import RUN_FILE
 from paceline.runs.outcome import MIN_TIMED_STEPS, evaluate
 from tests.example import make_spec, noisy
-from tests.files.test_events import START, STEP, lines
+from tests.files.rank_files import step_times, write_ranks
 from tests.files.test_run_folder import make_record
 
 
@@ -20,15 +20,9 @@ def make_folder(tmp_path: Path, n: int, spec: Any, **start: Any) -> Path:
     """The folder of a finished run of two ranks with n steps."""
     folder = tmp_path / "run"
     write_value(folder / RUN_FILE, make_record("ok", name="run", spec=spec))
-    for rank in range(2):
-        steps = [
-            {**STEP, "step": i, "step_time_s": seconds, "busy_time_s": seconds / 2, "tokens": 40}
-            for i, seconds in enumerate(noisy(n, seed=rank), start=1)
-        ]
-        path = folder / "steps" / f"rank-{rank:05d}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        first = {**START, "rank": rank, "world_size": 2, **(start if rank else {})}
-        path.write_text("".join(lines(first, *steps)))
+    tokens = {"tokens": 40} if spec.data.packing == "padded" else {}
+    steps = [{**step, **tokens} for step in step_times(noisy(n))]
+    write_ranks(folder, spec, steps, changes={1: start})
     return folder
 
 
@@ -65,4 +59,4 @@ def test_tokens_that_the_ranks_counted_are_the_runs(tmp_path: Path):
     data = Data(source="jsonl", path="a", packing="padded", real_tokens_per_sample=3)
     result = evaluate(make_folder(tmp_path, 40, make_spec(data=data))).result
 
-    assert result.metrics["real_token_fraction"].value == pytest.approx(80 / (4 * 32))
+    assert result.metrics["real_token_fraction"].value == pytest.approx(80 / (8 * 32))

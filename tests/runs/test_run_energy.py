@@ -14,11 +14,12 @@ from paceline.files.documents import write_text
 from paceline.runs.outcome import evaluate
 from paceline.runs.run_energy import ENERGY_PER_TOKEN
 from tests.example import make_spec
-from tests.files.test_events import START, STEP
+from tests.files.test_events import START
 from tests.runs.example import STEPS, write_run
 
 SECONDS = 12
-TOKENS = 2 * STEPS * STEP["tokens"]
+TRAINING = make_spec(ranks=2).training
+TOKENS = STEPS * TRAINING.global_batch * TRAINING.seq_len
 """Of both ranks."""
 
 

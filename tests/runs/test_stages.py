@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from paceline.core.result import Result
 from paceline.files.documents import write_value
 from paceline.files.run_folder import RUN_FILE
 from paceline.runs.outcome import evaluate
-from tests.example import noisy
-from tests.files.test_events import START, STEP, lines
+from tests.example import make_spec, noisy
+from tests.files.rank_files import write_ranks
 from tests.files.test_run_folder import make_record
 
 BUSY_OF_STAGE = (0.10, 0.16)
@@ -18,21 +19,19 @@ BUSY_OF_STAGE = (0.10, 0.16)
 def result_of(tmp_path: Path, stages_known: bool, slow_rank: int | None = None) -> Result:
     """Eight ranks, 2 x 2 x 2, the second stage busier; one may be 10% slower than its peers."""
     folder = tmp_path / f"told-{stages_known}-{slow_rank}"
-    write_value(folder / RUN_FILE, make_record("ok", name="run"))
+    spec = make_spec(ranks=8)
+    write_value(folder / RUN_FILE, make_record("ok", name="run", spec=spec))
+    own: dict[int, dict[str, Any]] = {}
     for rank in range(8):
         stage = rank // 4
         coordinates = {"pp": stage, "dp": rank // 2 % 2, "cp": 0, "tp": rank % 2}
         layout = {"pp": 2, "coordinates": coordinates} if stages_known else {"pp": 2}
-        start = {**START, "rank": rank, "world_size": 8, "layout": layout}
         slower = 1.1 if rank == slow_rank else 1.0
         busy = noisy(40, slower * BUSY_OF_STAGE[stage], 0.001, seed=rank)
-        steps = [
-            {**STEP, "step": i + 1, "step_time_s": t, "busy_time_s": b, "global_batch": 8}
-            for i, (t, b) in enumerate(zip(noisy(40), busy, strict=True))
-        ]
-        path = folder / "steps" / f"rank-{rank:05d}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(lines(start, *steps)))
+        times = zip(noisy(40), busy, strict=True)
+        steps = [{"step_time_s": t, "busy_time_s": b} for t, b in times]
+        own[rank] = {"layout": layout, "steps": steps}
+    write_ranks(folder, spec, [], changes=own)
     return evaluate(folder).result
 
 

@@ -111,21 +111,24 @@ def write_ranks(
     settings: dict[str, Any] = json.loads(job.files[SETTINGS_FILE])
     batch, world = settings["training"]["global_batch"], job.nodes * job.devices_per_node
     facts = {"world_size": world, "num_parameters": settings["expected_parameters"]}
+    samples, length = batch / world, settings["training"]["seq_len"]
+    counts = {"samples": samples, "tokens": samples * length, "seq_len": length}
+    counts["global_batch"] = batch
     scatter = np.linspace(-0.001, 0.001, NUM_STEPS)
     for rank in range(world):
         steps = [
             {
                 **STEP,
                 "step": at,
-                "global_batch": batch,
-                "seq_len": settings["training"]["seq_len"],
+                **counts,
                 "step_time_s": step_s * (1 + s),
                 "busy_time_s": step_s,
                 "comm_wait_s": 0.0,
             }
             for at, s in enumerate(scatter, start=1)
         ]
-        end = {**END, "status": "failed" if reason else "ok", "reason": reason}
+        status = "failed" if reason else "ok"
+        end = {**END, "status": status, "reason": reason, "steps": len(steps)}
         ends = [] if torn else [end]
         write_text(
             folder / "steps" / f"rank-{rank:05d}.jsonl",

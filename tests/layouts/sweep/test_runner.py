@@ -28,7 +28,6 @@ from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import JobSlot
 from tests.estimate.given import SHIPPED
-from tests.files.test_events import STEP
 from tests.runs.series_example import make_finished
 
 Ending = float | str | Exception
@@ -127,7 +126,7 @@ def test_every_combination_becomes_a_row_with_its_figures(bench: Bench):
     best = result.best
     assert best is not None and best.settings == {"layout.micro_batch": "4"}
     assert best.step_time_s == pytest.approx(0.25) and best.n and best.dp == best.devices == 1
-    assert best.tokens_per_s == pytest.approx(STEP["global_batch"] * STEP["seq_len"] / 0.25)
+    assert best.tokens_per_s == pytest.approx(8 * 256 / 0.25)
     assert result.resume_command is None and not result.interrupted
     assert result.sentences[0].startswith("best: mbs 4")
 
