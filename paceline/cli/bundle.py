@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,12 @@ from paceline.core.errors import EXIT_GATE_FAILED
 from paceline.core.units import pluralize, si
 from paceline.files.run_folder import find_run, runs_root
 from paceline.report.document import Column, Document, Table, Verdict
+from paceline.runs.bundles.signature import signature_file
 from paceline.runs.bundles.verification import BundleCheck, check_bundle
 from paceline.runs.bundles.writing import write_bundle
+from paceline.runs.recomputation import MAX_DIFFERENCES
+
+GOOD = ("intact", "no result")
 
 
 def bundle(
@@ -26,6 +31,10 @@ def bundle(
         typer.Option(
             "--output", "-o", help="Output file; default: RUN.bundle.tar.gz in the current folder."
         ),
+    ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(help="SSH key that signs the bundle in BUNDLE.sig.", metavar="KEY"),
     ] = None,
     as_json: Annotated[
         bool,
@@ -42,11 +51,13 @@ def bundle(
 
     Example: paceline runs bundle last --output run.bundle.tar.gz
     """
-    path, content = write_bundle(find_run(runs_root(runs_dir), run), output)
+    path, content = write_bundle(find_run(runs_root(runs_dir), run), output, sign)
     for part in content.left_out:
         echo(f"left out: {part.path}: {part.why}", err=True)
     for name in content.redacted:
         echo(f"redacted a secret in {name}", err=True)
+    if sign:
+        echo(f"signed: {signature_file(path)}", err=True)
     if as_json:
         emit_json({"file": str(path), "bundle": content.model_dump(mode="json")})
         return
@@ -59,57 +70,85 @@ def verify(
     file: Annotated[
         Path, typer.Argument(metavar="BUNDLE", help="Bundle written by `paceline runs bundle`.")
     ],
+    signer: Annotated[
+        Path | None,
+        typer.Option(
+            help="One of these must have signed it: a file as of `ssh-keygen -Y verify`.",
+            metavar="ALLOWED_SIGNERS",
+        ),
+    ] = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Verify a bundle: check the digest of every file and recompute its figures.
+    """Verify a bundle: check the digest of every file and recompute its results from the raw files.
 
-    Nothing in the bundle is executed. Exit code 3 if a file or a figure differs. Digests detect
-    damage and mistakes; they do not prove that the author was honest.
+    Nothing in the bundle is executed. Exit code 3 if a file, a value or the signature differs.
+    Digests detect damage and mistakes, a signature shows who wrote the bundle; neither proves that
+    the author was honest.
 
     Example: paceline runs verify run.bundle.tar.gz
     """
-    check = check_bundle(file)
+    check = check_bundle(file, signer)
     emit(verification_document(check), TableFormat.json if as_json else form)
-    raise typer.Exit(EXIT_GATE_FAILED if check.faults or check.figures else 0)
+    raise typer.Exit(0 if check.verdict in GOOD else EXIT_GATE_FAILED)
 
 
 def verification_document(check: BundleCheck) -> Document:
     """Describe the verification of a bundle: its verdict, and everything that differs."""
     faults = [{"what": fault.fault, "name": fault.path} for fault in check.faults]
-    figures = [
+    differences = [
         {
-            "what": "figure",
-            "name": figure.name,
-            "stored": figure.stored_value,
-            "recomputed": figure.recomputed_value,
+            "what": "value",
+            "name": f"{each.document}: {each.field}" if each.field else each.document,
+            "stored": each.stored_value,
+            "recomputed": each.recomputed_value,
         }
-        for figure in check.figures
+        for each in check.differences
+    ]
+    unchecked_parts = [
+        {"what": "not checked", "name": f"{p.path}: {p.why}"} for p in check.unchecked_parts
     ]
     columns = [Column(name, name) for name in ("what", "name", "stored", "recomputed")]
     size = si(check.bytes, "B")
-    versions = f"measured by Paceline {check.measured_by}, checked by {check.checked_by}"
     return Document(
         kind="verification of a bundle",
         title=check.run,
         setup=(pluralize(check.n_files, "file"), size, f"sha256 {check.sha256}"),
-        verdict=Verdict(check.verdict, "alert" if faults or figures else "good"),
+        verdict=Verdict(
+            check.verdict, "good" if check.verdict in ("intact", "no result") else "alert"
+        ),
         answer=(_answer(check),),
-        sections=(Table(columns=columns, rows=[*faults, *figures]),),
-        notes=() if check.measured_by == check.checked_by else (versions,),
+        sections=(Table(columns=columns, rows=[*faults, *differences, *unchecked_parts]),),
+        notes=tuple(_notes(check)),
         source=check.bundle,
         data=check,
     )
 
 
+def _notes(check: BundleCheck) -> Iterator[str]:
+    """Yield who signed, what the verification takes as given, and what explains a difference."""
+    if check.signer or check.signature_fault:
+        yield f"signed by {check.signer}" if check.signer else f"signature: {check.signature_fault}"
+    if check.raw_files:
+        yield f"taken as given: {', '.join(check.raw_files)}"
+    if check.measured_by != check.checked_by:
+        yield (
+            f"measured by Paceline {check.measured_by}, checked by {check.checked_by}: values and "
+            "texts of another version may differ"
+        )
+
+
 def _answer(check: BundleCheck) -> str:
     """Return what was found, in one sentence."""
-    figures = pluralize(check.n_figures, "figure")
     if check.faults:
         files = pluralize(len(check.faults), "file")
-        return f"{files} damaged, so the figures were not checked."
-    if not check.n_figures:
-        return "All files are intact. The run has no figures."
-    if not check.figures:
-        return f"All files are intact, and {figures} confirmed from them."
-    return f"{len(check.figures):,} of {figures} differ from those recomputed from the files."
+        return f"{files} damaged, so the values were not checked."
+    values, num_differences = pluralize(check.n_values, "value"), len(check.differences)
+    if num_differences:
+        more = " or more" if num_differences == MAX_DIFFERENCES else ""
+        return f"{num_differences:,}{more} of {values} differ from those that the raw files give."
+    if check.verdict == "not signed":
+        return "All files are intact, but no allowed signer signed the bundle."
+    if check.verdict == "no result":
+        return "All files are intact. The run has no result."
+    return f"All files are intact, and {values} confirmed from the raw files."

@@ -77,6 +77,8 @@ def _folders(
     runs = listing(root, computed_result)
     for problem in runs.left_out:
         echo(f"left out: {problem}", err=True)
+    for contradiction in runs.contradictions:
+        echo(f"note: {contradiction}", err=True)
     name = find_recipe_name(recipe, [row["recipe"] for row in runs.rows if row["recipe"]])
     of_recipe = [row for row in runs.rows if row["recipe"] == name]
     rows: list[Any] = [

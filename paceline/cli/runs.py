@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -54,6 +55,8 @@ def list_runs(
         echo(f"note: all folders were read again: {run_list.fault}", err=True)
     for problem in run_list.left_out:
         echo(f"left out: {problem}", err=True)
+    for contradiction in run_list.contradictions:
+        echo(f"note: {contradiction}", err=True)
     form = TableFormat.json if as_json else form
     if not (run_list.rows or run_list.left_out) and form is TableFormat.text:
         echo(f"no runs in {root}; start one with `paceline run tiny-llama`", err=True)
@@ -159,8 +162,10 @@ def report(
         emit(run_document(content), form)
         return
     path = output or folder / (REPORT_FILE if form is ReportFormat.html else f"report.{form}")
-    write = write_output if output else write_text
-    write(path, render(run_document(content), form))
+    if output:
+        write_output(path, render(run_document(content), form))
+    else:  # A file in the run folder names the folder without its place.
+        write_text(path, render(run_document(replace(content, folder="")), form))
     if as_json:
         emit_json({"report": str(path), "charts": pictures})
     else:

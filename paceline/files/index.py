@@ -1,4 +1,8 @@
-"""An index of run folders for fast listing; the folders remain the source of truth."""
+"""An index of run folders for fast listing; the folders remain the source of truth.
+
+Results are computed from the raw files of a folder and kept here. The result.json of a folder is
+never believed: a folder of somebody else could state any speed.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import hashlib
 import math
 import os
 import sqlite3
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +24,7 @@ from sqlalchemy import (
     Engine,
     Float,
     Integer,
+    LargeBinary,
     MetaData,
     StaticPool,
     String,
@@ -31,12 +38,20 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
-from paceline.core.result import FINAL, Metric, Result
+from paceline.core.result import FINAL, Result, finite_value
 from paceline.core.text import as_text, is_text
 from paceline.core.units import LARGEST_INT
 from paceline.files.documents import read_value
 from paceline.files.home import cache_folder
-from paceline.files.run_folder import RESULT_FILE, RUN_FILE, RunRecord, read_record, run_folders
+from paceline.files.run_folder import (
+    LOGS_FOLDER,
+    RESULT_FILE,
+    RUN_FILE,
+    STEPS_FOLDER,
+    RunRecord,
+    read_record,
+    run_folders,
+)
 
 Evaluate = Callable[[Path], Result]
 """Function that computes a run's result from its raw files; passed in to avoid an import cycle."""
@@ -58,10 +73,11 @@ _COLUMN_TYPES = {
     "steps": Integer,
     "key": String,
 }
+_INTERNAL = (("stamp", String), ("contradiction", String), ("result", LargeBinary))
 _METADATA = MetaData()
 # The table's name depends on its columns, so that a table of another version is never read.
 _COLUMNS_DIGEST = hashlib.sha256(
-    repr([(name, kind.__name__) for name, kind in _COLUMN_TYPES.items()]).encode()
+    repr([(name, kind.__name__) for name, kind in (*_COLUMN_TYPES.items(), *_INTERNAL)]).encode()
 ).hexdigest()[:8]
 RUNS = Table(
     f"runs_{_COLUMNS_DIGEST}",
@@ -69,12 +85,15 @@ RUNS = Table(
     Column("root", String, primary_key=True),
     Column("run", String, primary_key=True),
     *(Column(name, kind) for name, kind in _COLUMN_TYPES.items()),
-    Column("stamp", String),
+    *(Column(name, kind) for name, kind in _INTERNAL),
 )
 
+_SMALL_COLUMNS = tuple(column for column in RUNS.c if column.name != "result")
 COLUMNS = ("run", *_COLUMN_TYPES)
 """Columns about the run; the others are internal."""
 
+MAX_STAMPED_FILES = 64
+"""Maximum number of files in a folder whose times decide whether a run is read again."""
 _DAMAGE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -87,6 +106,8 @@ class Listing:
     """One sentence for each folder that cannot be read."""
     fault: str | None = None
     """Reason why the index could not be used and every folder was read."""
+    contradictions: tuple[str, ...] = ()
+    """One sentence for each run whose result.json states something else than its raw files."""
 
 
 def listing(root: Path, evaluate: Evaluate) -> Listing:
@@ -101,7 +122,27 @@ def listing(root: Path, evaluate: Evaluate) -> Listing:
         if os.environ.get("PACELINE_DB"):
             raise
         rebuilt = Index.in_memory(root).rows(evaluate)
-        return Listing(rebuilt.rows, rebuilt.left_out, str(fault))
+        return replace(rebuilt, fault=str(fault))
+
+
+class KnownResults:
+    """Results of runs by the index of their folder, or computed from the raw files."""
+
+    def __init__(self, evaluate: Evaluate) -> None:
+        self._evaluate = evaluate
+        self._rows: dict[Path, dict[str, dict[str, Any]]] = {}
+
+    def __call__(self, folder: Path) -> Result:
+        """Return the result of a run."""
+        root = folder.parent
+        if root not in self._rows:
+            self._rows[root] = {}
+            with suppress(SystemFaultError):
+                self._rows[root] = Index.open(root).stored_rows(RUNS.c)
+        row = self._rows[root].get(folder.name)
+        if row is None or not _is_current(row, folder):
+            return self._evaluate(folder)
+        return Result.model_validate_json(zlib.decompress(row["result"]))
 
 
 @dataclass(frozen=True)
@@ -150,12 +191,12 @@ class Index:
         folder)."""
         rows, left_out = _read(run_folders(self.root), evaluate)
         left_out += _folders_without_text_name(self.root)
-        self._write(self._stored_rows(), rows)
+        self._write(self.stored_rows(), rows)
         return len(rows), left_out
 
     def rows(self, evaluate: Evaluate) -> Listing:
         """Return all runs, oldest first; read folders that are new, changed or unfinished."""
-        stored_rows = self._stored_rows()
+        stored_rows = self.stored_rows()
         folders = {folder.name: folder for folder in run_folders(self.root)}
         current = {
             n: stored_rows[n]
@@ -166,10 +207,19 @@ class Index:
         left_out += _folders_without_text_name(self.root)
         self._write(stored_rows.keys() - current.keys(), read)
         rows = sorted([*current.values(), *read], key=lambda row: (row["created"], row["run"]))
-        return Listing([{name: row[name] for name in COLUMNS} for row in rows], left_out)
+        contradictions = tuple(
+            f"{row['run']}: result.json states {row['contradiction']}, but its raw files do not"
+            for row in rows
+            if row["contradiction"]
+        )
+        listed_rows = [{name: row[name] for name in COLUMNS} for row in rows]
+        return Listing(listed_rows, left_out, contradictions=contradictions)
 
-    def _stored_rows(self) -> dict[str, dict[str, Any]]:
-        query = select(RUNS).where(RUNS.c.root == str(self.root.resolve()))
+    def stored_rows(
+        self, columns: Iterable[Column[Any]] = _SMALL_COLUMNS
+    ) -> dict[str, dict[str, Any]]:
+        """Return the rows of all runs by the names of their folders."""
+        query = select(*columns).where(RUNS.c.root == str(self.root.resolve()))
         with _faults(), self.engine.connect() as connection:
             return {row.run: dict(row._mapping) for row in connection.execute(query)}
 
@@ -201,7 +251,7 @@ def _read(folders: Iterable[Path], evaluate: Evaluate) -> tuple[list[dict[str, A
     for folder in folders:
         try:
             record = read_record(folder)
-            rows.append(_row(folder, record, _result(folder, record, evaluate)))
+            rows.append(_row(folder, record, evaluate(folder)))
         except (PacelineError, OSError) as error:
             left_out.append(str(error))
         except Exception as error:  # one broken folder must not hide the others
@@ -209,11 +259,30 @@ def _read(folders: Iterable[Path], evaluate: Evaluate) -> tuple[list[dict[str, A
     return rows, left_out
 
 
-def _result(folder: Path, record: RunRecord, evaluate: Evaluate) -> Result:
-    if record.status in FINAL and (folder / RESULT_FILE).is_file():
-        with suppress(PacelineError):  # a damaged result is computed again from the raw files
-            return read_value(folder / RESULT_FILE, Result)
-    return evaluate(folder)
+def _contradiction(folder: Path, row: dict[str, Any]) -> str | None:
+    """Return the figures of result.json that differ from those in the row; None if all agree."""
+    try:
+        result = read_value(folder / RESULT_FILE, Result)
+    except PacelineError:
+        return None
+    figures = {"status": result.status, "steps": result.steps_done, **_figures(result)}
+    different = {name: value for name, value in figures.items() if not _same(value, row[name])}
+    texts = (
+        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in different.items()
+    )
+    return ", ".join(texts) or None
+
+
+def _same(ours: str | float | None, theirs: str | float | None) -> bool:
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=1e-6)
+    return ours == theirs
+
+
+def _figures(result: Result) -> dict[str, float | None]:
+    names = ("tokens_per_s", "step_time_s", "mfu", "achievable_fraction")
+    return {name: finite_value(result.metrics.get(name)) for name in names}
 
 
 def _row(folder: Path, record: RunRecord, result: Result) -> dict[str, Any]:
@@ -221,7 +290,7 @@ def _row(folder: Path, record: RunRecord, result: Result) -> dict[str, Any]:
     if (facts.num_devices or 0) > LARGEST_INT:
         raise UserError(str(folder), f"{facts.num_devices} devices are more than can be indexed")
     layout = facts.layout.label(facts.num_devices) if facts.layout and facts.num_devices else None
-    return {
+    row = {
         "run": folder.name,
         "created": record.created,
         "recipe": facts.recipe,
@@ -232,19 +301,13 @@ def _row(folder: Path, record: RunRecord, result: Result) -> dict[str, Any]:
         "devices": facts.num_devices,
         "layout": layout,
         "dtype": facts.dtype,
-        **{
-            name: _value(result.metrics.get(name))
-            for name in ("tokens_per_s", "step_time_s", "mfu", "achievable_fraction")
-        },
+        **_figures(result),
         "steps": result.steps_done,
         "key": record.key,
         "stamp": _stamp(folder),
+        "result": zlib.compress(result.model_dump_json().encode()),
     }
-
-
-def _value(metric: Metric | None) -> float | None:
-    value = metric.value if metric else None
-    return value if value is not None and math.isfinite(value) else None
+    return {**row, "contradiction": _contradiction(folder, row)}
 
 
 def _is_current(row: dict[str, Any], folder: Path) -> bool:
@@ -252,14 +315,20 @@ def _is_current(row: dict[str, Any], folder: Path) -> bool:
 
 
 def _stamp(folder: Path) -> str:
-    """Return a text that changes when the run's record or result is written again."""
-    times: list[int] = []
-    for name in (RUN_FILE, RESULT_FILE):
-        try:
-            times.append((folder / name).stat().st_mtime_ns)
-        except OSError:
-            times.append(0)
-    return " ".join(map(str, times))
+    """Return a text that changes when a file is written from which the run's result follows.
+
+    Of many files of ranks and logs, the first are looked at: `paceline runs index` reads all.
+    """
+    names = [folder / RUN_FILE, folder / RESULT_FILE]
+    for inner in (folder / STEPS_FOLDER, folder / LOGS_FOLDER):
+        with suppress(OSError):
+            names += [inner, *islice(sorted(inner.iterdir()), MAX_STAMPED_FILES)]
+    stats: list[os.stat_result] = []
+    for name in names:
+        with suppress(OSError):
+            stats.append(name.stat())
+    newest = max((each.st_ctime_ns for each in stats), default=0)
+    return f"{newest} {len(stats)} {sum(each.st_size for each in stats)}"
 
 
 def _connect(url: str | URL, **options: Any) -> Engine:

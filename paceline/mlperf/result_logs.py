@@ -22,6 +22,12 @@ from paceline.mlperf.rules import Benchmark
 
 MARKERS = ("init_start", "init_stop", "run_start", "run_stop")
 TEXTS = ("submission_benchmark", "submission_org", "submission_platform", "submission_division")
+PROGRESS = frozenset(
+    f"{part}_{event}" for part in ("block", "epoch", "eval") for event in ("start", "stop")
+) | {"eval_accuracy"}
+"""Lines about the training, which lie between run_start and run_stop."""
+CLOCK_MS = 1000.0
+"""Difference that the clocks of ranks may have; published logs differ by less than 1 ms."""
 PLACEHOLDER = "PLACEHOLDER"
 
 
@@ -31,6 +37,10 @@ class LoggedTrial:
 
     texts: dict[str, str] = field(default_factory=dict[str, str])
     times_ms: dict[str, float] = field(default_factory=dict[str, float])
+    spreads_ms: dict[str, float] = field(default_factory=dict[str, float])
+    """Difference between the repeated lines of a marker."""
+    progress_ms: list[float] = field(default_factory=list[float])
+    """Times of the first and the last of the lines about the training, before run_stop."""
     global_batch: int | None = None
     seeds: list[int] = field(default_factory=list[int])
     stop_status: str | None = None
@@ -97,6 +107,8 @@ class LoggedTrial:
             return "aborted", "no run_stop line"
         if self.minutes is None:
             return "failed", "run_stop is not later than run_start"
+        if contradiction := self._contradiction():
+            return "failed", contradiction
         if self.stop_status != "success":
             status = f"status {self.stop_status}" if self.stop_status else "no status"
             return "failed", f"run_stop reports {status}"
@@ -110,6 +122,27 @@ class LoggedTrial:
             )
         if self.samples_to_target is None:
             return "failed", "the last evaluation reports no samples_count"
+        return None
+
+    def _contradiction(self) -> str | None:
+        """Return how the run time contradicts the times of the other lines; None if they agree.
+
+        A later run_start or an earlier run_stop would shorten the run.
+        """
+        for marker in ("run_start", "run_stop"):
+            if (spread_ms := self.spreads_ms[marker]) > CLOCK_MS:
+                return f"the lines of {marker} are {spread_ms / 1000:,.0f} s apart"
+        start, stop = self.times_ms["run_start"], self.times_ms["run_stop"]
+        early = self.times_ms.get("init_start", start) - start
+        if early > CLOCK_MS:
+            return f"run_start is {early / 1000:,.0f} s earlier than init_start"
+        if not self.progress_ms:
+            return None
+        late, early = start - self.progress_ms[0], self.progress_ms[1] - stop
+        if late > CLOCK_MS:
+            return f"run_start is {late / 1000:,.0f} s later than the first block or evaluation"
+        if early > CLOCK_MS:
+            return f"run_stop is {early / 1000:,.0f} s earlier than the last block or evaluation"
         return None
 
     def _minutes(self, first: str, last: str) -> float | None:
@@ -149,11 +182,13 @@ def _starts_new_trial(trial: LoggedTrial, line: MlRecord) -> bool:
 
 def _add_line(trial: LoggedTrial, line: MlRecord) -> None:
     if line.key in MARKERS:
-        if isfinite(line.time_ms) and line.key not in trial.times_ms:
-            trial.times_ms[line.key] = line.time_ms
-            if line.key == "run_stop":
+        if isfinite(line.time_ms):
+            first_ms = trial.times_ms.setdefault(line.key, line.time_ms)
+            spread_ms = abs(line.time_ms - first_ms)
+            if line.key == "run_stop" and line.key not in trial.spreads_ms:
                 status = line.metadata.get("status")
                 trial.stop_status = str(status)[:40] if status is not None else None
+            trial.spreads_ms[line.key] = max(trial.spreads_ms.get(line.key, 0.0), spread_ms)
     elif line.key in TEXTS:
         if isinstance(line.value, str) and line.value:
             trial.texts[line.key] = line.value[:200]
@@ -165,6 +200,9 @@ def _add_line(trial: LoggedTrial, line: MlRecord) -> None:
 
 
 def _add_progress(trial: LoggedTrial, line: MlRecord) -> None:
+    if line.key in PROGRESS and isfinite(line.time_ms):
+        times_ms = *trial.progress_ms, line.time_ms
+        trial.progress_ms = [min(times_ms), max(times_ms)]
     if line.key == "global_batch_size":
         trial.global_batch = positive_int(line.value) or trial.global_batch
     elif line.key == "eval_accuracy":

@@ -43,7 +43,7 @@ from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
 from paceline.logs.parser import log_files, parse_log
 from paceline.report.run_description import window_mask
-from paceline.runs.bundles.verification import check_contents, is_bundle, open_bundle
+from paceline.runs.bundles.verification import is_bundle, open_bundle, refuse_damage
 from paceline.runs.log_import import file_digest, log_record, parse_run
 from paceline.runs.logged_run import RUN_STATUS, report_of_log
 from paceline.runs.outcome import evaluate
@@ -171,10 +171,7 @@ def _archived_runs(path: Path, settings: UserSettings) -> list[ComparedRun]:
 
 def _bundled_run(path: Path) -> list[ComparedRun]:
     with open_bundle(path) as contents:
-        if check_contents(contents, path).faults:
-            raise UserError(
-                str(path), "is damaged", remedy=f"`paceline runs verify {path}` lists what differs"
-            )
+        refuse_damage(contents, path)
         run = _run_in_folder(contents.folder, contents.bundle.sha256)
     # The folder is gone now, and so is its history.
     return [replace(run, place="")]

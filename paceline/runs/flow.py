@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from paceline.core.result import FINAL
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.secrets import redacted_words
-from paceline.core.steps import FLOATS, Step, Steps
+from paceline.core.steps import Step
 from paceline.core.units import pluralize, si
 from paceline.engines import ends_at_target, engine, last_step
 from paceline.files.documents import write_text, write_value
@@ -54,12 +52,11 @@ from paceline.runs.data_files import input_texts, make_tokens
 from paceline.runs.ending import Ending, log_tail
 from paceline.runs.logged_run import NATIVE, find_run_ending, with_reported_settings
 from paceline.runs.plan import Plan, measure_gemm_rate, probe_machine
+from paceline.runs.recomputation import merged_lines, run_page
 from paceline.runs.run_environment import write_environment
 from paceline.runs.step_follower import JobHeartbeat, make_follower
 
 POLL_S = 0.2
-STEPS_AT_ONCE = 10_000
-"""Number of steps that are formatted at a time, which bounds the memory use."""
 START_SILENCE_S = 3600.0
 """Maximum silence of another framework before its first step, which may compile for long."""
 TEARDOWN_LIMIT_S = 60.0
@@ -187,22 +184,17 @@ def resume(
 
 
 def finish(folder: Path, root: Path) -> RunReport:
-    """Compute a run's result from its raw files, index it, and write result, steps and report."""
-    # Import only where the page is written: its charts need Altair, which is slow to import, and
-    # most verbs import this module without writing a page.
-    from paceline.report.html import render_document
-    from paceline.report.run_document import run_document
-
-    report = _indexed(outcome.evaluate(folder), folder, root)
+    """Compute a run's result from its raw files, write result, steps and report, and index it."""
+    report = outcome.evaluate(folder)
     output_files = {RESULT_FILE, STEPS_FILE, REPORT_FILE}
     report = replace(report, files=tuple(sorted({*report.files, *output_files})))
     try:
         write_value(folder / RESULT_FILE, report.result)
-        write_text(folder / STEPS_FILE, _merged_lines(report.steps))
-        write_text(folder / REPORT_FILE, render_document(run_document(report)))
+        write_text(folder / STEPS_FILE, merged_lines(report.steps))
+        write_text(folder / REPORT_FILE, run_page(report))
     except SystemFaultError as fault:
-        raise UnwrittenReportError(fault, report) from fault
-    return report
+        raise UnwrittenReportError(fault, _indexed(report, folder, root)) from fault
+    return _indexed(report, folder, root)
 
 
 def _indexed(report: RunReport, folder: Path, root: Path) -> RunReport:
@@ -437,17 +429,6 @@ def _with_ending(record: RunRecord, ending: Ending, code: int | None, folder: Pa
             "log_tail": tail,
         }
     )
-
-
-def _merged_lines(steps: Steps) -> Iterator[str]:
-    """Yield the merged steps as JSON lines, with null for missing numbers."""
-    for start in range(0, len(steps), STEPS_AT_ONCE):
-        part = steps.select(slice(start, start + STEPS_AT_ONCE))
-        columns = {name: part[name].tolist() for name in FLOATS}
-        for row, number in enumerate(part.index.tolist()):
-            values = {name: column[row] for name, column in columns.items()}
-            finite = {name: value if isfinite(value) else None for name, value in values.items()}
-            yield json.dumps({"step": number, **finite}) + "\n"
 
 
 def probe_this_machine(dtypes: tuple[Dtype, ...], device: str, fresh: bool) -> GemmProbe:

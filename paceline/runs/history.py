@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,9 +36,8 @@ from paceline.core.run import RunSettings
 from paceline.core.stats import printed_step_s
 from paceline.core.steps import FloatColumn
 from paceline.core.units import percent, pluralize
-from paceline.files.documents import read_value
 from paceline.files.recipe import load_recipe, recipe_names
-from paceline.files.run_folder import RESULT_FILE, RunRecord, read_record
+from paceline.files.run_folder import RunRecord, read_record
 from paceline.runs.outcome import evaluate
 from paceline.runs.run_environment import recorded_environment
 
@@ -148,9 +147,13 @@ def _read_runs(
     folders: Iterable[Path], metric: str, units: set[str], left_out: dict[str, list[str]]
 ) -> list[_SeriesRun]:
     """Return the runs with a value, the oldest first; add units, and the others by reason."""
+    # Importing SQLAlchemy would slow every verb that compares runs.
+    from paceline.files.index import KnownResults
+
     runs: list[_SeriesRun] = []
+    result_of = KnownResults(lambda folder: evaluate(folder).result)
     for folder in folders:
-        reason, run = _read(folder, metric, units)
+        reason, run = _read(folder, metric, units, result_of)
         if run is not None:
             runs.append(run)
         else:
@@ -158,11 +161,13 @@ def _read_runs(
     return sorted(runs, key=lambda run: (_created_time(run.record), run.record.name))
 
 
-def _read(folder: Path, metric: str, units: set[str]) -> tuple[str, _SeriesRun | None]:
+def _read(
+    folder: Path, metric: str, units: set[str], result_of: Callable[[Path], Result]
+) -> tuple[str, _SeriesRun | None]:
     """Return the run, or the reason why it has no value of the metric."""
     try:
         record = read_record(folder)
-        result = _result(folder, record)
+        result = result_of(folder)
     except PacelineError as error:
         return str(error), None
     if result.status != "ok":
@@ -174,14 +179,6 @@ def _read(folder: Path, metric: str, units: set[str]) -> tuple[str, _SeriesRun |
         return f"without {metric}" if value is None else f"with {metric} not above 0", None
     units.add(result.metrics[metric].unit)
     return "", _SeriesRun(folder, record, result, value)
-
-
-def _result(folder: Path, record: RunRecord) -> Result:
-    """Return the stored result; compute it again if that is missing or incomplete."""
-    try:
-        return read_value(folder / RESULT_FILE, Result)
-    except PacelineError:
-        return evaluate(folder).result
 
 
 def _created_time(record: RunRecord) -> datetime:

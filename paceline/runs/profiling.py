@@ -85,20 +85,29 @@ def write_profile(report: RunReport) -> Profile:
 
     Raises UserError if the tool has left no readable files.
     """
+    profile, folder = profile_of_run(report), Path(report.folder)
+    write_value(folder / PROFILE_FILE, profile)
+    write_text(folder / PROFILE_PAGE, profile_page(profile, report.result.recipe))
+    return profile
+
+
+def profile_of_run(report: RunReport) -> Profile:
+    """Return the profile of an ended run; raise UserError if its tool left no readable files."""
     spec, folder = report.spec, Path(report.folder)
     assert spec is not None and spec.profile is not None, "it is a profile run"
     settings = spec.profile
     profile = tool(settings.tool).read(folder)
     fields = {"run": folder.name, "overhead": overhead(report.steps, settings)}
-    profile = profile.model_copy(
+    return profile.model_copy(
         update={**fields, **_waterfall_fields(profile, report.result.metrics)}
     )
-    write_value(folder / PROFILE_FILE, profile)
+
+
+def profile_page(profile: Profile, recipe: str) -> str:
+    """Return a profile as a page."""
     from paceline.report.html import render_document  # Importing Altair is slow.
 
-    page = render_document(profile_document(profile, spec.recipe))
-    write_text(folder / PROFILE_PAGE, page)
-    return profile
+    return render_document(profile_document(profile, recipe))
 
 
 def _waterfall_fields(profile: Profile, metrics: Mapping[str, Metric]) -> dict[str, Any]:

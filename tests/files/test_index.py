@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import SystemFaultError
-from paceline.core.result import Metric, Result
+from paceline.core.result import Result
 from paceline.files.documents import write_value
-from paceline.files.index import COLUMNS, RUNS, Index, listing
+from paceline.files.index import COLUMNS, RUNS, Index, KnownResults, listing
 from paceline.files.run_folder import RESULT_FILE, RUN_FILE
 from paceline.runs.outcome import evaluate
 from tests.files.test_run_folder import make_record, make_run
+from tests.runs.example import write_run
 
 
 @pytest.fixture(autouse=True)
@@ -73,23 +74,62 @@ def test_a_running_run_is_read_again(root: Path):
     assert rows(root)[0]["status"] == "failed"
 
 
-def test_a_finished_run_is_read_from_its_result_and_then_from_the_index(root: Path):
-    folder = make_run(root, "a", status="failed")
-    speed = Metric(value=12.5, unit="tokens/s")
-    result = computed(folder).model_copy(update={"metrics": {"tokens_per_s": speed}})
-    write_value(folder / RESULT_FILE, result)
-    first, again = (listing(root, not_computed).rows for _ in range(2))
-    assert first == again and first[0]["tokens_per_s"] == 12.5
+def test_a_finished_run_is_computed_once_and_then_read_from_the_index(root: Path):
+    write_run(root, "a")
+    first = rows(root)
+    assert listing(root, not_computed).rows == first
+    assert first[0]["tokens_per_s"] == pytest.approx(256 / 0.2, rel=0.01)
     assert tuple(first[0]) == COLUMNS
 
 
-def test_a_result_written_again_is_read_again(root: Path):
-    folder = make_run(root, "a", status="failed")
+@pytest.mark.parametrize("changed", ["run.json", "result.json", "steps/rank-00001.jsonl"])
+def test_a_file_written_again_makes_its_run_read_again(root: Path, changed: str):
+    folder = write_run(root, "a")
+    write_value(folder / RESULT_FILE, computed(folder))
+    rows(root)
+    (folder / changed).write_bytes((folder / changed).read_bytes())
+    read: list[str] = []
+
+    def noted(folder: Path) -> Result:
+        read.append(folder.name)
+        return computed(folder)
+
+    listing(root, noted)
+    listing(root, noted)
+    assert read == ["a"]
+
+
+def test_a_lost_rank_file_changes_the_status(root: Path):
+    folder = write_run(root, "a")
+    assert rows(root)[0]["status"] == "ok"
+    (folder / "steps/rank-00001.jsonl").unlink()
+    assert rows(root)[0]["status"] == "failed"
+
+
+def test_a_result_that_states_another_speed_is_told_and_not_believed(root: Path):
+    folder = write_run(root, "a")
     result = computed(folder)
+    speed = result.metrics["tokens_per_s"]
+    faster = speed.model_copy(update={"value": 99_000.0})
+    forged = {"metrics": {**result.metrics, "tokens_per_s": faster}, "status": "failed"}
+    write_value(folder / RESULT_FILE, result.model_copy(update=forged))
+
+    for _ in range(2):
+        listed = listing(root, computed)
+        assert listed.rows[0]["tokens_per_s"] == speed.value and listed.rows[0]["status"] == "ok"
+        said = "a: result.json states status failed, tokens_per_s 99000, but its raw files do not"
+        assert listed.contradictions == (said,)
     write_value(folder / RESULT_FILE, result)
-    assert rows(root)[0]["steps"] == 0
-    write_value(folder / RESULT_FILE, result.model_copy(update={"steps_done": 7}))
-    assert rows(root)[0]["steps"] == 7
+    assert listing(root, computed).contradictions == ()
+
+
+def test_known_results_are_whole_and_computed_where_the_index_is_old(root: Path):
+    folder = write_run(root, "a")
+    result = computed(folder)
+    rows(root)
+    write_run(root, "b")
+    assert KnownResults(not_computed)(folder) == result
+    assert KnownResults(computed)(root / "b") == computed(root / "b")
 
 
 def test_a_torn_result_is_computed_from_the_raw_files(root: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from paceline.core.errors import UserError
 from paceline.engines.log_reading.mllog import records
 from paceline.mlperf.result_logs import LoggedTrial, positive_int, run_logs, trials_of
 from paceline.mlperf.rules import BENCHMARKS
-from tests.mlperf.samples import line, submission, trial
+from tests.mlperf.samples import EPOCH_MS, line, submission, trial
 
 
 def names(place: Path) -> list[str]:
@@ -190,6 +191,50 @@ def test_a_run_that_does_not_count_says_why(text: str, status: str, reason: str)
     fault = only(text).fault(LORA)
 
     assert fault is not None and fault[0] == status and reason in fault[1]
+
+
+def moved(key: str, minutes: float, text: str = "") -> str:
+    """A run in which the lines of a key are dated later."""
+    lines = (text or trial()).splitlines(keepends=True)
+    return "".join(_later(each, minutes) if f'"key": "{key}"' in each else each for each in lines)
+
+
+def _later(text: str, minutes: float) -> str:
+    return re.sub(r'(?<="time_ms": )[0-9.]+', lambda m: str(float(m[0]) + minutes * 60_000), text)
+
+
+LAST_LINE = trial().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (moved("run_stop", -5), "run_stop is 300 s earlier than the last block or evaluation"),
+        (moved("run_start", 5), "run_start is 300 s later than the first block or evaluation"),
+        (moved("eval_accuracy", 60), "run_stop is 3,600 s earlier than the last block"),
+        (trial() + moved("run_stop", -5, LAST_LINE), "lines of run_stop are 300 s apart"),
+        (
+            re.sub(r"(.*run_start.*\n)", lambda m: m[0] + moved("run_start", 5, m[0]), trial()),
+            "lines of run_start are 300 s apart",
+        ),
+        (moved("init_start", 60), "run_start is 3,480 s earlier than init_start"),
+        (moved("run_stop", 0.01), None),
+        (moved("eval_accuracy", 0.01), None),
+    ],
+)
+def test_times_that_shorten_a_run_are_no_result(text: str, reason: str | None):
+    fault = only(text).fault(LORA)
+
+    if reason is None:
+        assert fault is None
+    else:
+        assert fault is not None and fault[0] == "failed" and reason in fault[1]
+
+
+def test_an_evaluation_after_the_end_reaches_no_target():
+    late = line("eval_accuracy", 0.5, EPOCH_MS + 100, samples_count=99)
+    fault = only(trial(quality=0.9251) + late).fault(LORA)
+    assert fault is not None and "best evaluation is 0.9251" in fault[1]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from paceline.compare.over_time.step_changes import History, RunSeries
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
+from paceline.core.result import Result
 from paceline.core.run import RunSettings
-from paceline.files.documents import write_value
+from paceline.files.documents import read_value, write_value
 from paceline.files.run_folder import (
     INVENTORY_FILE,
     RESULT_FILE,
@@ -20,7 +22,9 @@ from paceline.files.run_folder import (
     read_record,
     run_folders,
 )
+from paceline.runs import history
 from paceline.runs.history import find_recipe_name, recipe_history
+from paceline.runs.outcome import evaluate
 from tests.example import make_spec
 from tests.runs.series_example import around, make_finished, make_many
 
@@ -215,6 +219,18 @@ def test_two_groups_count_run_by_run_and_warn(tmp_path: Path):
     assert "2 days" in series.notes[0]
 
 
+@pytest.fixture
+def no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imported runs have a result and no log from which it could be computed."""
+
+    def of_folder(folder: Path) -> Any:
+        if read_record(folder).spec:
+            return evaluate(folder)
+        return SimpleNamespace(result=read_value(folder / RESULT_FILE, Result))
+
+    monkeypatch.setattr(history, "evaluate", of_folder)
+
+
 def imported(root: Path, number: int, time: float, facts: RunSettings) -> Path:
     """A run that was not started here: no spec, only facts."""
     folder = make_finished(root, number, time)
@@ -227,6 +243,7 @@ def known_facts() -> RunSettings:
     return RunSettings.of(make_spec(ranks=1)).model_copy(update={"origin": "imported"})
 
 
+@pytest.mark.usefixtures("no_logs")
 def test_an_imported_log_with_all_facts_equal_stands_among_the_runs(tmp_path: Path):
     make_many(tmp_path, OLD)
     imported(tmp_path, 9, 0.2, known_facts())
@@ -234,6 +251,7 @@ def test_an_imported_log_with_all_facts_equal_stands_among_the_runs(tmp_path: Pa
     assert series.n_runs == 9 and any("dated by their import" in note for note in series.notes)
 
 
+@pytest.mark.usefixtures("no_logs")
 @pytest.mark.parametrize("change", [{"layout": None}, {"seq_len": 64}, {"engine": "nemo"}])
 def test_an_imported_log_of_which_less_is_known_stands_apart(
     tmp_path: Path, change: dict[str, Any]
@@ -243,6 +261,7 @@ def test_an_imported_log_of_which_less_is_known_stands_apart(
     assert [series.n_runs for series in history_of(tmp_path).series] == [8, 1]
 
 
+@pytest.mark.usefixtures("no_logs")
 def test_imported_logs_with_the_same_gaps_are_one_series_that_says_so(tmp_path: Path):
     facts = known_facts().model_copy(update={"layout": None})
     for number, time in enumerate([*OLD, *NEW]):
@@ -252,6 +271,7 @@ def test_imported_logs_with_the_same_gaps_are_one_series_that_says_so(tmp_path: 
     assert any("layout" in note and "assumed to be the same" in note for note in series.notes)
 
 
+@pytest.mark.usefixtures("no_logs")
 def test_whole_second_logs_have_no_step_of_one_second(tmp_path: Path):
     for number, time in enumerate([28.0] * 8 + [29.0] * 8):
         imported(tmp_path, number, time, known_facts())
@@ -259,6 +279,7 @@ def test_whole_second_logs_have_no_step_of_one_second(tmp_path: Path):
     assert series.changes == () and any("round to 3.5" in note for note in series.notes)
 
 
+@pytest.mark.usefixtures("no_logs")
 def test_the_interval_of_a_step_in_rounded_logs_holds_what_rounding_leaves_open(tmp_path: Path):
     for number, time in enumerate([28.0] * 8 + [31.0] * 8):
         imported(tmp_path, number, time, known_facts())
@@ -266,6 +287,7 @@ def test_the_interval_of_a_step_in_rounded_logs_holds_what_rounding_leaves_open(
     assert change.low < 30.5 / 28.5 and change.high > 31.5 / 27.5
 
 
+@pytest.mark.usefixtures("no_logs")
 def test_a_profiled_run_is_left_out(tmp_path: Path):
     imported(tmp_path, 1, 0.2, known_facts().model_copy(update={"profiled": True}))
     assert list(history_of(tmp_path).left_out) == ["were profiled"]

@@ -17,7 +17,7 @@ from paceline.files.run_folder import new_folder, run_folders
 from paceline.files.temporary import temporary_folder
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import log_files, parse_log
-from paceline.runs.bundles.verification import BundleContents, check_contents, open_bundle
+from paceline.runs.bundles.verification import BundleContents, open_bundle, refuse_damage
 from paceline.runs.bundles.writing import BUNDLE_FILE
 from paceline.runs.log_import import import_log
 from paceline.runs.logged_run import RUN_STATUS
@@ -42,12 +42,7 @@ def import_bundle(path: Path, root: Path, reimport: bool) -> RunReport:
     `reimport` is set.
     """
     with open_bundle(path) as contents:
-        if check_contents(contents, path).faults:
-            raise UserError(
-                str(path),
-                "is damaged",
-                remedy=f"list the damaged files with `paceline runs verify {path}`",
-            )
+        refuse_damage(contents, path)
         before = None if reimport else _imported_before(root, contents.bundle)
         if before is not None:
             raise UserError(

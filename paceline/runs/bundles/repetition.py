@@ -23,7 +23,7 @@ from paceline.files.run_folder import read_record
 from paceline.files.staged import CONTENT_FOLDER, asset_state, read_manifest, stage_root
 from paceline.machines.node.binding import with_binding
 from paceline.machines.probe.inventory import inventory
-from paceline.runs.bundles.verification import BundleContents, check_contents
+from paceline.runs.bundles.verification import BundleContents, refuse_damage
 from paceline.runs.data_files import TokenFile, with_tokens
 from paceline.runs.difference import read_inputs
 from paceline.runs.plan import Plan, replan
@@ -61,12 +61,7 @@ def repetition(contents: BundleContents, path: Path, runs: Path) -> Repetition:
 
     Raises UserError for a damaged bundle, and for a run that Paceline did not start.
     """
-    if check_contents(contents, path).faults:
-        raise UserError(
-            str(path),
-            "is damaged",
-            remedy=f"list the damaged files with `paceline runs verify {path}`",
-        )
+    refuse_damage(contents, path)
     spec = read_record(contents.folder).spec
     if spec is None:
         raise UserError(str(path), "contains an imported log, so its command is unknown")

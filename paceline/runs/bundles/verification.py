@@ -1,12 +1,11 @@
-"""Verification of a bundle: its files by their digests, and its figures by its files."""
+"""Verification of a bundle: its files by their digests, and its values by its raw files."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isclose
 from pathlib import Path
 from typing import Literal
 
@@ -14,17 +13,14 @@ from paceline import __version__
 from paceline.core.assets import content_digest, plain_path
 from paceline.core.bundle import Bundle
 from paceline.core.errors import PacelineError, UserError
-from paceline.core.result import FINAL, Metric, Result
 from paceline.core.value import NonNegativeInt, Value
 from paceline.files.archive import first_name, unpack
-from paceline.files.documents import read_value
-from paceline.files.run_folder import RESULT_FILE, read_record
+from paceline.files.documents import open_regular, read_value
+from paceline.files.run_folder import RESULT_FILE, current_status, read_record
 from paceline.files.temporary import temporary_folder
+from paceline.runs.bundles.signature import signer_of
 from paceline.runs.bundles.writing import BUNDLE_FILE
-from paceline.runs.outcome import evaluate
-
-TOLERANCE = 1e-9
-"""Relative tolerance; another CPU may round the last digits of a sum differently."""
+from paceline.runs.recomputation import Difference, Recomputation, Unchecked, recompute
 
 FileFault = Literal["changed", "missing", "extra"]
 
@@ -36,14 +32,6 @@ class BundleFault(Value):
     fault: FileFault
 
 
-class ChangedFigure(Value):
-    """Stored figure that cannot be reproduced from the raw files."""
-
-    name: str
-    stored_value: str
-    recomputed_value: str
-
-
 class BundleCheck(Value):
     """Result of the verification of a bundle."""
 
@@ -51,13 +39,22 @@ class BundleCheck(Value):
     run: str
     sha256: str
     """SHA-256 of all paths and file digests, to compare with the one of the bundle's author."""
-    verdict: Literal["intact", "damaged", "figures differ", "no figures"]
-    """Result; `no figures` means intact files of a run without a result to compare with them."""
+    verdict: Literal["intact", "damaged", "values differ", "not signed", "no result"]
+    """Result; `no result` means intact files of a run without a result to compare with them."""
+    signer: str | None = None
+    """Allowed signer who signed the bundle; None if no signature was asked for or found."""
+    signature_fault: str | None = None
+    """Reason why no allowed signer signed it."""
     n_files: NonNegativeInt
     bytes: NonNegativeInt
     faults: tuple[BundleFault, ...]
-    n_figures: NonNegativeInt
-    figures: tuple[ChangedFigure, ...]
+    n_values: NonNegativeInt
+    """Number of values that were compared with recomputed ones."""
+    differences: tuple[Difference, ...]
+    unchecked_parts: tuple[Unchecked, ...]
+    """Parts that cannot be computed again."""
+    raw_files: tuple[str, ...]
+    """Files and folders from which everything else follows, taken as they are."""
     measured_by: str
     """Version of Paceline that measured the run."""
     checked_by: str
@@ -115,38 +112,66 @@ def is_bundle(path: Path) -> bool:
     return first_name(path).partition("/")[2] == BUNDLE_FILE
 
 
-def check_bundle(path: Path) -> BundleCheck:
-    """Compare the files of a bundle with their digests, and recompute its figures from them.
+def check_bundle(path: Path, allowed_signers: Path | None = None) -> BundleCheck:
+    """Compare the files of a bundle with their digests, and its values with recomputed ones.
 
-    Raises UserError for a file that is not a bundle.
+    With a file of `allowed_signers`, one of them must have signed it. Raises UserError for a file
+    that is not a bundle.
     """
     with open_bundle(path) as contents:
-        return check_contents(contents, path)
+        signer = fault = None
+        if allowed_signers:
+            with open_regular(contents.folder / BUNDLE_FILE) as file:
+                text = file.read().decode("utf-8", "surrogateescape")
+            signer, fault = signer_of(text, path, allowed_signers)
+        bundle = contents.bundle
+        faults = tuple(_damaged_files(contents))
+        outcome = Recomputation() if faults else recompute(contents.folder)
+        if not faults:
+            _compare_file_list(outcome, contents)
+        has_result = RESULT_FILE in {file.path for file in bundle.files}
+        verdict = "damaged" if faults else "values differ" if outcome.differences else "intact"
+        if verdict == "intact":
+            verdict = "not signed" if fault else "intact" if has_result else "no result"
+        return BundleCheck(
+            bundle=str(path),
+            run=bundle.run,
+            sha256=bundle.sha256,
+            verdict=verdict,
+            signer=signer,
+            signature_fault=fault,
+            n_files=len(bundle.files),
+            bytes=sum(file.bytes for file in bundle.files),
+            faults=faults,
+            n_values=outcome.num_values,
+            differences=tuple(outcome.differences),
+            unchecked_parts=tuple(outcome.unchecked_parts),
+            raw_files=outcome.raw_files,
+            measured_by=bundle.paceline_version,
+            checked_by=__version__,
+        )
 
 
-def check_contents(contents: BundleContents, path: Path) -> BundleCheck:
-    """Check an open bundle, read from `path`, as `check_bundle` does."""
-    bundle = contents.bundle
-    faults = tuple(_faults(contents))
-    result, figures = (None, ()) if faults else _figures(contents.folder)
-    num_figures = len(result.metrics) if result else 0
-    verdict = "damaged" if faults else "figures differ" if figures else "intact"
-    return BundleCheck(
-        bundle=str(path),
-        run=bundle.run,
-        sha256=bundle.sha256,
-        verdict="no figures" if verdict == "intact" and not num_figures else verdict,
-        n_files=len(bundle.files),
-        bytes=sum(file.bytes for file in bundle.files),
-        faults=faults,
-        n_figures=num_figures,
-        figures=figures,
-        measured_by=bundle.paceline_version,
-        checked_by=__version__,
-    )
+def _compare_file_list(outcome: Recomputation, contents: BundleContents) -> None:
+    """Compare what the file list states about the run with the run's record."""
+    try:
+        record = read_record(contents.folder)
+    except PacelineError:  # The comparison of the run states it.
+        return
+    file_list = contents.bundle.model_dump(include={"created", "status", "paceline_version"})
+    run_fields = {**record.model_dump(include=set(file_list)), "status": current_status(record)}
+    outcome.compare(BUNDLE_FILE, file_list, run_fields)
 
 
-def _faults(contents: BundleContents) -> Iterator[BundleFault]:
+def refuse_damage(contents: BundleContents, path: Path) -> None:
+    """Raise UserError if a file of the bundle from `path` differs from the bundle's file list."""
+    if any(_damaged_files(contents)):
+        remedy = f"list the damaged files with `paceline runs verify {path}`"
+        raise UserError(str(path), "is damaged", remedy=remedy)
+
+
+def _damaged_files(contents: BundleContents) -> Iterator[BundleFault]:
+    """Yield the files of an open bundle that differ from its file list."""
     bundle, folder = contents.bundle, contents.folder
     paths = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     for file in bundle.files:
@@ -163,56 +188,3 @@ def _faults(contents: BundleContents) -> Iterator[BundleFault]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _figures(folder: Path) -> tuple[Result | None, tuple[ChangedFigure, ...]]:
-    """Return the stored result, and its figures that the raw files do not reproduce."""
-    file = folder / RESULT_FILE
-    record = read_record(folder)
-    if not file.is_file():
-        return None, ()
-    stored_result = read_value(file, Result)
-    try:
-        recomputed_result = evaluate(folder).result
-    except PacelineError as error:
-        missing_result = ChangedFigure(
-            name="result", stored_value=stored_result.status, recomputed_value=str(error)
-        )
-        return stored_result, (missing_result,)
-    figures = list(_changed_figures(stored_result.metrics, recomputed_result.metrics))
-    if record.status in FINAL and stored_result.status != recomputed_result.status:
-        figure = ChangedFigure(
-            name="status",
-            stored_value=stored_result.status,
-            recomputed_value=recomputed_result.status,
-        )
-        figures.insert(0, figure)
-    return stored_result, tuple(figures)
-
-
-def _changed_figures(
-    stored_metrics: Mapping[str, Metric], recomputed_metrics: Mapping[str, Metric]
-) -> Iterator[ChangedFigure]:
-    for name in {**stored_metrics, **recomputed_metrics}:
-        ours, theirs = _numbers(stored_metrics.get(name)), _numbers(recomputed_metrics.get(name))
-        if not all(map(_equal, ours, theirs)):
-            yield ChangedFigure(name=name, stored_value=_text(ours), recomputed_value=_text(theirs))
-
-
-def _numbers(metric: Metric | None) -> tuple[float | None, ...]:
-    """Return value, number of steps, spread and interval of a figure."""
-    if metric is None:
-        return (None,) * 5
-    return metric.value, metric.n, metric.spread, metric.low, metric.high
-
-
-def _equal(ours: float | None, theirs: float | None) -> bool:
-    if ours is None or theirs is None:
-        return ours is theirs
-    return isclose(ours, theirs, rel_tol=TOLERANCE, abs_tol=1e-12)
-
-
-def _text(numbers: tuple[float | None, ...]) -> str:
-    """Return the numbers as text, with "-" for missing ones."""
-    value, *others = ("-" if number is None else f"{number:.12g}" for number in numbers)
-    return f"{value} (n {others[0]}, spread {others[1]}, {others[2]} to {others[3]})"

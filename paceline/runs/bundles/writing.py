@@ -20,6 +20,7 @@ from paceline.core.secrets import is_number, redact
 from paceline.files.archive import ArchivedFile, write_archive
 from paceline.files.documents import LARGEST_BYTES, open_regular, parse_json, text_blocks
 from paceline.files.run_folder import RunRecord, current_status, read_record
+from paceline.runs.bundles.signature import sign, signature_file
 from paceline.runs.checkpoints import CHECKPOINTS_FOLDER
 
 BUNDLE_FILE = "bundle.json"
@@ -37,13 +38,16 @@ class _Part:
     redacted: bool
 
 
-def write_bundle(folder: Path, target: Path | None = None) -> tuple[Path, Bundle]:
+def write_bundle(
+    folder: Path, target: Path | None = None, key: Path | None = None
+) -> tuple[Path, Bundle]:
     """Write a run's folder as one archive.
 
     Without a `target` it is `RUN.bundle.tar.gz` in the current folder. Checkpoints, links and
     hidden files are left out; the bundle lists the first two. Secrets are detected by their form
-    and from this environment, and are replaced. Raises UserError if the run has not ended or the
-    target exists, and SystemFaultError if a file cannot be read or written.
+    and from this environment, and are replaced. An SSH `key` signs the bundle in a file next to it.
+    Raises UserError if the run has not ended, a target exists or the key cannot sign, and
+    SystemFaultError if a file cannot be read or written.
     """
     record = _finished(folder)
     target = target or Path(f"{folder.name}{BUNDLE_SUFFIX}")
@@ -70,7 +74,18 @@ def write_bundle(folder: Path, target: Path | None = None) -> tuple[Path, Bundle
         redacted=tuple(part.file.path for part in parts if part.redacted),
         left_out=tuple(left_out),
     )
-    write_archive(target, _members(folder, bundle))
+    text = bundle.model_dump_json(indent=2) + "\n"
+    signature = sign(text, key) if key else None
+    if signature and signature_file(target).exists():
+        raise UserError(str(signature_file(target)), "exists", remedy="remove it")
+    write_archive(target, _members(folder, bundle, text.encode()))
+    if signature:
+        try:
+            with signature_file(target).open("x") as file:
+                file.write(signature)
+        except OSError as error:
+            where = str(signature_file(target))
+            raise SystemFaultError(where, f"cannot be written: {error.strerror}") from error
     return target, bundle
 
 
@@ -149,8 +164,7 @@ def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
         raise SystemFaultError(str(path), f"cannot be read: {error.strerror}") from error
 
 
-def _members(folder: Path, bundle: Bundle) -> Iterator[ArchivedFile]:
-    text = (bundle.model_dump_json(indent=2) + "\n").encode()
+def _members(folder: Path, bundle: Bundle, text: bytes) -> Iterator[ArchivedFile]:
     yield ArchivedFile(f"{bundle.run}/{BUNDLE_FILE}", len(text), lambda: BytesIO(text))
     for file in bundle.files:
         path, clean = folder / file.path, file.path in bundle.redacted
