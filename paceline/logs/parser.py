@@ -28,6 +28,7 @@ from paceline.core.window import (
     steady_window,
 )
 from paceline.engines import log_format, log_formats
+from paceline.engines.log_reading.column import final_rows
 from paceline.engines.log_reading.generic import NAME as GENERIC
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
 from paceline.engines.log_reading.profilers import watch_profilers
@@ -336,6 +337,7 @@ def _status(
     if log.out_of_memory:
         return "oom", log.out_of_memory[:300]
     bad = np.isinf(steps["loss"]) | (np.isinf(steps["grad_norm"]) & np.isfinite(steps["loss"]))
+    bad &= final_rows(steps.index)  # A restart repeats the steps after a NaN.
     if bad.any():
         return "nan", f"loss or gradient norm is NaN or infinite at step {steps.index[bad][0]:,}"
     if log.not_a_number:

@@ -132,21 +132,32 @@ def _pairs(rng: random.Random) -> str:
     names, rows = _rows(rng)
     equals, between = rng.choice((": ", "=", ":", " = ")), rng.choice((" | ", ", ", " ", " - "))
     units = [rng.choice(UNITS) if rng.random() < 0.3 else "" for _ in names]
+    stamped = rng.random() < 0.3
     return "".join(
-        between.join(f"{n}{equals}{v}{u}" for n, v, u in zip(names, row, units, strict=True)) + "\n"
-        for row in rows
+        f"2026-01-01 10:{n // 6:02}:{n % 6 * 10:02} " * stamped
+        + between.join(f"{n}{equals}{v}{u}" for n, v, u in zip(names, row, units, strict=True))
+        + "\n"
+        for n, row in enumerate(rows)
     )
 
 
 def _bars(rng: random.Random) -> str:
     unit, name = (
         rng.choice(("it/s", "s/it", "step/s", "x")),
-        rng.choice(("", "Training: ", "Validation: ")),
+        rng.choice(("", "Training: ", "Validation: ", "Epochs: ", "Epoch {e}: ")),
     )
+    total, loss = rng.choice(("100", "?", "9" * 12)), rng.choice(("", ", loss=2.3", ", loss=nan"))
     lines: list[str] = []
-    for n in range(rng.choice((2, 20))):
-        clock = f"{rng.choice(('', '1:'))}00:{n % 60:02}<00:10"
-        lines.append(f"{name}{n}%|##  | {n}/100 [{clock}, {rng.random():.2f}{unit}]")
+    for n in range(rng.choice((2, 20, 60))):
+        epoch, n = divmod(n, 15)
+        begin, rate = name.format(e=epoch), f"{rng.random():.2f}{unit}"
+        clock = f"{rng.choice(('', '1:'))}00:{n:02}"
+        forms = (
+            f"{n}%|##  | {n}/{total} [{clock}<00:10, {rate}{loss}]",
+            f"━━━ {n}/{total} {clock} • 0:00:45 {rate}",
+            f"{n}it [{clock}, {rate}]",
+        )
+        lines.append(begin + forms[rng.choice((0, 0, 0, 1, 2))])
     return rng.choice("\r\n").join(lines)
 
 

@@ -155,6 +155,147 @@ def test_a_progress_bar_gives_the_mean_between_its_whole_seconds(tmp_path: Path)
     assert document.step_time_s and document.step_time_s.median == pytest.approx(0.5)
 
 
+def bars(form: str, counts: range, seconds: float = 0.5) -> str:
+    """Progress bars with a count and the time since their start."""
+    clocks = ((n, divmod(int(n * seconds), 60)) for n in counts)
+    return "".join(form.format(n=n, t=f"{m:02}:{s:02}") for n, (m, s) in clocks)
+
+
+LIGHTNING = "Epoch {e}:  5%|#  | {n}/100 [{t}<00:45,  2.00it/s, v_num=0, train_loss_step=2.3]\r"
+EVALUATION = " 10%|#  | {n}/900 [{t}<00:45, 90.00it/s]\r"
+BARS = {
+    "Lightning": "".join(
+        bars(LIGHTNING.replace("{e}", str(e)), range(0, 101, 5)) for e in range(6)
+    ),
+    "rich": bars(
+        "Epoch 0/9 ━━━━ {n}/600 0:{t} • 0:00:45 2.00it/s v_num: 0 loss: 2.3\n", range(0, 601, 5)
+    ),
+    "tqdm without a total": bars("{n}it [{t},  2.00it/s]\r", range(0, 601, 5)),
+    "an unknown total": bars("Epoch 0: |   | {n}/? [{t}<?,  2.00it/s]\r", range(0, 601, 5)),
+    "each redrawn": bars("Steps: 1%|# | {n}/600 [{t}<01:00, 2.00it/s]\r" * 2, range(0, 601, 5)),
+    "evaluations without a description": "".join(
+        bars(" 10%|#  | {n}/600 [{t}<00:45,  2.00it/s]\r", range(k, k + 100, 10))
+        + bars(EVALUATION, range(0, 901, 30), 0.011)
+        for k in range(0, 600, 100)
+    ),
+    "epochs around them": "".join(
+        f"Epochs: 10%|# | {e}/6 [0{e}:00<05:00, 60.0s/it]\r"
+        + bars("Steps: 5%|# | {n}/600 [{t}<05:00, 2.00it/s]\r", range(0, 601, 5))
+        for e in range(2)
+    ),
+}
+
+
+@pytest.mark.parametrize("text", BARS.values(), ids=BARS)
+def test_progress_bars_of_all_kinds_give_the_time_of_a_step(tmp_path: Path, text: str):
+    document = parse(tmp_path, text).document
+    assert document.status == "ok" and document.engine == "generic", document.reason
+    assert document.step_time_s and document.step_time_s.median == pytest.approx(0.5, rel=0.01)
+    assert any("of a progress bar" in warning for warning in document.warnings)
+
+
+def test_bars_of_all_epochs_are_one_run(tmp_path: Path):
+    document = parse(tmp_path, BARS["Lightning"]).document
+    assert document.n_steps == 121 and document.window and document.window.last_step == 600
+    assert not any("start over" in warning for warning in document.warnings)
+
+
+def test_a_bar_of_epochs_alone_has_no_steps(tmp_path: Path):
+    text = bars("Epochs: 10%|# | {n}/60 [{t}<05:00, 60.0s/it]\r", range(30), 60)
+    assert parse(tmp_path, text).document.status == "not-a-training-log"
+
+
+def test_a_loss_in_a_bar_that_is_not_a_number_is_reported(tmp_path: Path):
+    good = bars("Steps: 1%| | {n}/600 [{t}<01:00, 2.00it/s, step_loss=2.3]\r", range(0, 300, 5))
+    bad = bars("Steps: 1%| | {n}/600 [{t}<01:00, 2.00it/s, step_loss=nan]\r", range(300, 600, 5))
+    assert parse(tmp_path, good).document.status == "ok"
+    document = parse(tmp_path, good + bad).document
+    assert (document.status, "at step 300" in str(document.reason)) == ("nan", True)
+
+
+EPOCHS = "".join(
+    f"epoch: {e} step: {n} loss: 2.3 dt: 0.5\n" for e in range(8) for n in range(0, 50, 10)
+)
+CLOCKED = [
+    f"2026-01-01 10:{n * 5 // 60:02}:{n * 5 - n * 5 // 60 * 60:02} step: {n * 10} loss: 2.3"
+    for n in STEPS
+]
+SHAPES = {
+    "steps of each epoch": (EPOCHS, 40, 390),
+    "two runs, with a value only sometimes": (
+        2
+        * "".join(
+            f"step: {n} loss: 2 dt: 0.5{' acc: 1' * (n in range(5, 99, 5))}\n" for n in STEPS
+        ),
+        *(80, 40),
+    ),
+    "two ranks": (
+        "".join(f"[rank{r}]: step: {n} step_time: 0.5\n" for n in STEPS for r in (0, 1)),
+        40,
+        40,
+    ),
+    "a rate that becomes a time": (
+        "".join(f"Iteration {n} ({'2.00 it/s' if n < 20 else '0.50 s/it'})\n" for n in STEPS),
+        *(40, 40),
+    ),
+    "time stamps": ("\n".join([*CLOCKED, "end"]), 40, 400),
+    "the time of ten steps": (" time: 5.0s\n".join(CLOCKED), 39, 390),
+    "the time of one step": (" time: 0.5s\n".join(CLOCKED), 39, 390),
+    "W&B history": (
+        "_runtime,_step,_timestamp,train/global_step,train/loss\n"
+        + "".join(f"{n * 5.0},{n},{1.7e9 + n * 5},{n * 10},2.3\n" for n in STEPS),
+        *(40, 400),
+    ),
+    "W&B chart": (
+        '"Step","calm-fire-1 - train/step_time","calm-fire-1 - train/step_time__MAX"\n'
+        + "".join(f'"{n * 10}","0.5","0.7"\n' for n in STEPS),
+        *(40, 400),
+    ),
+    "TensorBoard": (
+        "Wall time,Step,Value\n" + "".join(f"{1.7e9 + n * 5},{n * 10},2.3\n" for n in STEPS),
+        *(40, 400),
+    ),
+    "Lightning's throughput": (
+        "epoch,step,train_loss,val_loss,train|device/batches_per_sec\n"
+        + "".join(f"0,{n * 50 - 1},2.3,,2.0\n0,{n * 50 - 1},,2.2,\n" for n in STEPS),
+        *(40, 1999),
+    ),
+    "micro-steps of LitGPT": (
+        "epoch,iter,iter_time,loss,step,time\n"
+        + "".join(f"0,{n * 4},0.125,2.3,{n},{n * 0.5}\n" for n in STEPS),
+        *(40, 40),
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "num_lines", "last"), SHAPES.values(), ids=SHAPES)
+def test_each_shape_of_a_log_has_steps_of_half_a_second(
+    tmp_path: Path, text: str, num_lines: int, last: int
+):
+    document = parse(tmp_path, text).document
+    assert document.status == "ok" and document.engine == "generic", document.reason
+    assert document.step_time_s and document.step_time_s.median == pytest.approx(0.5, rel=0.01)
+    assert document.window and (document.n_steps, document.window.last_step) == (num_lines, last)
+
+
+def test_time_stamps_alone_do_not_make_a_training_log(tmp_path: Path):
+    text = "\n".join(CLOCKED).replace(" loss: 2.3", " of the installation")
+    assert parse(tmp_path, text).document.status == "not-a-training-log"
+
+
+ERROR = "RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.\n"
+NAN_LOSS = "step: 41 | loss: nan | dt: 0.5\n"
+
+
+@pytest.mark.parametrize("failure", [ERROR, NAN_LOSS], ids=["error", "loss"])
+def test_a_nan_is_reported_unless_a_restart_follows(tmp_path: Path, failure: str):
+    text = lines("step: {n} | loss: 2.3 | dt: 0.5") + failure
+    assert parse(tmp_path, text).document.status == "nan"
+    again = "".join(f"step: {n} | loss: 2.3 | dt: 0.5\n" for n in range(30, 90))
+    assert parse(tmp_path, text + again).document.status == "ok"
+    assert parse(tmp_path, text + again + failure.replace("41", "90")).document.status == "nan"
+
+
 def test_two_columns_that_differ_are_not_guessed_between(tmp_path: Path):
     form = "step: {n} time: 0.5 duration: 0.9"
     refused = parse(tmp_path, lines(form)).document

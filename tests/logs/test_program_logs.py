@@ -245,6 +245,35 @@ def test_an_old_litgpt_without_accumulation(tmp_path: Path):
     assert not any("micro-step" in warning for warning in document.warnings)
 
 
+@pytest.mark.parametrize("speed", ["iter/s", "s/it"])
+@pytest.mark.parametrize("quote", ["'", '"'], ids=["terminal", "logging.jsonl"])
+def test_ms_swift_prints_the_mean_speed_since_the_start(tmp_path: Path, speed: str, quote: str):
+    """The first ten steps take 4 s each, later ones 2 s; the run is still going."""
+    text = ""
+    for step in range(10, 410, 10):
+        seconds = 20 + 2 * step
+        mean = step / seconds if speed == "iter/s" else seconds / step
+        text += (
+            f"{{'loss': 1.5, 'grad_norm': 0.5, 'learning_rate': 1e-05, 'memory(GiB)': 60.1, "
+            f"'train_speed({speed})': {mean:.6f}, 'epoch': 0.1, 'global_step/max_steps': "
+            f"'{step}/1000', 'percentage': '1.00%', 'elapsed_time': '{seconds // 60}m', "
+            "'remaining_time': '15m 30s'}\n"
+        ).replace("'", quote)
+    document = parsed(tmp_path, text)
+    assert values(document) == ("hf_trainer", "ok", pytest.approx(2.0, rel=1e-3))
+    assert document.n_steps == 40
+
+
+def test_the_clock_of_deepspeed_sums_the_micro_steps_of_a_step(tmp_path: Path):
+    """Four micro-steps of 0.9 s, then an update of 0.1 s."""
+    head = "[2026-01-01 10:00:01,000] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms)"
+    micro = f"{head} | fwd_microstep: 300.00 | bwd_microstep: 600.00 | step_microstep: 0.05\n"
+    text = (4 * micro + f"{head} | fwd: 1200.00 | bwd: 2400.00 | step: 100.00\n") * 20
+    document = parsed(tmp_path, text)
+    assert values(document) == ("deepspeed_chat", "ok", pytest.approx(3.7))
+    assert document.n_steps == 20
+
+
 def test_a_rounded_time_gives_no_batch_that_is_almost_right(tmp_path: Path):
     """4096 samples in 0.1234 s, printed as 0.123: the product would be 4083."""
     text = "".join(

@@ -28,6 +28,8 @@ from paceline.engines.log_reading.records import (
     Records,
     column,
     last_match,
+    product_of,
+    ratio,
     significant_step,
     watch_end,
 )
@@ -60,6 +62,11 @@ _FIELDS = {
 
 The Trainer itself, TRL and axolotl use these names for the total of tokens since the run's start.
 """
+_MEAN_SPEEDS = {
+    "steps_per_s": column(rb"'train_speed\(iter/s\)': '?"),
+    "step_time_s": column(rb"'train_speed\(s/it\)': '?"),
+}
+"""Speeds of ms-swift, which are those of all steps so far."""
 
 _MEMORY = re.compile(rb"['\"]memory/max_allocated \(GiB\)['\"]: ['\"]?([0-9.]{1,16})")
 _TRAINED_TOKENS = re.compile(rb"'tokens/train_per_sec_per_gpu': '?([0-9]{1,15}(?:\.[0-9]{1,9})?)")
@@ -383,6 +390,14 @@ def _plain(records: list[bytes]) -> list[bytes]:
 def _entries(records: list[bytes]) -> Iterator[Entry]:
     columns = Records(records).columns(_FIELDS)
     nothing: FloatColumn = np.broadcast_to(np.nan, len(records))
+    if any(b"'train_speed(" in record for record in records) and "step" in columns:
+        speeds = Records(records).columns(_MEAN_SPEEDS)
+        for times in (
+            ratio(columns["step"], speeds.get("steps_per_s", nothing)),
+            product_of(columns["step"], speeds.get("step_time_s", nothing)),
+        ):
+            earlier = columns.get("run_time_s", nothing)
+            columns["run_time_s"] = np.where(np.isnan(earlier), times, earlier)
     values = [columns.get(name, nothing).tolist() for name in _FIELDS]
     times = values[list(_FIELDS).index("run_time_s")]
     units = list(map(_unit, records, times)) if "run_time_s" in columns else times

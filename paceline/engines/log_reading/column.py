@@ -54,7 +54,7 @@ def keep_last_per_step(index: IntColumn, times: FloatColumn) -> Change | None:
     """Return the last row of each step if several ranks print every step into one log."""
     if not _from_several_ranks(index[:MAX_ROWS_CHECKED]):
         return None
-    rows = _final(index)
+    rows = final_rows(index)
     num_dropped = len(rows) - int(rows.sum())
     lines = pluralize(num_dropped, "line", "are")
     return rows, f"several ranks print each step: the last line counts, {lines} ignored"
@@ -100,7 +100,7 @@ def _start_alike(index: IntColumn) -> bool:
     return bool((index[begins] == index[0]).all())
 
 
-def _final(index: IntColumn) -> npt.NDArray[np.bool_]:
+def final_rows(index: IntColumn) -> npt.NDArray[np.bool_]:
     """Return a mask of step numbers below all later ones."""
     final = np.ones(len(index), dtype=np.bool_)
     final[:-1] = index[:-1] < np.minimum.accumulate(index[::-1])[::-1][1:]

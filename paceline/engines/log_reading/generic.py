@@ -25,7 +25,7 @@ from paceline.core.errors import UserError
 from paceline.core.steps import FloatColumn
 from paceline.core.units import pluralize
 from paceline.engines.log_reading.log_content import LARGEST, LogContent, LogFormat
-from paceline.engines.log_reading.records import watch_end, without_colors
+from paceline.engines.log_reading.records import ratio, watch_end, without_colors
 from paceline.files.documents import parse_json
 
 NAME = "generic"
@@ -41,10 +41,22 @@ SAME = 0.05
 """Maximum relative difference of the medians of two columns that mean the same."""
 MAX_STEP = 2.0**53
 
+_CLOCK_TEXT = r"((?:\d{1,4}:)?\d{1,2}:\d{2})"
+_RATE_TEXT = r"(?:[\d.]{1,16}|\?) ?(?:s/it|it/s|s/step|step/s)"
 _BAR = re.compile(
-    r"(\d{1,12})/(\d{1,12}) \[((?:\d{1,4}:)?\d{1,2}:\d{2})<[^,\]]{1,24}, {0,4}"
-    r"(?:[\d.]{1,16}|\?) ?(?:s/it|it/s|s/step|step/s)"
+    rf"(?<![\d.])(\d{{1,12}})(?:/(\d{{1,12}}|\?)"
+    rf"(?: \[{_CLOCK_TEXT}<[^,\]]{{1,24}}, {{0,4}}{_RATE_TEXT}"
+    rf"| {_CLOCK_TEXT} • \S{{1,20}} {{1,4}}{_RATE_TEXT})|it \[{_CLOCK_TEXT}, {{0,4}}{_RATE_TEXT})"
 )
+"""Bars of tqdm, of rich in Lightning, and of tqdm without a total."""
+_EPOCHS_ONLY = re.compile(r"(?:^|[^\w])epochs?\W{0,9}(?:\d{1,3}%)?\W*$", re.IGNORECASE)
+"""Description of a bar that counts epochs."""
+_EPOCH_NUMBER = re.compile(r"(?<![a-z])epoch\W{0,3}(\d{1,6})(?!\d|%)", re.IGNORECASE)
+_BAR_LOSS = re.compile(
+    r"(?<![A-Za-z])(?:train_|step_)?[Ll]oss(?:_step)?[:=] ?([-+.\deE]{1,24}|nan|inf)"
+)
+_STAMP = re.compile(r"(?<!\d)\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?")
+STAMP = "time stamp"
 UNITS = {
     **dict.fromkeys(("ns", "nanoseconds"), 1e-9),
     **dict.fromkeys(("us", "µs", "μs", "usec", "microseconds"), 1e-6),
@@ -74,10 +86,16 @@ _RATE_WORD = re.compile(
 )
 """Value, suffix, and a unit of time per step or an amount per second, without a name."""
 _STEPS = (
-    *("step", "global_step", "steps", "iteration", "iter", "it", "update", "trainer/global_step"),
-    *("_step", "train/global_step", "train_step", "num_steps", "batch", "num_updates", "n_iter"),
+    *("global_step", "train/global_step", "trainer/global_step", "step", "steps", "iteration"),
+    *("iter", "it", "update", "train_step", "num_steps", "batch", "num_updates", "n_iter", "_step"),
 )
-"""Names of step numbers, most likely first."""
+"""Names of step numbers, most likely first; `_step` of W&B counts its own records."""
+_MICRO_STEPS = ("iter", "iteration", "it", "batch", "batches", "batch_idx", "n_iter", "micro_step")
+_STEP_LINE = re.compile(
+    rb"(?i)(?<![a-z])(?:step|iter|iteration|update|batch)s?[\W_]{1,4}\d"
+    rb"|\d/[\d?]{1,12} \[\d\d?:\d\d<"
+)
+"""Sign that a line is about a step, after which an error of NaN was survived."""
 _EVALUATION = re.compile(
     r"(?:^|[^a-z])(?:val|valid\w*|eval\w*|test|testing)(?:[^a-z]|$)", re.IGNORECASE
 )
@@ -92,7 +110,7 @@ _NOT_OF_A_STEP = re.compile(
     r"|min|warmup|startup|compile|peak|sched\w*|lr|lrate|epoch|generation|rollout|inference|prompt"
     r"|response|cumulative)(?:$|[_/ .(])"
 )
-_BEGIN = r"(?:^|[_/ .(])"
+_BEGIN = r"(?:^|[_/ .(|])"
 _STEP_NOUN = r"(?:step|iter|iteration|batch|it|update)s?"
 _END_UNIT = rf"(?:[_ ]?\(?(?:{_UNIT_WORDS})\)?)?$"
 _TIME_NOUN = rf"(?:time|duration|dt|{_UNIT_WORDS})"
@@ -138,6 +156,8 @@ class _Table:
 
     names: tuple[str, ...]
     rows: list[tuple[float, ...]] = field(default_factory=list[tuple[float, ...]])
+    places: list[int] = field(default_factory=list[int])
+    """Number of each record in the log."""
 
     def column(self, name: str) -> FloatColumn:
         at = self.names.index(name)
@@ -149,7 +169,7 @@ def generic_format(choice: ColumnChoice) -> LogFormat:
     return LogFormat(
         title="any program",
         marks=(),
-        step_line=re.compile(rb"(?!)"),
+        step_line=_STEP_LINE,
         read=partial(read, choice),
         example="`step: 10 | loss 2.3 | iter_time 0.52s`",
         numbering="as printed",
@@ -201,9 +221,14 @@ def read(choice: ColumnChoice, blocks: Iterable[bytes], log: LogContent) -> None
                 continue
             table = tables[names] = _Table(names)
         table.rows.append(tuple(record.values()))
-    candidates = sorted(_with_joined_tables(tables.values()), key=lambda table: -len(table.rows))
+        table.places.append(count)
+    tables_by_size = sorted(
+        _with_joined_tables(tables.values()), key=lambda table: -len(table.rows)
+    )[:MAX_TRIES]
     refusals: list[str] = []
-    for table in candidates[:MAX_TRIES]:
+    for table in sorted(
+        tables_by_size, key=lambda table: any(_surrounds(other, table) for other in tables_by_size)
+    ):
         reading = _reading(table, choice)
         if isinstance(reading, str):
             refusals.append(reading)
@@ -225,6 +250,7 @@ class _Reading:
     index: Any
     columns: dict[str, FloatColumn]
     sentence: str
+    resolution_s: float
 
 
 def _with_joined_tables(tables: Iterable[_Table]) -> Iterator[_Table]:
@@ -240,16 +266,43 @@ def _with_joined_tables(tables: Iterable[_Table]) -> Iterator[_Table]:
     for group in by_step.values():
         largest = max(group, key=lambda table: len(table.rows))
         names = largest.names
-        rows = list(largest.rows)
+        rows = list(zip(largest.places, largest.rows, strict=True))
         for other in group:
             if other is not largest and set(names) <= set(other.names):
-                places = [other.names.index(name) for name in names]
-                rows += [tuple(row[at] for at in places) for row in other.rows]
+                columns = [other.names.index(name) for name in names]
+                rows += [
+                    (place, tuple(row[at] for at in columns))
+                    for place, row in zip(other.places, other.rows, strict=True)
+                ]
         if len(rows) > len(largest.rows):
-            at = names.index(_step_name(names) or "")
-            rows.sort(key=lambda row: row[at])
-            yield _Table(names, rows)
+            rows.sort()
+            yield _Table(names, [row for _, row in rows], [place for place, _ in rows])
         yield from group
+
+
+def _surrounds(outer: _Table, inner: _Table) -> bool:
+    """Return whether a bar advances by several steps between the starts of another one.
+
+    The inner bar is then that of evaluations.
+    """
+    if outer is inner or not (_is_bar(outer) and _is_bar(inner)):
+        return False
+    steps, inner_steps = outer.column("step"), inner.column("step")
+    starts = np.array(inner.places)[1:][np.diff(inner_steps) < 0]
+    if len(outer.rows) < MIN_RECORDS or not len(starts) or (np.diff(steps) < 0).any():
+        return False
+    at_starts = np.searchsorted(outer.places, starts)
+    if at_starts.min() < 1:
+        return False
+    steps_at_starts = steps[np.minimum(at_starts, len(steps)) - 1]
+    return steps_at_starts[0] > 1 and bool((np.diff(steps_at_starts) > 1).all())
+
+
+def _is_bar(table: _Table) -> bool:
+    return any(name.startswith(BAR) for name in table.names)
+
+
+BAR = "bar of "
 
 
 def _trains(table: _Table) -> bool:
@@ -279,24 +332,56 @@ def _reading(table: _Table, choice: ColumnChoice) -> _Reading | str:
         lines = pluralize(len(index), "line")
         return f"only {lines} with the columns {', '.join(table.names)}"
     whole = np.isfinite(index) & (index >= 0) & (index < MAX_STEP) & (index == np.floor(index))
-    if not whole.all() or (np.diff(index) > 0).mean() < MIN_GROWING:
-        return f"column {step!r} does not grow like a step number"
+    refusal = f"column {step!r} does not grow like a step number"
+    if not whole.all():
+        return refusal
+    index, sentence = _over_epochs(table, index)
+    first = np.append(True, np.diff(index) != 0)
+    if first.sum() < MIN_RECORDS or (np.diff(index[first]) > 0).mean() < MIN_GROWING:
+        return refusal
+    # Redrawn bars and other ranks repeat a step: the first line has the time, the last the loss.
+    losses = {name: table.column(name) for name in table.names if _normal(name) in _LOSSES}
+    last = np.append(first[1:], True)
     speed = _speed(table, index, choice)
     if isinstance(speed, str):
         return speed
-    columns, sentence = speed
-    loss = next((name for name in table.names if _normal(name) in _LOSSES), None)
-    if loss:
-        values = table.column(loss)
+    columns, speed_sentence, resolution_s = speed
+    index, columns = index[first], {name: values[first] for name, values in columns.items()}
+    sentence = f"steps are column {step!r}{sentence}; {speed_sentence}"
+    if losses:
+        loss, values = next(iter(losses.items()))
+        values = values[last]
         columns["loss"] = np.where(np.isnan(values), math.inf, np.clip(values, -LARGEST, LARGEST))
         sentence += f"; losses are column {loss!r}"
-    return _Reading(index.astype(np.int64), columns, f"steps are column {step!r}; {sentence}")
+    return _Reading(index.astype(np.int64), columns, sentence, resolution_s)
+
+
+def _over_epochs(table: _Table, index: FloatColumn) -> tuple[FloatColumn, str]:
+    """Return step numbers that continue over epochs if each starts again, and what they are."""
+    bar = next((name for name in table.names if name.startswith(BAR)), "")
+    text = " of a progress bar, which may count micro-batches" if bar else ""
+    epoch = next((name for name in table.names if _normal(name) == "epoch"), None)
+    if epoch is None:
+        return index, text
+    epochs, steps = table.column(epoch), np.diff(index)
+    starts = np.append(False, (steps < 0) & (epochs[1:] > epochs[:-1]))
+    if not starts.any():
+        return index, text
+    total = bar.removeprefix(BAR)
+    distance = float(np.median(steps[steps > 0])) if (steps > 0).any() else 1.0
+    before = np.append(0.0, index[:-1])
+    length = float(total) if total.isdigit() else before + distance - index
+    numbers = index + np.cumsum(np.where(starts, length, 0.0))
+    return (numbers, f"{text}, over all epochs") if numbers.max() < MAX_STEP else (index, text)
 
 
 def _speed(
     table: _Table, index: FloatColumn, choice: ColumnChoice
-) -> tuple[dict[str, FloatColumn], str] | str:
-    """Return the columns with the speed of the steps and what they are, or why there are none."""
+) -> tuple[dict[str, FloatColumn], str, float] | str:
+    """Return the columns with the speed of the steps, what they are, and the resolution of times.
+
+    If there are none, the reason is returned.
+    """
     times = _column_of(table, choice.time) if choice.time else _times(table)
     rates = _column_of(table, choice.rate) if choice.rate else _step_rates(table)
     if choice.rate and not choice.time:
@@ -304,7 +389,7 @@ def _speed(
     if not times and rates:
         times = {name: 1 / np.where(rate > 0, rate, np.nan) for name, rate in rates.items()}
         times = {name: values for name, values in times.items() if np.isfinite(values).any()}
-    clocks = {} if times else _clocks(table, index)
+    clocks, resolution_s = ({}, 0.0) if times else _clocks(table, index)
     times = times or clocks
     columns: dict[str, FloatColumn] = {}
     parts: list[str] = []
@@ -312,12 +397,39 @@ def _speed(
         if differing := _differing(times, " s"):
             return f"several columns may be the step time: {differing}; name one by --time-column"
         name = next(iter(times))
-        columns["step_time_s"] = times[name]
-        parts.append(f"step times are {'differences of ' if clocks else ''}column {name!r}")
+        factor, text = (1.0, "") if clocks else _per_step(table, index, name, times[name])
+        columns["step_time_s"] = times[name] * factor
+        parts.append(f"step times are {'differences of ' if clocks else ''}column {name!r}{text}")
     parts += _add_rates(table, columns)
     if not {"step_time_s", "samples_per_s", "tokens_per_s_per_device"} & columns.keys():
         return f"no column is a time or a rate: {', '.join(table.names)}"
-    return columns, "; ".join(parts)
+    return columns, "; ".join(parts), resolution_s
+
+
+def _per_step(
+    table: _Table, index: FloatColumn, name: str, times: FloatColumn
+) -> tuple[float, str]:
+    """Return the factor from a printed time to that of a step, and what it is.
+
+    A time of iterations counts all those of a step if the log has both numbers. A time that is as
+    long as the time between the lines, by their time stamps, is that of all steps between them.
+    """
+    steps = np.diff(index)
+    grows = steps > 0
+    distance = float(np.median(steps[grows]))
+    micro = next((each for each in table.names if _normal(each) in _MICRO_STEPS), None)
+    if micro and re.search("iter|it/s|batch", name) and "step" not in name:
+        counts = table.column(micro)
+        counts = np.diff(np.where(np.isfinite(counts), counts, 0.0))
+        per_step = float(np.median(counts[grows])) / distance
+        if per_step > 1 and micro not in (_step_name(table.names), name):
+            return per_step, f", times {per_step:g} of column {micro!r} per step"
+    if STAMP in table.names and distance > 1:
+        between = float(np.median(np.diff(table.column(STAMP))[grows]))
+        time = float(np.nanmedian(times))
+        if abs(between - time) <= max(0.1 * time, 1.0) < 0.5 * time:
+            return 1 / distance, f", which is the time of {distance:g} steps by the time stamps"
+    return 1.0, ""
 
 
 def _differing(columns: Mapping[str, FloatColumn], unit: str) -> str:
@@ -394,6 +506,8 @@ def _is_clock(values: FloatColumn) -> bool:
     )
 
 
+COARSE_S = 100.0
+"""Seconds in which a clock of whole seconds is precise enough: 1%."""
 LATEST_CLOCK_S = 1e8
 """Seconds above which a time is a date since 1970."""
 
@@ -406,34 +520,39 @@ def _step_rates(table: _Table) -> dict[str, FloatColumn]:
     }
 
 
-def _clocks(table: _Table, index: FloatColumn) -> dict[str, FloatColumn]:
+def _clocks(table: _Table, index: FloatColumn) -> tuple[dict[str, FloatColumn], float]:
     """Return the times per step from the first clock, a time that grows from line to line.
 
-    A clock or step number that goes back starts a new stretch, whose first step has no time. In a
-    stretch with equal clock values, which are too coarse, each step has the mean time.
+    A clock or step number that goes back starts a new stretch, whose first step has no time. With a
+    clock of whole seconds each step has the mean time of some lines, which take `COARSE_S` or more.
+    The resolution of the times in seconds comes second.
     """
+    trains = any("loss" in name.lower() for name in table.names)
     for name in table.names:
         normal = _normal(name)
-        if not _CLOCK.search(normal) or _NOT_OF_A_STEP.search(normal):
+        is_stamp = name == STAMP and trains
+        if not is_stamp and (not _CLOCK.search(normal) or _NOT_OF_A_STEP.search(normal)):
             continue
         values = table.column(name) * _factor(normal)
         steps, seconds = np.diff(index), np.diff(values)
         if not np.isfinite(values).all() or (seconds >= 0).mean() < MIN_GROWING:
             continue
-        times = np.full(len(index), np.nan)
-        starts = [0, *(np.flatnonzero((steps <= 0) | (seconds < 0)) + 1).tolist(), len(index)]
-        is_coarse = bool((seconds == 0).any())
+        times, size, num_steps = np.full(len(index), np.nan), 1, [1.0]
+        if (is_whole := bool((values % 1 == 0).all())) and (
+            mean := np.clip(seconds, 0, None).mean()
+        ):
+            size = math.ceil(min(COARSE_S / mean, len(index)))
+        starts = [0, *(np.flatnonzero((steps < 0) | (seconds < 0)) + 1).tolist(), len(index)]
         for first, end in pairwise(starts):
-            num_steps, duration = index[end - 1] - index[first], values[end - 1] - values[first]
-            if num_steps > 0 and duration > 0:
-                times[first + 1 : end] = (
-                    duration / num_steps
-                    if is_coarse
-                    else seconds[first : end - 1] / steps[first : end - 1]
-                )
+            bounds = np.arange(first, end - 1, size)
+            bounds = np.append(bounds[: max(1, (end - 1 - first) // size)], end - 1)
+            if len(bounds) > 1:
+                means = ratio(np.diff(values[bounds]), np.diff(index[bounds]))
+                times[first + 1 : end] = np.repeat(means, np.diff(bounds))
+                num_steps.append(max(float(np.diff(index[bounds]).min()), 1.0))
         if np.isfinite(times).any():
-            return {name: times}
-    return {}
+            return {name: times}, is_whole / np.median(num_steps[1:]).item()
+    return {}, 0.0
 
 
 def _factor(normal: str) -> float:
@@ -447,6 +566,7 @@ def _store(reading: _Reading, log: LogContent) -> None:
         for name, values in reading.columns.items()
     }
     log.add_steps(reading.index, **columns)
+    log.resolution_s = reading.resolution_s
     log.remark(f"read by the generic reader: {reading.sentence}")
 
 
@@ -486,7 +606,7 @@ def _header(first: str, second: str) -> tuple[list[str], str]:
 
 
 def _is_name(text: str) -> bool:
-    return bool(re.fullmatch(r"[A-Za-z_][\w /().,:%-]{0,80}", text)) and not re.search(
+    return bool(re.fullmatch(r"[A-Za-z_][\w /().,:%|-]{0,80}", text)) and not re.search(
         r"[:=] ?\d", text
     )
 
@@ -527,9 +647,7 @@ def _text_record(line: str) -> Record:
     A progress bar has the steps that it counts. Lines of evaluations have none.
     """
     if bar := _BAR.search(line):
-        if _OTHER_BAR.search(line[: bar.start()]):
-            return {}
-        return {"step": float(bar[1]), "elapsed": _clock_seconds(bar[3]), f"bar of {bar[2]}": 0.0}
+        return _bar_record(line, bar)
     record: Record = {}
     first = len(line)
     for pair in _PAIR.finditer(line):
@@ -550,14 +668,42 @@ def _text_record(line: str) -> Record:
         number = _number(value)
         if number is not None:
             number *= _SUFFIXES.get(suffix, 1.0)
-            if unit:
-                record.setdefault("s/step", number * UNITS[unit])
+            if unit or amount[:2] in ("it", "st"):
+                is_time = bool(unit) or number == 0
+                record.setdefault("s/step", number * UNITS[unit or "s"] if is_time else 1 / number)
             else:
                 record.setdefault(f"{_AMOUNTS[amount[:2]]}/s", number)
+    if record and (stamp := _STAMP.search(line, 0, first)):
+        record[STAMP] = _seconds_since_1970(stamp[0])
     return record
 
 
-_AMOUNTS = {"it": "steps", "st": "steps", "to": "tokens", "sa": "samples"}
+def _bar_record(line: str, bar: re.Match[str]) -> Record:
+    """Return what a progress bar counts; nothing for one that counts no training steps."""
+    description = line[: bar.start()]
+    if _OTHER_BAR.search(description) or _EPOCHS_ONLY.search(description):
+        return {}
+    clock = bar[3] or bar[4] or bar[5]
+    record = {"step": float(bar[1]), "elapsed": _clock_seconds(clock), f"{BAR}{bar[2]}": 0.0}
+    if epoch := _EPOCH_NUMBER.search(description):
+        record["epoch"] = float(epoch[1])
+    if loss := _BAR_LOSS.search(line):
+        number = _number(loss[1])
+        record |= {} if number is None else {"loss": number}
+    return record
+
+
+def _seconds_since_1970(text: str) -> float:
+    """Return a date in seconds; 0 for an impossible one."""
+    try:
+        return (
+            float(np.datetime64(text.replace(",", ".").replace(" ", "T"), "us").astype(int)) / 1e6
+        )
+    except ValueError:
+        return 0.0
+
+
+_AMOUNTS = {"to": "tokens", "sa": "samples"}
 _DECIMAL_COMMA = re.compile(r"^\s*(-?\d+),(\d+)\s*$")
 _GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 

@@ -126,6 +126,7 @@ class _Reader:
         self.figures = [_statement(text) for text in table.figures]
         self.flags = {text.encode(): facts for text, facts in table.flags.items()}
         self.names = {*names, *(name for name, _, _ in self.fields)}
+        self.summed = {FACTORS[name][0] for name in self.names & {"interval_s", "micro_step_ms"}}
         header = {"tokens", *(["num_devices"] if "tokens_per_s_per_rank" in self.names else [])}
         self._headers = [
             pattern for pattern, names, _ in self.settings if not header.isdisjoint(names)
@@ -414,6 +415,9 @@ def _add_steps(
                 elif column == "steps_per_s":
                     rate = PARSERS.get(kind, numbers)([last]).item()
                     log.resolution_s = digit / rate**2 if SLOWEST < rate < LARGEST else 0.0
+    # Sums need every line, also of a block in which no line has its time.
+    for column in reader.summed:
+        columns.setdefault(column, np.full(len(index), np.nan))
     # A row without any value is the head of a validation, or of a record without figures.
     has_value = [~np.isnan(values) for values in columns.values()]
     rows = np.any([np.zeros(len(index), dtype=np.bool_), *has_value], axis=0)
