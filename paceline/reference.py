@@ -271,7 +271,13 @@ def recipe_field_tables() -> str:
 def cluster_field_tables() -> str:
     """Return every field of a cluster file."""
     docs = field_docs(Site)
-    groups = {"": "General", "slurm": "Slurm", "ssh": "SSH", "ray": "Ray"}
+    groups = {
+        "": "General",
+        "slurm": "Slurm",
+        "ssh": "SSH",
+        "ray": "Ray",
+        "kubernetes": "Kubernetes",
+    }
     parts: list[str] = []
     for group, heading in groups.items():
         members = [doc for doc in docs if doc.field.rpartition(".")[0] == group]

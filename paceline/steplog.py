@@ -99,7 +99,8 @@ class _Log:
         self.file.write("\n" if self.file.tell() else "")  # what was killed may leave a torn line
         versions = {"torch": torch.__version__, "cuda": torch.version.cuda} if torch else {}
         self.write("start", schema=1, rank=rank, world_size=self.world, pid=self.pid,
-                   local_rank=_number("LOCAL_RANK"), host=platform.node(), time_unix=time.time(),
+                   local_rank=_number("LOCAL_RANK"),
+                   host=os.environ.get("PACELINE_HOST") or platform.node(), time_unix=time.time(),
                    monotonic_s=time.monotonic(), first_step=first_step,
                    python=platform.python_version(), **versions)  # fmt: skip
         atexit.register(self.end)

@@ -28,7 +28,7 @@ from paceline.core.interrupts import SIGNALS
 from paceline.core.units import pluralize
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
-from paceline.machines import slurm
+from paceline.machines import cancel_orphan
 from paceline.report.document import Column
 from paceline.runs.flow import command_line
 from paceline.scaling.analysis.analysis import AnalysisContext
@@ -93,8 +93,8 @@ def run_campaign(request: CampaignRequest, how: CampaignOptions) -> int:
     with exclusive_lock(root / campaign.name), _stop_on_signals() as stop:
         campaign = begin(root, campaign)
         for folder in campaign_runs(root, campaign.name):
-            if job := slurm.cancel_orphan(folder):
-                echo(f"note: Slurm job {job} of a killed call was cancelled", err=True)
+            if job := cancel_orphan(folder):
+                echo(f"note: {job} of a killed call was cancelled", err=True)
         runner = _runner(campaign, root, how, stop)
         runner.run()
         result = _write_result(runner, how)

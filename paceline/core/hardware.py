@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
     JsonValue,
     NonNegativeFloat,
@@ -122,6 +123,89 @@ class RaySettings(Value):
         if "env_vars" in runtime_env:
             raise ValueError("env_vars is not allowed; set variables with `env` of the cluster")
         return runtime_env
+
+
+_QUANTITY = r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?"
+Quantity = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    Field(pattern=f"^{_QUANTITY}$", json_schema_extra={"type": ["string", "integer"]}),
+]
+"""Amount of a resource as Kubernetes writes it: `8`, `500m`, `64Gi`."""
+KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+"""Name of an object: lower-case letters, digits, `-` and `.`."""
+LabelKey = Annotated[
+    str, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?$")
+]
+AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00-\x1f:]+$")]
+TolerationText = Annotated[
+    str,
+    Field(pattern=r"^[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?$|^:NoExecute$"),
+]
+"""Toleration as kubectl writes a taint: `KEY[=VALUE][:EFFECT]`."""
+
+
+class KubernetesSettings(Value):
+    """Settings of a Kubernetes cluster. Each node of a run is one pod."""
+
+    image: str | None = Field(default=None, pattern=r"^[\w./:@-]+$")
+    """Container image of the pods; required."""
+    kind: Literal["jobset", "job", "pytorchjob", "trainjob", "mpijob"] = "jobset"
+    """Kind of the workload. `job` needs no operator."""
+    context: str | None = None
+    """Context of kubectl. Unset is its current one."""
+    namespace: KubernetesName | None = None
+    """Namespace. Unset is that of the context."""
+    queue: KubernetesName | None = None
+    """Local queue of Kueue."""
+    topology: LabelKey | None = None
+    """Topology level of Kueue that all pods must share."""
+    gang: Literal["volcano", "coscheduling"] | None = None
+    """Scheduler that starts all pods together."""
+    scheduler: str | None = None
+    """Name of the scheduler, if it is not the default of `gang`."""
+    priority_class: KubernetesName | None = None
+    """Priority class of the pods."""
+    service_account: KubernetesName | None = None
+    """Service account of the pods."""
+    pull_secrets: tuple[KubernetesName, ...] = ()
+    """Secrets for pulling the image."""
+    cpus: Quantity | None = None
+    """CPUs per pod."""
+    memory: Quantity | None = None
+    """Memory per pod."""
+    shm: Quantity | None = None
+    """Size of /dev/shm. Unset is half of the node's memory."""
+    gpu_resource: LabelKey | None = None
+    """Resource of the GPUs. Unset follows the vendor of `device`."""
+    resources: dict[LabelKey, Quantity] = {}
+    """Further resources per pod, for example `rdma/hca: 8`."""
+    efa: NonNegativeInt = 0
+    """EFA interfaces per pod."""
+    networks: dict[str, KubernetesName] = {}
+    """GKE networks by interface, for example `eth2: rdma-0`."""
+    claims: dict[KubernetesName, KubernetesName] = {}
+    """Device classes (DRA) by the name of their claim. All devices of a node are claimed."""
+    compute_domain: bool = False
+    """Create a ComputeDomain (NVL72)."""
+    host_network: bool = False
+    """Use the network of the node."""
+    privileged: bool = False
+    """Run privileged containers."""
+    node_selector: dict[LabelKey, str] = {}
+    """Labels that nodes must have."""
+    tolerations: tuple[TolerationText, ...] = ()
+    """Taints to tolerate: `KEY[=VALUE][:EFFECT]`."""
+    exclude: tuple[str, ...] = ()
+    """Nodes to exclude."""
+    annotations: dict[LabelKey, str] = {}
+    """Annotations of the pods."""
+    volumes: dict[AbsolutePath, str] = {}
+    """Volumes by mount path: the name of a claim, or a folder of the node."""
+    results: KubernetesName | None = None
+    """Volume claim for checkpoints and profiles, which are lost without one."""
+    runtime: KubernetesName = "torch-distributed"
+    """Runtime of a TrainJob."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +334,7 @@ class Cluster(Value):
     launcher: RunLabel[LauncherName] = "local"
     """Launcher of programs on the nodes."""
     hosts: RunLabel[tuple[str, ...]] = ()
-    """Hosts in rank order. If empty, Slurm or Ray chooses them."""
+    """Hosts in rank order. If empty, the scheduler chooses them."""
     interface: RunLabel[str | None] = None
     """Network interface for rendezvous and collectives, e.g. ib0. Unset leaves the choice to
     PyTorch."""
@@ -262,6 +346,8 @@ class Cluster(Value):
     """Slurm settings."""
     ray: RunLabel[RaySettings] = RaySettings()
     """Ray settings."""
+    kubernetes: RunLabel[KubernetesSettings] = KubernetesSettings()
+    """Kubernetes settings."""
     python: str | None = None
     """Python interpreter on the nodes. Unset is Paceline's, or `python3` in a container."""
     stage: RunLabel[str | None] = None
@@ -345,7 +431,8 @@ class Cluster(Value):
     @property
     def in_container(self) -> bool:
         """True if programs run in a container, where the paths of this machine do not exist."""
-        return self.capabilities.containers and self.slurm.container_image is not None
+        can = self.capabilities
+        return can.needs_image or (can.containers and self.slurm.container_image is not None)
 
     @property
     def interpreter(self) -> str:

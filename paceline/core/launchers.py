@@ -35,10 +35,15 @@ class Capabilities:
     """The module's `available_hosts` returns the hosts if none are given."""
     restarts: bool = False
     """A job that lost a node is restarted on other nodes."""
+    outlives_controller: bool = False
+    """A job continues when its controller dies. The module's `attach` returns its handle to a new
+    one, `ended_code` its exit code, and `cancel_orphan` ends it."""
     batch_scripts: bool = False
     """Batch scripts that come with a framework can be submitted."""
     containers: bool = False
     """Programs can run in a container image (`slurm.container_image`)."""
+    needs_image: bool = False
+    """Programs always run in a container image."""
 
 
 LAUNCHERS = {
@@ -50,10 +55,17 @@ LAUNCHERS = {
         allocations=True,
         lists_hosts=True,
         restarts=True,
+        outlives_controller=True,
         batch_scripts=True,
         containers=True,
     ),
     "ray": Capabilities("paceline.machines.ray", lists_hosts=True),
+    "kubernetes": Capabilities(
+        "paceline.machines.kubernetes",
+        lists_hosts=True,
+        outlives_controller=True,
+        needs_image=True,
+    ),
 }
 
 

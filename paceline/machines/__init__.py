@@ -1,8 +1,8 @@
 """Launchers: each renders a Job as a script, starts exactly that script and monitors it.
 
-local, ssh, slurm and ray are the launchers; placement chooses one for a request. node holds the
-programs that every node of a job runs under all of them but local. probe measures a machine's
-properties and achievable rates.
+local, ssh, slurm, ray and kubernetes are the launchers; placement chooses one for a request. node
+holds the programs that every node of a job runs under all of them but local. probe measures a
+machine's properties and achievable rates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol, cast
 from paceline.core.hardware import Cluster
 from paceline.core.hosts import Host
 from paceline.core.job import Job
-from paceline.core.launchers import capabilities
+from paceline.core.launchers import LAUNCHERS, capabilities
 from paceline.core.result import Status
 
 
@@ -108,7 +108,30 @@ class Launcher(Protocol):
         """Return the hosts to use if none are given (capability `lists_hosts`)."""
         ...
 
+    def attach(self, job: Job, folder: Path) -> Handle | None:
+        """Return a job that has lost its controller (capability `outlives_controller`)."""
+        ...
+
+    def ended_code(self, folder: Path) -> int | None:
+        """Return the recorded exit code of a job (capability `outlives_controller`)."""
+        ...
+
+    def cancel_orphan(self, folder: Path) -> str | None:
+        """End a job that has lost its controller, and return its name, if there is one."""
+        ...
+
 
 def launcher(name: str) -> Launcher:
     """Return the launcher called `name`; raises UserError if there is none."""
     return cast(Launcher, importlib.import_module(capabilities(name).module))
+
+
+def cancel_orphan(folder: Path) -> str | None:
+    """End the job of a run whose controller has died; return launcher and name, if there is any.
+
+    Raises SystemFaultError if the job may still run.
+    """
+    for name, can in LAUNCHERS.items():
+        if can.outlives_controller and (job := launcher(name).cancel_orphan(folder)):
+            return f"{name} job {job}"
+    return None

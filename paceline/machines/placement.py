@@ -1,4 +1,4 @@
-"""Placement of a request: on this machine, on hosts over SSH, on Slurm, or on Ray."""
+"""Placement of a request: on this machine, on hosts over SSH, or on a cluster's scheduler."""
 
 from __future__ import annotations
 
@@ -183,13 +183,13 @@ def with_placement(cluster: Cluster, where: HostPlacement, *, has_limit: bool = 
         raise UserError(
             "--hosts",
             f"launcher {kind} runs only on this machine",
-            allowed="launcher ssh, launcher slurm, launcher ray",
+            allowed="launcher ssh, slurm, ray or kubernetes",
         )
     if can.runs_here and nodes > 1:
         raise UserError(
             pluralize(nodes, "node"),
             f"launcher {kind} runs only on this machine",
-            allowed="launcher ssh with --hosts, launcher slurm, launcher ray",
+            allowed="launcher ssh with --hosts, slurm, ray or kubernetes",
         )
     changes: dict[str, Any] = {"launcher": kind, "nodes": nodes, "hosts": hosts[:nodes]}
     if where.interface:
@@ -201,7 +201,7 @@ def with_placement(cluster: Cluster, where: HostPlacement, *, has_limit: bool = 
     if where.ray_address:
         changes["ray"] = cluster.ray.model_copy(update={"address": where.ray_address})
     allocation = where.allocation or cluster.slurm.allocation or os.environ.get("SLURM_JOB_ID")
-    if can.queues:
+    if can.allocations:
         slurm = cluster.slurm.with_variables(os.environ, has_limit=has_limit)
         changes["slurm"] = slurm.model_copy(update={"allocation": allocation})
     return cluster.model_copy(update=changes)

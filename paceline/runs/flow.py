@@ -39,13 +39,12 @@ from paceline.files.run_folder import (
     this_controller,
 )
 from paceline.files.temporary import remove_abandoned
-from paceline.machines import Handle, launcher, slurm
+from paceline.machines import Handle, launcher
 from paceline.machines.placement import device_kind
 from paceline.machines.probe.container import oom_kills
 from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.probe.inventory import inventory
 from paceline.machines.probe.telemetry import sample_telemetry
-from paceline.machines.slurm.record import read_slurm_record
 from paceline.runs import outcome
 from paceline.runs.checkpoints import remove_incomplete_checkpoints
 from paceline.runs.data_files import input_texts, make_tokens
@@ -299,8 +298,9 @@ def _follow_orphan(
     spec = record.spec
     assert spec is not None
     code: int | None = None
-    if spec.cluster.capabilities.queues:
-        if handle := slurm.attach(job, folder):
+    if spec.cluster.capabilities.outlives_controller:
+        machine = launcher(spec.cluster.launcher)
+        if handle := machine.attach(job, folder):
             write_value(folder / RUN_FILE, record)
             return _wait(
                 handle,
@@ -311,10 +311,9 @@ def _follow_orphan(
                 is_cancelled=is_cancelled,
                 kills_before=oom_kills(),
             )
-        earlier = read_slurm_record(folder)
-        code = earlier.attempts[-1].exit_code if earlier and earlier.attempts else None
+        code = machine.ended_code(folder)
     ending = find_run_ending(folder, record, code or 0, False, None)
-    # Without Slurm the processes ended with their controller, so only their own words count.
+    # With other launchers the processes ended with their controller: only their own words count.
     if code is None and ending.status not in ("ok", "oom", "nan"):
         return None
     return _with_ending(with_reported_settings(record, folder), ending, code, folder)

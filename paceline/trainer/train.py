@@ -275,7 +275,7 @@ def start_record(config: TrainerConfig, world: World, mesh: Mesh, corpus: Corpus
         "rank": world.rank,
         "world_size": world.size,
         "local_rank": world.local_rank,
-        "host": platform.node(),
+        "host": os.environ.get("PACELINE_HOST") or platform.node(),
         "pid": os.getpid(),
         "time_unix": time.time(),
         "torch": torch.__version__,

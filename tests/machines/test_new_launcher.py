@@ -46,7 +46,8 @@ def test_every_launcher_offers_what_the_protocol_names(name: str) -> None:
 
 
 def test_an_unknown_launcher_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UserError, match="not available; allowed: local, ray, slurm, ssh"):
+    allowed = "allowed: kubernetes, local, ray, slurm, ssh"
+    with pytest.raises(UserError, match=f"not available; {allowed}"):
         capabilities("pbs")
-    with pytest.raises(ValueError, match="allowed: local, ray, slurm, ssh"):
+    with pytest.raises(ValueError, match=allowed):
         Cluster(name="c", device="cpu", devices_per_node=1, launcher="pbs")

@@ -16,7 +16,7 @@ from paceline.core.result import Result, Status
 from paceline.files.run_folder import RunRecord, current_status, groups, read_record
 from paceline.layouts.sweep.plan import Combination, Sweep
 from paceline.layouts.sweep.result import SweepResult, SweepRow, figure_fields, mark_rows, sentences
-from paceline.machines import slurm
+from paceline.machines import cancel_orphan
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan, refresh
 from paceline.runs.tasks.runner import Observer, TaskQueue, TaskRun, TaskRunner
@@ -251,7 +251,7 @@ def run_sweep(
     """
     runner = SweepRunner(observer, root, command, tag, sweep.slots, sweep=sweep)
     for folder in (folder for trial in trials for folder in trial.orphans):
-        slurm.cancel_orphan(folder)
+        cancel_orphan(folder)
     arrays = root / sweep.name if sweep.queued else None
     interrupted = runner.run_tasks(missing_runs(sweep, trials), arrays, sweep.max_parallel)
     return sweep_result(

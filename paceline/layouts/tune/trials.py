@@ -27,7 +27,7 @@ from paceline.layouts.sweep.trials import (
 )
 from paceline.layouts.tune.candidates import Candidates, layout_overrides
 from paceline.layouts.tune.search import TrialOutcome
-from paceline.machines import slurm
+from paceline.machines import cancel_orphan
 from paceline.runs.tasks.runner import TaskQueue
 
 
@@ -60,7 +60,7 @@ class LayoutRunner:
                 return TrialOutcome("refused", None, 0.0, error.what)
         assert self.observer is not None
         for folder in trial.orphans:
-            slurm.cancel_orphan(folder)
+            cancel_orphan(folder)
         sweep, began = self._sweep(trial.choice), time.monotonic()
         runner = SweepRunner(self.observer, self.root, self.command, self.tag, sweep=sweep)
         task = SweepTask(trial, sum(map(has_figure, trial.results)) + 1)

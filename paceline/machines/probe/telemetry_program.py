@@ -282,7 +282,7 @@ def start_line(interval_s: float, counters: Counters, driver: Devices | None) ->
     return {
         "event": "telemetry",
         "schema_version": 1,
-        "host": platform.node(),
+        "host": os.environ.get("PACELINE_HOST") or platform.node(),
         "interval_s": interval_s,
         "sources": sources,
         "unknown": unknown,

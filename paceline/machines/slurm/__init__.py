@@ -131,6 +131,12 @@ def attach(job: Job, folder: Path) -> BatchRun | None:
     return BatchRun(job, folder, record.attempts[-1].job, may_retry=False, earlier=record)
 
 
+def ended_code(folder: Path) -> int | None:
+    """Return the exit code of a run's last job, if its end is recorded."""
+    record = read_slurm_record(folder)
+    return record.attempts[-1].exit_code if record and record.attempts else None
+
+
 def cancel_orphan(folder: Path) -> str | None:
     """Cancel the queued job of a run whose controller has died; return its number, if any.
 

@@ -52,7 +52,7 @@ class NetworkMeasurement(HostProgram):
 
     def run(self) -> None:
         """Join, and measure collectives and pairs."""
-        self.write("facts", schema=SCHEMA, host=platform.node())
+        self.write("facts", schema=SCHEMA, host=os.environ.get("PACELINE_HOST") or platform.node())
         self.part("join", self.join)
         if self.joined:
             self.part("collectives", self.collectives)

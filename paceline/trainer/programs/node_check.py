@@ -57,7 +57,7 @@ def node_facts() -> dict[str, Any]:
     """Return the facts that affect speed or health, None if unknown, in less than a second."""
     cores, (folder_free, folder_size) = usable_cores(), _disk(".")
     return {
-        "host": platform.node(),
+        "host": os.environ.get("PACELINE_HOST") or platform.node(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": _version("torch"),

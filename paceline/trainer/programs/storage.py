@@ -57,7 +57,7 @@ class StorageMeasurement(HostProgram):
 
     def run(self) -> None:
         """Measure all folders and write the end line."""
-        self.write("facts", schema=SCHEMA, host=platform.node())
+        self.write("facts", schema=SCHEMA, host=os.environ.get("PACELINE_HOST") or platform.node())
         for path in self.settings["paths"]:
             self.part(path, lambda path=path: self.folder(Path(path)))
         self.write("end")
