@@ -13,7 +13,7 @@ from pathlib import Path
 from paceline.audit.crosscheck import CellVerdict, check
 from paceline.audit.derivation import Cell
 from paceline.audit.rows import assume, audit_lines
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import UserError, unknown_name
 from paceline.core.layout import MODEL_AXES
 from paceline.core.printed import like
 from paceline.core.units import pluralize
@@ -282,9 +282,12 @@ def _audit_file(path: Path, options: TableDefaults) -> AuditReport:
         rows = references.read_source(path).rows
         return AuditReport(audit_rows(rows), tuple(samples_notes(rows)))
     if options.model is not None and options.model.lower() not in (names := recipe_names()):
-        hint = did_you_mean(options.model, names) or "`paceline recipes` lists them"
-        raise UserError(
-            f"recipe {options.model!r}", "is unknown", allowed=", ".join(names), remedy=hint
+        raise unknown_name(
+            f"recipe {options.model!r}",
+            "is unknown",
+            options.model,
+            names,
+            listing="paceline recipes",
         )
     table = read_csv(path, options)
     rows, assumptions = assume(table.rows, table.gated_is_open)

@@ -12,7 +12,7 @@ import typer
 from paceline.cli import quantities
 from paceline.cli.options import Panel
 from paceline.core.axes import AXES
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import UserError, unknown_name
 from paceline.core.layout import AXIS_FIELDS, MODEL_AXES, Layout
 
 SHORT_NAMES = {
@@ -133,14 +133,10 @@ def parse_layout(text: str | None) -> tuple[list[str], int | None]:
     for short, value in pairs:
         name = SHORT_NAMES.get(short, short.replace("-", "_"))
         if name != "dp" and name not in Layout.model_fields:
-            choices = ("dp", *SHORT_NAMES, *Layout.model_fields)
-            hint = did_you_mean(short, choices) or None
-            raise UserError(
-                where,
-                f"{short} is not part of a layout",
-                allowed=", ".join(("dp", *AXIS_FIELDS, "zero", "mbs", "recompute")),
-                remedy=hint,
-            )
+            names = ("dp", *AXIS_FIELDS, "zero", "mbs", "recompute")
+            aliases = (*SHORT_NAMES, *Layout.model_fields)
+            what = f"{short} is not part of a layout"
+            raise unknown_name(where, what, short, names, aliases=aliases)
         if name in settings:
             raise UserError(
                 where, f"sets {short} twice", allowed="each axis once", remedy="leave one out"

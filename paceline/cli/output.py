@@ -17,7 +17,7 @@ from rich.console import Console
 
 from paceline.cli.options import Json, Panel, ReportFormat
 from paceline.cli.terminal import echo
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import UserError, did_you_mean, unknown_name
 from paceline.core.secrets import redacted_words
 from paceline.report.csv_table import csv_text
 from paceline.report.document import Column, Document, Row
@@ -193,12 +193,7 @@ def _parse_condition(text: str, names: Sequence[str]) -> tuple[str, str]:
     if not equals:
         raise UserError(f"--where {text}", "is not column=value")
     if column not in names:
-        raise UserError(
-            f"--where {text}",
-            "is not a column",
-            allowed=", ".join(names),
-            remedy=did_you_mean(column, names) or None,
-        )
+        raise unknown_name(f"--where {text}", "is not a column", column, names)
     return column, value
 
 

@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli import quantities
 from paceline.cli.layout_options import FIELD_OF
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import UserError, unknown_name
 from paceline.core.quantity import MONEY_FORMS, parse_money
 from paceline.core.units import LARGEST_INT
 from paceline.estimate.request import EstimateRequest
@@ -83,13 +83,8 @@ def _parsed_setting(text: str, part: str, key: str, word: str) -> Any:
     """Return the value of one `key=value` of a scenario."""
     where = f"--compare {text}"
     if key not in SCENARIO_KEYS:
-        keys = (*SCENARIO_KEYS, *OVERRIDE_KEYS)
-        raise UserError(
-            where,
-            f"{part!r} is not a KEY=VALUE pair of a scenario",
-            allowed=", ".join(keys),
-            remedy=did_you_mean(key, keys) or ("" if "=" in part else "e.g. dtype=fp8") or None,
-        )
+        what = f"{part!r} is not a KEY=VALUE pair of a scenario, e.g. dtype=fp8"
+        raise unknown_name(where, what, key, (*SCENARIO_KEYS, *OVERRIDE_KEYS))
     setting = SCENARIO_KEYS[key]
     try:
         value = parse_money(word)[0] if key == "price" else setting.type(word)

@@ -15,7 +15,13 @@ from paceline.cli.options import ClusterName, Json, Panel, Variant
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.stage_progress import stage_display
 from paceline.cli.terminal import echo
-from paceline.core.errors import EXIT_GATE_FAILED, EXIT_SYSTEM_FAULT, SystemFaultError, UserError
+from paceline.core.errors import (
+    EXIT_GATE_FAILED,
+    EXIT_SYSTEM_FAULT,
+    SystemFaultError,
+    UserError,
+    unknown_name,
+)
 from paceline.core.hardware import Cluster
 from paceline.core.units import pluralize
 from paceline.engines import engine_names
@@ -136,8 +142,12 @@ def stage(
         if is_set and not dry_run:
             raise UserError(option, "has no effect without --dry-run", remedy="add --dry-run")
     if engine is not None and engine not in engine_names():
-        raise UserError(
-            f"--engine {engine}", "is unknown", allowed=", ".join(sorted(engine_names()))
+        raise unknown_name(
+            f"--engine {engine}",
+            "is unknown",
+            engine,
+            engine_names(),
+            listing="paceline recipes engines",
         )
     where = place.where(hosts, launcher, allocation, ssh_config, nodes=nodes)
     target = node_target(local, cluster, where)

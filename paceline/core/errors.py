@@ -67,6 +67,9 @@ def unreadable(where: str, error: OSError | UnicodeDecodeError) -> UserError:
 MAX_NAMES_LISTED = 8
 """Names that an error lists. Of more, it names the command that lists them or the closest ones."""
 
+MIN_SIMILARITY = 0.5
+"""Similarity from which on a name is listed before names that come earlier."""
+
 
 def unknown_name(
     where: str,
@@ -93,19 +96,20 @@ def unknown_name(
 
 
 def few_names(names: Iterable[str], word: str = "") -> str:
-    """Return the names, comma-separated; of too many, those most similar to `word`."""
+    """Return the names, comma-separated; of too many, those similar to `word` or the first ones."""
     names = list(names)
     if len(names) <= MAX_NAMES_LISTED:
         return ", ".join(names)
     matcher = difflib.SequenceMatcher(b=word.lower())
     by_similarity = sorted(names, key=lambda name: -_similarity(matcher, name))
-    more = len(names) - MAX_NAMES_LISTED
-    return f"{', '.join(by_similarity[:MAX_NAMES_LISTED])} and {more} more"
+    listed_names = [name for name in names if name in by_similarity[:MAX_NAMES_LISTED]]
+    return f"{', '.join(listed_names)} and {len(names) - len(listed_names)} more"
 
 
 def _similarity(matcher: difflib.SequenceMatcher[str], name: str) -> float:
     matcher.set_seq1(name.lower())
-    return matcher.ratio()
+    ratio = matcher.ratio()
+    return ratio if ratio >= MIN_SIMILARITY else 0.0
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

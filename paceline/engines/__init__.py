@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol, cast
 
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import UserError, unknown_name
 from paceline.core.hardware import Cluster
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
@@ -269,10 +269,7 @@ def _module_with(name: str, attribute: str, candidates: Callable[[], Iterable[st
         module = _module(name)
         if hasattr(module, attribute):
             return module
-    names = list(candidates())
-    raise UserError(
-        f"engine {name!r}",
-        "is unknown",
-        allowed=", ".join(names),
-        remedy=did_you_mean(name, names) or None,
-    )
+    kind, listing = ("log format", "paceline formats")
+    if attribute == "job":
+        kind, listing = "engine", "paceline recipes engines"
+    raise unknown_name(f"{kind} {name!r}", "is unknown", name, candidates(), listing=listing)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import UserError, did_you_mean, few_names
 from paceline.core.flops import CONVENTIONS, RECOMPUTE_SUFFIX, without_recompute
 from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.printed import read_printed
@@ -161,7 +161,10 @@ def _header(path: Path, lines: Sequence[tuple[int, list[str]]]) -> list[str]:
         if len(names) == 1 and re.search("[;\t|]", names[0]):
             near = "separate the cells by commas, and write decimals with a point"
         raise UserError(
-            f"{path}:{line}", "has no column of figures", allowed=", ".join(PRINTED), remedy=near
+            f"{path}:{line}",
+            "has no column of figures",
+            allowed=few_names(PRINTED, names[0]),
+            remedy=near,
         )
     for number, values in lines[1:]:
         if len(values) != len(names):

@@ -14,7 +14,7 @@ from pydantic import PositiveFloat, StringConstraints, field_validator, model_va
 
 from paceline.core.assets import Asset, graph_problem
 from paceline.core.compilation import CompileOption
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import UserError, did_you_mean, unknown_name
 from paceline.core.flops import validate_convention, without_recompute
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
@@ -453,11 +453,12 @@ def _batch_problems(recipe: Recipe, training: Training, world_size: int) -> list
 
 def _variant(recipe: Recipe, variant: str, path: Path) -> dict[str, Any]:
     if variant not in recipe.variants:
-        raise UserError(
+        raise unknown_name(
             f"{path}: variant {variant!r}",
             "is unknown",
-            allowed=", ".join(recipe.variants) or "this recipe has none",
-            remedy=did_you_mean(variant, recipe.variants) or None,
+            variant,
+            recipe.variants,
+            if_none="this recipe has none",
         )
     return {full_key(key): value for key, value in recipe.variants[variant].items()}
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, cast
 from pydantic import PositiveFloat, model_validator
 
 from paceline.core import rates
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import UserError, did_you_mean, few_names
 from paceline.core.flops import CONVENTIONS, without_recompute
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
@@ -281,7 +281,7 @@ def _files_with(name: str) -> Iterator[str]:
 
 
 def _unknown(where: str, word: str, choices: list[str]) -> UserError:
-    allowed = ", ".join(source_names())
+    allowed = few_names(source_names(), word)
     same_start = [name for name in source_names() if name.startswith(word)]
     hint = f"did you mean {' or '.join(same_start)}?" if len(same_start) > 1 else None
     hint = hint or did_you_mean(word, choices) or None

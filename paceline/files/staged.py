@@ -26,7 +26,7 @@ from paceline.core.assets import (
     Manifest,
     asset_key,
 )
-from paceline.core.errors import SystemFaultError, UserError, did_you_mean
+from paceline.core.errors import SystemFaultError, UserError, unknown_name
 from paceline.files.documents import read_value
 from paceline.files.home import home_path
 from paceline.files.recipe import Recipe
@@ -125,11 +125,12 @@ def staged_path(recipe: Recipe, name: str, root: Path | None = None) -> Path:
     root = stage_root(root)
     names = [asset.name for asset in recipe.assets]
     if name not in names:
-        raise UserError(
+        raise unknown_name(
             f"{recipe.name}: asset {name!r}",
             "is not declared",
-            allowed=", ".join(names) or "this recipe declares none",
-            remedy=did_you_mean(name, names) or None,
+            name,
+            names,
+            if_none="this recipe declares none",
         )
     if problem := staging_error(recipe, [name], root):
         raise problem

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from itertools import product
 
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import unknown_name
 from paceline.core.value import Value
 from paceline.files.yaml_file import read_shipped
 
@@ -65,11 +65,12 @@ class Study(Value):
             return self
         name = name or next(iter(self.benchmarks))
         if name not in self.benchmarks:
-            raise UserError(
+            raise unknown_name(
                 f"--benchmark {name}",
                 "is not a benchmark of this study",
-                allowed=", ".join(self.benchmarks) or "only studies of several benchmarks have it",
-                remedy=did_you_mean(name, self.benchmarks) or None,
+                name,
+                self.benchmarks,
+                if_none="only studies of several benchmarks have it",
             )
         values = {"benchmark": name, **self.benchmarks[name]}
         parts = {"full": self.full.with_values(values), "tiny": self.tiny.with_values(values)}
@@ -90,11 +91,6 @@ def load_study(name: str, benchmark: str | None = None) -> Study:
     """
     names = study_names()
     if name not in names:
-        raise UserError(
-            f"study {name!r}",
-            "is unknown",
-            allowed=", ".join(names),
-            remedy=did_you_mean(name, names) or None,
-        )
+        raise unknown_name(f"study {name!r}", "is unknown", name, names)
     path = resources.files("paceline.files") / "studies" / f"{name}.yaml"
     return Study.model_validate(read_shipped(path)).of_benchmark(benchmark)

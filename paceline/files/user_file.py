@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import UserError, did_you_mean, unreadable
+from paceline.core.errors import UserError, unknown_name, unreadable
 from paceline.files.documents import read_text
 from paceline.files.home import home_path
 
@@ -72,12 +72,7 @@ def _is_path(cluster: str) -> bool:
 
 def _problem(path: Path, key: str, value: Any) -> UserError | None:
     if key not in KEYS:
-        return UserError(
-            str(path),
-            f"unknown key {key!r}",
-            allowed=", ".join(KEYS),
-            remedy=did_you_mean(key, KEYS) or None,
-        )
+        return unknown_name(str(path), f"unknown key {key!r}", key, KEYS)
     types, meaning = KEYS[key]
     if isinstance(value, bool) or not isinstance(value, types) or value == "":
         return UserError(f"{path}: {key}", f"{value!r} is not {meaning}")

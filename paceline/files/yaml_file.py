@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from paceline.core.errors import UserError, did_you_mean, unreadable
+from paceline.core.errors import UserError, did_you_mean, few_names, unreadable
 from paceline.core.problem import problem_of_union
 from paceline.core.secrets import has_secret
 from paceline.files.documents import read_text
@@ -273,7 +273,9 @@ def _problem(
         problem = problem._replace(what=problem.what.removeprefix(f"{field}: "))
     allowed, remedy = _choices(first, model, tagged_path) or problem.allowed, None
     if first["type"] == "extra_forbidden":
-        remedy = did_you_mean(str(loc[-1]), (allowed or "").split(", "))
+        names = _fields_at(model, tagged_path[:-1])
+        allowed = few_names(names, str(loc[-1])) or problem.allowed
+        remedy = did_you_mean(str(loc[-1]), names)
     elif first["type"] == "literal_error" and isinstance(first["input"], str):
         remedy = did_you_mean(first["input"], (allowed or "").replace("'", "").split(", "))
     return UserError(
@@ -313,12 +315,8 @@ def _is_of_member(error: ErrorDetails, content: Any) -> bool:
 
 
 def _choices(error: ErrorDetails, model: type[BaseModel], loc: tuple[int | str, ...]) -> str | None:
-    """Return the allowed fields, for an unknown field or a value that is not a mapping."""
-    if error["type"] == "extra_forbidden":
-        return ", ".join(_fields_at(model, loc[:-1])) or None
-    if error["type"] == "model_type":
-        return f"fields: {', '.join(_fields_at(model, loc))}"
-    return None
+    """Return the allowed fields, for a value that is not a mapping."""
+    return f"fields: {few_names(_fields_at(model, loc))}" if error["type"] == "model_type" else None
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:

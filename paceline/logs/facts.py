@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import UserError, unknown_name
 from paceline.core.flops import CONVENTIONS, FRAMEWORK_CONVENTIONS, convention_of, without_recompute
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
@@ -283,12 +283,7 @@ def _dtype(name: str, where: str) -> str:
     dtypes = get_args(Dtype)
     dtype = DTYPE_NAMES.get(name.lower(), name.lower())
     if dtype not in dtypes:
-        raise UserError(
-            f"{where} {name}",
-            "is unknown",
-            allowed=", ".join(dtypes),
-            remedy=did_you_mean(dtype, list(dtypes)) or None,
-        )
+        raise unknown_name(f"{where} {name}", "is unknown", dtype, dtypes)
     return dtype
 
 
@@ -300,10 +295,5 @@ def _convention(name: str) -> str:
     convention = without_recompute(convention_of(name)[0])
     if convention not in CONVENTIONS:
         names = [*CONVENTIONS, *FRAMEWORK_CONVENTIONS]
-        raise UserError(
-            f"--convention {name}",
-            "is unknown",
-            allowed=", ".join(names),
-            remedy=did_you_mean(name, names) or None,
-        )
+        raise unknown_name(f"--convention {name}", "is unknown", name, names)
     return convention

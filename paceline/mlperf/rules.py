@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.core.errors import EXIT_GATE_FAILED, UserError, did_you_mean
+from paceline.core.errors import EXIT_GATE_FAILED, UserError, unknown_name
 from paceline.engines.log_reading.mllog import MlRecord
 
 UNOFFICIAL = "unofficial, not verified by MLCommons Association"
@@ -161,11 +161,12 @@ def find_benchmark(name: str, where: str) -> Benchmark:
     """
     benchmarks = BENCHMARKS | SCORED_ONLY | TINY_VARIANTS
     if name not in benchmarks:
-        raise UserError(
+        raise unknown_name(
             where,
             f"benchmark {name!r} is unknown",
-            allowed=", ".join((*BENCHMARKS, *SCORED_ONLY)),
-            remedy=did_you_mean(name, benchmarks) or None,
+            name,
+            (*BENCHMARKS, *SCORED_ONLY),
+            aliases=benchmarks,
         )
     return benchmarks[name]
 

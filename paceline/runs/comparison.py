@@ -19,7 +19,7 @@ from paceline.compare.published import (
 )
 from paceline.compare.sides import ComparisonSide, Pair
 from paceline.compare.significance import MARGIN, MIN_REPEATS, RunVariation
-from paceline.core.errors import PacelineError, UserError, did_you_mean
+from paceline.core.errors import PacelineError, UserError, unknown_name
 from paceline.core.metrics import METRICS
 from paceline.files import references
 from paceline.files.run_folder import read_record, run_folders
@@ -126,12 +126,7 @@ def _rows_of_recipe(side: ComparisonSide) -> list[references.Row]:
 
 def _check_choice(option: str, word: str, choices: Collection[str]) -> None:
     if word not in choices:
-        raise UserError(
-            f"{option} {word}",
-            "is unknown",
-            allowed=", ".join(choices),
-            remedy=did_you_mean(word, choices) or None,
-        )
+        raise unknown_name(f"{option} {word}", "is unknown", word, choices)
 
 
 def machine_scatter(root: Path, sides: Pair) -> RunVariation | None:

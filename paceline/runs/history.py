@@ -29,7 +29,7 @@ from paceline.compare.over_time.step_changes import (
     fit_series,
 )
 from paceline.compare.significance import MARGIN, RunVariation, estimate_run_variation
-from paceline.core.errors import PacelineError, UserError, did_you_mean
+from paceline.core.errors import PacelineError, UserError, did_you_mean, unknown_name
 from paceline.core.metrics import METRICS, metric_class
 from paceline.core.result import Result, finite_value
 from paceline.core.run import RunSettings
@@ -92,12 +92,7 @@ def recipe_history(
     Raises UserError for an unknown metric.
     """
     if metric not in METRICS:
-        raise UserError(
-            f"--metric {metric}",
-            "is not a metric",
-            allowed=", ".join(METRICS),
-            remedy=did_you_mean(metric, METRICS) or None,
-        )
+        raise unknown_name(f"--metric {metric}", "is not a metric", metric, METRICS)
     left_out: dict[str, list[str]] = {}
     units: set[str] = set()
     all_series = _group_into_series(_read_runs(folders, metric, units, left_out))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.errors import SystemFaultError, UserError, few_names
 from paceline.core.hardware import NARROW, Cluster, Dtype
 from paceline.core.job import Job
 from paceline.core.layout import AXIS_FIELDS
@@ -115,7 +115,7 @@ def _bare_recipe(request: Request) -> Recipe:
             raise UserError(
                 f"--set {text}",
                 "needs a recipe, and there is none",
-                allowed=", ".join(SETTABLE_FIELDS),
+                allowed=few_names(SETTABLE_FIELDS, name),
                 remedy="give the RECIPE that the command trains",
             )
         if subkey and not isinstance(fields.get(name, {}), dict):

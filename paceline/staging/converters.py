@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.core.assets import LAYOUT, Asset
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import UserError, unknown_name
 from paceline.core.value import Value
 from paceline.files.yaml_file import validate
 from paceline.machines.probe.inventory import usable_cores
@@ -227,12 +227,7 @@ def convert(name: str, conversion: ConversionJob) -> None:
     Also raises UserError if a library that the converter needs is not installed.
     """
     if name not in CONVERTERS:
-        raise UserError(
-            f"made asset: source {name!r}",
-            "is unknown",
-            allowed=", ".join(CONVERTERS),
-            remedy=did_you_mean(name, CONVERTERS) or None,
-        )
+        raise unknown_name(f"made asset: source {name!r}", "is unknown", name, CONVERTERS)
     try:
         CONVERTERS[name](conversion)
     except ModuleNotFoundError as error:

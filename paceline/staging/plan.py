@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.assets import LAYOUT, Asset, AssetState
-from paceline.core.errors import SystemFaultError, UserError, did_you_mean
+from paceline.core.errors import SystemFaultError, unknown_name
 from paceline.core.units import pluralize, si, verb_form
 from paceline.files.recipe import Recipe
 from paceline.files.staged import (
@@ -111,11 +111,8 @@ def _select_assets(recipe: Recipe, engine: str | None, names: Sequence[str]) -> 
     by_name = {asset.name: asset for asset in recipe.assets}
     for name in names:
         if name not in by_name:
-            raise UserError(
-                f"{recipe.name}: asset {name!r}",
-                "is not declared",
-                allowed=", ".join(by_name) or "none",
-                remedy=did_you_mean(name, by_name) or None,
+            raise unknown_name(
+                f"{recipe.name}: asset {name!r}", "is not declared", name, by_name, if_none="none"
             )
     queue = [
         asset

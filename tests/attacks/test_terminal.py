@@ -26,7 +26,7 @@ WRITTEN = r'"\e]0;owned\a\e[31m\x9b31m\u202ered"'
     [
         (f"{WRITTEN}: 1", "foreign.yaml"),
         (f"name: {WRITTEN}", "foreign.yaml"),
-        (f"engine: {WRITTEN}", "is unknown; allowed: command,"),
+        (f"engine: {WRITTEN}", "is unknown; `paceline recipes engines` lists them"),
     ],
 )
 def test_a_recipe_cannot_write_to_the_terminal(tmp_path: Path, line: str, words: str):

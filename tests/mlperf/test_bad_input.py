@@ -9,7 +9,10 @@ from tests.mlperf.test_cli import paceline
 
 @pytest.mark.parametrize(
     ("engine", "told"),
-    [("nemoo", "engine 'nemoo': is unknown; allowed: "), ("nemo", "allowed: native, mlperf\n")],
+    [
+        ("nemoo", "engine 'nemoo': is unknown; did you mean 'nemo'? `paceline rec"),
+        ("nemo", "allowed: native, mlperf\n"),
+    ],
 )
 def test_an_engine_that_makes_no_trials_is_named_before_any_layout(engine: str, told: str):
     cluster = ("--cluster", "lambda-gb300-nvl72")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import unknown_name
 from paceline.core.text import as_text
 from paceline.core.units import pluralize
 from paceline.files.log_file import LogFile
@@ -78,11 +78,12 @@ def resolve_ruleset(
     """
     if option is not None:
         if option not in (*rulesets, TINY_RULESET):
-            raise UserError(
+            raise unknown_name(
                 f"--ruleset {option}",
                 "is not known to the official checker",
-                allowed=", ".join((*rulesets, TINY_RULESET)),
-                remedy=did_you_mean(option, rulesets) or None,
+                option,
+                (*rulesets, TINY_RULESET),
+                aliases=rulesets,
             )
         return option, "option"
     names = [trial.benchmark for log in logs for trial in log.trials if trial.benchmark]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import UserError, unknown_name
 from paceline.core.mmdit import MMDiTShape
 from paceline.core.run import EngineSettings
 from paceline.engines import engine
@@ -171,12 +171,7 @@ def benchmark_of(request: SeriesRequest) -> Benchmark:
     names_and_recipes = {benchmark.recipe: benchmark for benchmark in BENCHMARKS.values()} | names
     name = request.benchmark.replace("_", "-").lower()
     if name not in names_and_recipes:
-        raise UserError(
-            f"benchmark {request.benchmark!r}",
-            "is not known",
-            allowed=", ".join(names),
-            remedy=did_you_mean(name, names) or None,
-        )
+        raise unknown_name(f"benchmark {request.benchmark!r}", "is not known", name, names)
     benchmark = names_and_recipes[name]
     return TINY_VARIANTS[f"{benchmark.name}_tiny"] if request.tiny else benchmark
 

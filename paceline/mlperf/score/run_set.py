@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import UserError, unknown_name
 from paceline.core.flops import FlopsInput, flops_per_sample
 from paceline.core.telemetry import (
     Energy,
@@ -91,12 +91,7 @@ def score(place: Path, ruleset: str | None = None, num_devices: int | None = Non
 def _check_known(ruleset: str) -> None:
     names = rulesets()
     if ruleset not in names:
-        raise UserError(
-            f"--ruleset {ruleset}",
-            "is not known",
-            allowed=", ".join(names),
-            remedy=did_you_mean(ruleset, names) or None,
-        )
+        raise unknown_name(f"--ruleset {ruleset}", "is not known", ruleset, names)
 
 
 def _ruleset(

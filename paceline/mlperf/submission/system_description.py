@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import SystemFaultError, UserError, did_you_mean
+from paceline.core.errors import SystemFaultError, UserError, unknown_name
 from paceline.core.hardware import Cluster
 from paceline.core.units import GIB, MIB
 from paceline.files import catalog
@@ -234,11 +234,8 @@ def describe(
 def _ruleset(option: str | None) -> str:
     rulesets = checker_rulesets()
     if option is not None and rulesets and option not in rulesets:
-        raise UserError(
-            f"--ruleset {option}",
-            "is not known to the official checker",
-            allowed=", ".join(rulesets),
-            remedy=did_you_mean(option, rulesets) or None,
+        raise unknown_name(
+            f"--ruleset {option}", "is not known to the official checker", option, rulesets
         )
     return option or DEFAULT_RULESET
 

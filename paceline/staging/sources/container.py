@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.assets import Asset
-from paceline.core.errors import SystemFaultError, UserError, did_you_mean
+from paceline.core.errors import SystemFaultError, UserError, unknown_name
 from paceline.files.programs import last_line, run_program
 
 DOCKER_HUB, NGC = "docker.io", "nvcr.io"
@@ -31,11 +31,8 @@ _ACCESS_DENIED = re.compile(
 def container_runtime(runtime: str | None) -> str:
     """Return the program that fetches images; raises UserError if none is installed."""
     if runtime and runtime not in RUNTIMES:
-        raise UserError(
-            f"--runtime {runtime}",
-            "is not a supported container program",
-            allowed=", ".join(RUNTIMES),
-            remedy=did_you_mean(runtime, RUNTIMES) or None,
+        raise unknown_name(
+            f"--runtime {runtime}", "is not a supported container program", runtime, RUNTIMES
         )
     names = (runtime,) if runtime else RUNTIMES
     for name in names:
