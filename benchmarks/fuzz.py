@@ -40,6 +40,7 @@ def campaign(surface: Surface, options: argparse.Namespace, place: Place) -> dic
     """
     faults: Counter[str] = Counter()
     first: dict[str, int] = {}
+    answers = place.num_answers
     number, slowest, began, processor = 0, 0.0, time.monotonic(), time.process_time()
     for parts in islice(surface.inputs(options.seed), options.inputs):
         if time.monotonic() - began > options.seconds:
@@ -53,6 +54,7 @@ def campaign(surface: Surface, options: argparse.Namespace, place: Place) -> dic
         number, slowest = number + 1, max(slowest, time.process_time() - before)
     return {
         "inputs": number,
+        "answers": place.num_answers - answers,
         "faults": dict(faults.most_common()),
         "first": first,
         "wall_s": round(time.monotonic() - began, 1),

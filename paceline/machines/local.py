@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from paceline.files.programs import die_with_parent
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER
 from paceline.machines import Handle, JobEnd, UnfitHost
 from paceline.machines.node.script import open_variables, secret_variables
+from paceline.machines.ssh import remote
 
 LOCAL_ADDRESS = "--local-addr=127.0.0.1"
 """Option that makes ranks meet at loopback. Their default is the machine's own name, which a
@@ -76,16 +78,20 @@ class LocalRun(Handle):
 
     process: subprocess.Popen[bytes]
     deadline: float | None
+    guard: subprocess.Popen[bytes] | None = None
+    """Process that ends what has left the job's family, also after the death of this process."""
     _family: dict[int, psutil.Process] = field(default_factory=dict[int, psutil.Process])
 
     def poll(self) -> int | None:
         """Return the exit code if the job has ended, else None.
 
-        Every descendant process seen so far is recorded for `sweep`.
+        Every descendant process seen so far is recorded for `sweep`. All are ended with the job.
         """
         code = self.process.poll()
         if code is None:
             self._remember()
+        else:
+            self._end_all()
         return code
 
     @property
@@ -132,10 +138,18 @@ class LocalRun(Handle):
             except psutil.NoSuchProcess:
                 continue
         psutil.wait_procs(list(self._family.values()), timeout=GRACE_S)
+        self._end_all()
 
     def verdict(self) -> JobEnd | None:
         """Return None: on one machine the ranks' processes report every cause of an end."""
         return None
+
+    def _end_all(self) -> None:
+        """Have the guard kill every process with the job's mark, and end."""
+        if self.guard is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.guard.communicate(b"end\n", timeout=GRACE_S)
+            self.guard = None
 
     def _wake(self) -> None:
         """Resume stopped processes, so that the pending SIGTERM makes them write their stacks."""
@@ -166,18 +180,24 @@ def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRu
     """Start the script that `prepare` wrote; its output goes to logs/launcher.log.
 
     `env` replaces this process's environment variables if given. If this process dies, the kernel
-    sends SIGTERM to the launcher, and the ranks end with it. Raises SystemFaultError if the job
-    cannot be started.
+    sends SIGTERM to the launcher, and the ranks end with it; the guard ends all others. Raises
+    SystemFaultError if the job cannot be started.
     """
+    mark = secrets.token_hex(16)
     deadline = None if job.timeout_s is None else time.monotonic() + job.timeout_s
     runs: list[LocalRun] = []
     try:
         # An interrupt inside Popen would leave a process that nobody knows and nobody stops.
         with (folder / LOGS_FOLDER / LAUNCHER_LOG).open("ab") as log, deferred_interrupts():
+            guard = _start_guard(mark) if sys.platform == "linux" else None
             process = subprocess.Popen(
                 ["bash", SCRIPT_FILE],
                 cwd=folder,
-                env={**(os.environ if env is None else env), **secret_variables(job.env)},
+                env={
+                    **(os.environ if env is None else env),
+                    **secret_variables(job.env),
+                    remote.MARK: mark,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -186,7 +206,7 @@ def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRu
                 if sys.platform == "linux"
                 else None,
             )
-            runs.append(LocalRun(process, deadline))
+            runs.append(LocalRun(process, deadline, guard))
     except OSError as error:
         raise SystemFaultError(
             str(folder), f"the job cannot be started: {error.strerror}"
@@ -196,6 +216,23 @@ def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRu
             run.stop()
         raise
     return runs[0]
+
+
+def _start_guard(mark: str) -> subprocess.Popen[bytes]:
+    """Start a process that ends all processes with a mark in their environment.
+
+    It does so at once after a line on its standard input, and with a grace period at the end of
+    the input, which is also the death of this process.
+    """
+    at_once = f"while paceline_signal {mark} 0 KILL; do sleep 0.05; done"
+    script = f"{remote.PROGRAM}if read -r; then {at_once}; else paceline_end {mark} 0; fi"
+    return subprocess.Popen(
+        ["bash", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, UnfitHost]:

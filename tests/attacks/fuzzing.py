@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import os
 import random
 import re
 import shutil
@@ -71,8 +72,11 @@ class Place:
 
     def __init__(self, root: Path) -> None:
         self.root, self.folder, self.temporary = root, root / "folder", root / "temporary"
+        self.num_answers = 0
+        """Number of inputs that were read without an error."""
         self.temporary.mkdir(parents=True)
         tempfile.tempdir = str(self.temporary)
+        os.environ["XDG_CACHE_HOME"] = str(self.folder / "cache")
         signal.signal(signal.SIGPROF, _too_long)
 
     def fault(self, surface: Surface, parts: Parts) -> str | None:
@@ -96,7 +100,10 @@ class Place:
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         try:
             surface.read(parts, self.folder)
+            self.num_answers += 1
         except PacelineError as error:
+            if "Too many open files" in error.what:
+                return "files stay open"
             return None if error.where and error.what else "an error without words"
         except KeyboardInterrupt:
             raise

@@ -381,7 +381,8 @@ def _report_example(rng: random.Random) -> Parts:
             with suppress(sqlite3.Error):
                 database.execute(text, [rng.choice(VALUES)] * statement.count("?"))
         database.commit()
-        return {"report.sqlite": database.serialize()}
+        content = database.serialize()
+    return {"report.sqlite": with_pieces(content, rng) if rng.random() < 0.2 else content}
 
 
 # Bundles and archives.
@@ -569,9 +570,7 @@ SURFACES = (
         partial(_read_profile, torch_traces.read_file),
         (*MUTATORS, packed),
     ),
-    Surface(
-        "nsys reports", _report_example, partial(_read_profile, nsys.read_file), (with_pieces,)
-    ),
+    Surface("nsys reports", _report_example, partial(_read_profile, nsys.read_file), NO_MUTATORS),
     Surface("bundles", _bundle_example, _bundle),
     Surface("archives of logs", _log_archive_example, _log_archive, TEXT),
     Surface("MLPerf results", _mlperf_example, _mlperf),

@@ -30,6 +30,7 @@ SLOW = {"run folders": 20, "bundles": 60, "archives of logs": 20}
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setattr(stats, "BOOTSTRAP_RESAMPLES", 10)
     monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return Place(tmp_path / "place")
 
 

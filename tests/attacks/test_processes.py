@@ -128,3 +128,50 @@ def test_ignored_hangups_stay_ignored(tmp_path: Path):
         check=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )
+
+
+STUBBORN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+with open(sys.argv[1], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+while os.path.exists(sys.argv[1]):
+    time.sleep(0.1)
+"""
+"""A program that ignores SIGTERM, with a child that has become one of init."""
+
+
+@pytest.mark.parametrize(
+    "number", [None, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda number: str(number)
+)
+def test_no_program_of_a_run_outlives_it(tmp_path: Path, number: signal.Signals | None):
+    """The run ends by itself, by a signal, or is killed."""
+    (tmp_path / "program.py").write_text(STUBBORN)
+    file = tmp_path / "pids"
+    command = [sys.executable, "-m", "paceline", "run", "--", sys.executable]
+    process = subprocess.Popen(
+        [*command, str(tmp_path / "program.py"), str(file)],
+        env={**os.environ, **own_folders(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
+    try:
+        assert _wait_for(lambda: file.exists() and len(file.read_text().splitlines()) == 2, 120)
+        pids = [int(line) for line in file.read_text().splitlines()]
+        if number is None:
+            family = {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
+            os.kill(next(pid for pid in pids if pid in family), signal.SIGKILL)
+        else:
+            process.send_signal(number)
+        process.wait(120)
+        ended = _wait_for(lambda: not any(map(psutil.pid_exists, pids)), 60)
+    finally:
+        process.kill()
+        process.wait()
+        file.unlink(missing_ok=True)
+    assert ended, "a process outlived its run"
