@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from paceline.core.errors import PacelineError
 from paceline.core.run_report import RunReport
+from paceline.core.secrets import REDACTED
 from paceline.core.steps import FLOATS, Steps
 from paceline.core.text import printable, shorten
 from paceline.core.units import pluralize
@@ -98,7 +99,11 @@ class Recomputation:
                     break
         else:
             self.num_values += ours is not _MISSING
-            if not _equal(ours, theirs) and len(self.differences) < MAX_DIFFERENCES:
+            if _equal(ours, theirs):
+                return
+            if isinstance(ours, str) and REDACTED in ours:
+                self.leave(document, path, "a secret was removed from it")
+            elif len(self.differences) < MAX_DIFFERENCES:
                 difference = Difference(
                     document=document,
                     field=path,

@@ -17,6 +17,7 @@ from paceline.runs.bundles.writing import write_bundle
 from paceline.runs.flow import finish
 from paceline.runs.recomputation import Recomputation, recompute
 from tests.attacks.fields import RUNS
+from tests.command import paceline
 
 GOOD = "2026-01-15-tiny-llama-good-dp2-2xcpu-7a10b1a2"
 
@@ -138,6 +139,13 @@ def test_the_last_digit_that_another_cpu_rounds_is_no_difference() -> None:
     assert len(outcome.differences) == 2
 
 
+def test_a_value_without_its_secret_is_listed_as_not_checked(without_page: Path) -> None:
+    edit(without_page, lambda result: result["versions"].update(torch="(redacted)"))
+    outcome = recompute(without_page)
+    assert not outcome.differences
+    assert [each.path for each in outcome.unchecked_parts] == ["result.json: versions.torch"]
+
+
 def changed_text(path: Path, old: str, new: str) -> None:
     text, count = re.subn(old, new, path.read_text(), count=1)
     assert count, (path, old)
@@ -192,3 +200,17 @@ def test_the_file_list_states_the_status_of_the_run(
 ) -> None:
     monkeypatch.setattr("paceline.runs.bundles.writing.current_status", lambda record: "failed")
     assert [each.field for each in bundled(without_page).differences] == ["status"]
+
+
+def test_no_list_believes_a_forged_result(without_page: Path) -> None:
+    def faster(result: dict[str, Any]) -> None:
+        result["metrics"]["step_time_s"]["value"] /= 10
+
+    edit(without_page, faster)
+    root = without_page.parent
+    for words in (("list",), ("history", "tiny-llama")):
+        done = paceline("runs", *words, runs=root)
+        assert done.returncode == 0, done.stderr
+        assert f"note: {GOOD}: result.json states step_time_s 0.00238" in done.stderr
+        assert "but its raw files do not" in done.stderr
+        assert "0.02387" in done.stdout and "0.002387" not in done.stdout
