@@ -9,6 +9,7 @@ import typer
 from paceline.cli.options import Json, Junit, Markdown, RunsDir
 from paceline.cli.output import TableFormat, emit, render
 from paceline.cli.terminal import echo
+from paceline.compare.judgement import LIKELY
 from paceline.files.documents import write_output
 from paceline.files.run_folder import runs_root
 from paceline.runs.command_pairs import (
@@ -20,7 +21,10 @@ from paceline.runs.command_pairs import (
 from paceline.runs.comparison import parse_margin
 from paceline.runs.comparison_report import commands_junit_xml
 
-EXIT_CODES = {"same": 0, "faster": 0, "better": 0, "undecided": 4}
+EXIT_CODES = {
+    **dict.fromkeys(("same", "faster", "better"), 0),
+    **dict.fromkeys(("undecided", *LIKELY), 4),
+}
 """Exit code by verdict, as for `compare`; all other verdicts exit with 3."""
 
 
@@ -65,12 +69,13 @@ def ab(
     """Run two commands in turns until it is decided which one is better.
 
     The order is A B, B A, A B, and so on. After 3, 4, 5, 6, 8, 10, ... pairs a sequential test
-    decides whether to stop. Equal commands are called different in at most 5% of comparisons.
+    decides whether to stop. Equal commands are called different in at most 5% of comparisons, and
+    likely different in 2% more.
     Outputs and results are kept in the folder `ab` of the runs. Ctrl-C ends the running command
     and its children.
 
     Exit codes, as for `compare`: 0 same, faster or better; 3 slower, worse, a failed command, or
-    values that do not match; 4 undecided.
+    values that do not match; 4 undecided or likely.
 
     Examples:
 

@@ -21,7 +21,8 @@ OCCASION_GAP = timedelta(hours=6)
 MIN_CONFOUNDING = 0.5
 """Sides that share their occasions better than this count as measured in turns."""
 MAX_BLOCKS = 3
-"""Sides whose runs form at most this number of blocks (AAA BBB A) in time are not interleaved."""
+"""Sides whose runs form at most this number of blocks (AAA BBB A) in time are not interleaved. Two
+runs per side are interleaved in three (A BB A)."""
 PLANNED_CHANGES = (0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2)
 """Changes among which the smallest that further runs would find is reported."""
 MIN_SURE_STEPS = 20
@@ -39,6 +40,8 @@ class FewRunsRule:
     """Run-to-run variation of the step time."""
     confounding: float = 0.0
     """See `with_occasions`; 0 for sides whose runs alternate."""
+    blocks: float = 0.0
+    """See `with_occasions`; 0 unless the runs of one occasion form blocks."""
     is_own: bool = False
     """True if the prior is the history of this machine."""
     decides: bool = True
@@ -55,21 +58,30 @@ class RunOrder:
 
     @property
     def not_interleaved(self) -> bool:
-        """True if at least three runs of each side form only two or three blocks in time."""
+        """True if the runs form only two blocks in time, or three of three or more runs a side."""
         times = self._times
-        if times is None or min(map(len, times)) < MIN_REPEATS:
+        if times is None or max(map(len, times)) < 2:
             return False
         # Runs of the same time alternate: (time, number of the run on its side, side).
         runs = [(time, i, at) for at, side in enumerate(times) for i, time in enumerate(side)]
-        return len(list(groupby(at for *_, at in sorted(runs)))) <= MAX_BLOCKS
+        most = MAX_BLOCKS if min(map(len, times)) >= MIN_REPEATS else 2
+        return len(list(groupby(at for *_, at in sorted(runs)))) <= most
 
     @property
     def confounding(self) -> float:
         """Share of the variation between occasions that separates the sides; see with_occasions."""
         if self.sides.baseline.published:
             return 0.0 if len(self.sides.candidate.valid_runs) >= MIN_REPEATS else 1.0
-        amount = max(2.0 * (self.is_unknown or self.not_interleaved), self._days, self._hosts)
+        apart = self.is_unknown or (self.not_interleaved and bool(self._breaks))
+        amount = max(2.0 * apart, self._days, self._hosts)
         return min(2.0, amount) if amount >= MIN_CONFOUNDING else 0.0
+
+    @property
+    def blocks(self) -> float:
+        """Sum of 1 - 1/n over the sides if their runs of one occasion form blocks, else 0."""
+        if not self.not_interleaved or self._breaks:
+            return 0.0
+        return sum(1 - 1 / n for n in self.sides.sizes)
 
     @property
     def is_unknown(self) -> bool:
@@ -117,14 +129,18 @@ class RunOrder:
         counts = [len(baseline), len(candidate)]
         return (baseline, candidate) if counts == self.sides.sizes else None
 
+    @cached_property
+    def _breaks(self) -> list[datetime]:
+        """The first run of each occasion after the first."""
+        in_order = sorted(time for side in self._times or () for time in side)
+        return [later for earlier, later in pairwise(in_order) if later - earlier > OCCASION_GAP]
+
     @property
     def _days(self) -> float:
         if self._times is None:
             return 0.0
-        in_order = sorted(time for side in self._times for time in side)
-        breaks = [later for earlier, later in pairwise(in_order) if later - earlier > OCCASION_GAP]
         baseline, candidate = (
-            [sum(time >= each for each in breaks) for time in side] for side in self._times
+            [sum(time >= each for each in self._breaks) for time in side] for side in self._times
         )
         return _imbalance(baseline, candidate)
 
@@ -176,9 +192,11 @@ def few_runs_rule(
         and len(sides.candidate.valid_runs) < MIN_REPEATS
         and variation is None
     )
+    order = RunOrder(sides)
     return FewRunsRule(
         prior,
-        RunOrder(sides).confounding,
+        order.confounding,
+        order.blocks,
         is_own=variation is not None,
         decides=not few_against_published and not unsteady_runs(sides),
         machine=machine,

@@ -167,8 +167,7 @@ def _verdict(
         repeats_needed, how = _repeats(primaries, verdict, sides)
     low = bool(remarks.why_low)
     observed = evidence = ""
-    is_few = min(sides.sizes) < MIN_REPEATS or rule.confounding > 0
-    if lead.low is not None and rule.decides and is_few and metric_class(lead.metric).is_speed:
+    if lead.by_known_variation and metric_class(lead.metric).is_speed:
         evidence = evidence_text(sides, lead.ratio or 1.0, rule, variation)
     if lead.ratio is None or verdict == "invalid":
         text = f"Not judged: {lead.metric} is not known ({lead.note or 'no value'})."
@@ -185,6 +184,7 @@ def _verdict(
         few = min(sides.sizes) < MIN_REPEATS
         if evidence and is_open and few and rule.prior and variation is None:
             text += f" {plan_text(rule.prior)}"
+        is_few = few or rule.confounding > 0
         if verdict == "undecided" and is_few and (unsteady := unsteady_runs(sides)):
             text += f" Step time of {', '.join(unsteady)} is not stationary: {ONE_LEVEL}."
         text += " Low confidence." if low and not is_open else ""
@@ -302,7 +302,8 @@ def _repeats(
             "quieter machine or another margin decides sooner"
         )
     most = max((plan for plan in plans if plan is not None), default=1)
-    turns = "interleaved (A B A B ...); " if RunOrder(sides).confounding else ""
+    order = RunOrder(sides)
+    turns = "interleaved (A B A B ...); " if order.confounding or order.blocks else ""
     chance = "decides with 80% probability if ratio and spread stay as they are"
     return max(most, 1), turns + chance
 

@@ -74,6 +74,8 @@ class MetricComparison(Value):
     verdict: MetricVerdict = "unknown"
     repeats_needed: NonNegativeInt | None = None
     """Further repeats per side for a decision; None if the number cannot be determined."""
+    by_known_variation: bool = False
+    """True if the verdict uses the variation of the machine or of its class."""
     follows: str | None = None
     """The metric that this one expresses in another unit, so that it is not an independent test."""
     note: str | None = None
@@ -179,6 +181,8 @@ LABELS: dict[str, str] = {
     "better": "▲ better",
     "likely faster": "△ likely faster",
     "likely slower": "▽ likely slower",
+    "likely better": "△ likely better",
+    "likely worse": "▽ likely worse",
     "slower": "▼ slower",
     "worse": "▼ worse",
     "differs": "≠ differs",
@@ -194,7 +198,14 @@ SMALLEST_SHOWN = 5e-5
 """Relative difference below which two values are reported as equal."""
 
 GOOD = frozenset({"same", "faster", "better", "pass"})
-LIKELY = frozenset({"likely slower", "likely faster"})
+LIKELY = frozenset({"likely slower", "likely faster", "likely worse", "likely better"})
+LIKELY_WORD: dict[str, Verdict] = {
+    "slower": "likely slower",
+    "likely slower": "likely slower",
+    "faster": "likely faster",
+    "likely faster": "likely faster",
+}
+"""Verdict on a series that a sequential test left undecided, by the verdict on all its runs."""
 PLAIN = frozenset({"undecided", "none", *LIKELY})
 
 

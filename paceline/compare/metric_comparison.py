@@ -44,6 +44,7 @@ class RatioTest:
     p: float | None = None
     repeats_needed: int | None = 0
     note: str | None = None
+    by_known_variation: bool = False
 
 
 def compare_metrics(
@@ -97,24 +98,28 @@ def compare_values(
     """Compare the candidate with the baseline, given one positive value per run.
 
     `published` means that the baseline is one published figure. Three repeats per side that
-    alternate are tested by their own variation. With fewer, or if the sides were measured on
-    different occasions, the `rule` decides. Without a rule, fewer repeats are undecided, except for
-    values that are counted (bytes, for example) rather than timed: the margin decides those, and
-    `known_error` is then the argument of `decide_by_margin`. `steps_error` is the error of few runs
-    that short or noisy runs add to the run-to-run variation.
+    alternate are tested by their own variation, and together with the prior of the `rule`: the
+    surer result counts, so that a third run never hides what two runs show. With fewer, or if the
+    sides were measured on different occasions or in blocks, the `rule` decides. Without a rule,
+    fewer repeats are undecided, except for values that are counted (bytes, for example) rather than
+    timed: the margin decides those, and `known_error` is then the argument of `decide_by_margin`.
+    `steps_error` is the error of few runs that short or noisy runs add to the run-to-run variation.
     """
     log_ratio = float(np.mean(np.log(candidate)) - np.mean(np.log(baseline)))
     sizes = [len(candidate)] if published else [len(baseline), len(candidate)]
     few = min(sizes) < MIN_REPEATS
-    prior, confounding = rule.prior, rule.confounding
-    if not is_count and prior and rule.decides and (few or confounding):
-        estimate = compare_with_prior(baseline, candidate, prior, published)
+    prior = None if is_count else rule.prior
+    is_apart = bool(rule.confounding or rule.blocks)
+    moderated = None
+    if prior and rule.decides:
+        moderated = compare_with_prior(baseline, candidate, prior, published)
         if few:
-            error = hypot(estimate.standard_error, steps_error)
-            estimate = replace(estimate, standard_error=error)
-        wider = with_occasions(estimate, confounding, prior)
-        change = decide_few(wider, margin, resolution, may_be_same=not few or rule.is_own)
-        return _ratio_test(estimate, wider, change, sizes, margin, resolution)
+            error = hypot(moderated.standard_error, steps_error)
+            moderated = replace(moderated, standard_error=error)
+        if few or is_apart:
+            wider = with_occasions(moderated, rule.confounding, prior, rule.blocks)
+            change = decide_few(wider, margin, resolution, may_be_same=not few or rule.is_own)
+            return _ratio_test(moderated, wider, change, sizes, margin, resolution, by_prior=True)
     if few:
         change = decide_by_margin(log_ratio, known_error, margin, resolution)
         change = change if is_count else "undecided"
@@ -124,14 +129,19 @@ def compare_values(
         if published
         else compare_repeats(baseline, candidate)
     )
-    if not is_count and prior and confounding:
-        wider = with_occasions(estimate, confounding, prior)
+    wider = estimate
+    if prior and is_apart:
+        wider = with_occasions(estimate, rule.confounding, prior, rule.blocks)
     elif estimate.identical:
         change = decide_by_margin(log_ratio, 0.0, margin, resolution)
         return RatioTest(estimate.ratio, change, note=IDENTICAL)
-    else:
-        wider = estimate
     change = decide(wider, margin, resolution)
+    if change == "undecided" and moderated:
+        by_prior = decide_few(moderated, margin, resolution, may_be_same=False)
+        if by_prior != "undecided":
+            return _ratio_test(
+                estimate, moderated, by_prior, sizes, margin, resolution, by_prior=True
+            )
     return _ratio_test(estimate, wider, change, sizes, margin, resolution)
 
 
@@ -142,6 +152,8 @@ def _ratio_test(
     sizes: Sequence[int],
     margin: float,
     resolution: float,
+    *,
+    by_prior: bool = False,
 ) -> RatioTest:
     """Return the result by the estimate `wider`.
 
@@ -156,7 +168,9 @@ def _ratio_test(
     else:
         repeats_needed = further_repeats(estimate, min(sizes), max(sizes), margin, resolution)
     p = wider.p_value(resolution)
-    return RatioTest(wider.ratio, change, *wider.interval(), p=p, repeats_needed=repeats_needed)
+    return RatioTest(
+        wider.ratio, change, *wider.interval(), p, repeats_needed, by_known_variation=by_prior
+    )
 
 
 def _compare(
@@ -197,7 +211,14 @@ def _compare(
         update={
             **{
                 key: getattr(contrast, key)
-                for key in ("ratio", "low", "high", "p", "repeats_needed")
+                for key in (
+                    "ratio",
+                    "low",
+                    "high",
+                    "p",
+                    "repeats_needed",
+                    "by_known_variation",
+                )
             },
             "note": contrast.note if speed else None,
             "resolution": resolution,

@@ -166,7 +166,9 @@ def _power(sides: Pair, primary: MetricComparison, margin: float) -> list[str]:
     few = min(sides.sizes) < MIN_REPEATS or len(known_spreads) < len(sides.sizes)
     # Differences within margin and rounding are never reported, so their power is meaningless.
     hidden = 2 * margin <= margin + primary.resolution
-    if few or hidden or RunOrder(sides).confounding or primary.verdict not in ("same", "undecided"):
+    order = RunOrder(sides)
+    is_apart = bool(order.confounding or order.blocks)
+    if few or hidden or is_apart or primary.verdict not in ("same", "undecided"):
         return []
     n, variances = min(sides.sizes), [spread**2 for spread in known_spreads]
     variation = (sum(variances) / len(known_spreads)) ** 0.5

@@ -15,7 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from paceline.compare.few_runs import FewRunsRule, published_prior
 from paceline.compare.judgement import percent_change, verdict_label, verdict_tone
+from paceline.compare.metric_comparison import compare_values
 from paceline.compare.sequential.interim_analysis import (
     ERROR,
     Design,
@@ -29,6 +31,7 @@ from paceline.core.interrupts import deferred_interrupts
 from paceline.core.secrets import redact
 from paceline.core.units import percent, pluralize, significant
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
+from paceline.files.catalog import variation_class
 from paceline.files.documents import parse_json, text_blocks, write_text, write_value
 from paceline.files.run_folder import new_folder
 from paceline.report.document import Column, Document, Table, Verdict
@@ -43,7 +46,19 @@ GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL for a command that is stopped."""
 LETTERS = "AB"
 
-CommandVerdict = Literal["same", "faster", "slower", "better", "worse", "undecided", "invalid"]
+CommandVerdict = Literal[
+    "same",
+    "faster",
+    "slower",
+    "likely faster",
+    "likely slower",
+    "better",
+    "worse",
+    "likely better",
+    "likely worse",
+    "undecided",
+    "invalid",
+]
 
 
 @dataclass(frozen=True)
@@ -185,8 +200,8 @@ def compare_commands(
         if fault:
             break
         if pair in points:
-            a, b = ([r.value or 0.0 for r in runs if r.side == letter] for letter in LETTERS)
-            analysis = analyze_at(a, b, Design(request.max_pairs, request.margin))
+            design = Design(request.max_pairs, request.margin)
+            analysis = analyze_at(*_values(runs, pair), design)
             watch(f"after {pluralize(pair, 'pair')}: {_interval(analysis)}")
             if analysis.conclusion != "continue":
                 break
@@ -328,7 +343,7 @@ def _result(
     if fault:
         verdict, sentence = "invalid", f"Not judged: {fault}."
     else:
-        verdict = _verdict(request, analysis)
+        verdict = _verdict(request, analysis, runs)
         sentence = _sentence(request, analysis, verdict)
     return CommandComparison(
         verdict=verdict,
@@ -349,15 +364,33 @@ def _result(
     )
 
 
-def _verdict(request: PairsRequest, analysis: PairsAnalysis | None) -> CommandVerdict:
-    if analysis is None or analysis.change == "undecided":
+def _verdict(
+    request: PairsRequest, analysis: PairsAnalysis | None, runs: list[CommandResult]
+) -> CommandVerdict:
+    """Return the verdict of the sequential test, or a likely one by the rule of `compare`."""
+    if analysis is None:
         return "undecided"
-    if analysis.change == "same":
-        return "same"
-    improves = (analysis.change == "higher") == request.higher_is_better
-    if request.metric.source == SECONDS:
-        return "faster" if improves else "slower"
-    return "better" if improves else "worse"
+    change = analysis.change
+    is_likely = change == "undecided"
+    is_time = request.metric.source == SECONDS
+    if is_likely:
+        prior = published_prior(variation_class(None)) if is_time else None
+        values = _values(runs, analysis.num_pairs)
+        change = compare_values(*values, request.margin, rule=FewRunsRule(prior)).change
+    if change in ("undecided", "same"):
+        return "undecided" if is_likely else "same"
+    improves = change.endswith("higher") == request.higher_is_better
+    word = ("slower", "faster")[improves] if is_time else ("worse", "better")[improves]
+    return f"likely {word}" if is_likely else word  # pyright: ignore[reportReturnType]
+
+
+def _values(runs: list[CommandResult], num_pairs: int) -> tuple[list[float], list[float]]:
+    """Return the values of A and of B in the first pairs."""
+    a, b = (
+        [run.value or 0.0 for run in runs if run.side == letter and run.pair <= num_pairs]
+        for letter in LETTERS
+    )
+    return a, b
 
 
 def _sentence(
@@ -369,13 +402,14 @@ def _sentence(
     match verdict:
         case "same":
             return f"B is the same as A: {figures}."
-        case "undecided":
+        case "undecided" | "likely slower" | "likely faster" | "likely worse" | "likely better":
             why = (
                 "further pairs are unlikely to decide"
                 if analysis.conclusion == "futile"
                 else f"{pluralize(analysis.num_pairs, 'pair')} did not decide"
             )
-            return f"Not proven: {why}: {figures}."
+            head = "" if verdict == "undecided" else f"B is {verdict} than A. "
+            return f"{head}Not proven: {why}: {figures}."
         case _:
             return f"B is {verdict} than A: {figures}."
 

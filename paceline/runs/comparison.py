@@ -138,7 +138,8 @@ def machine_scatter(root: Path, sides: Pair) -> RunVariation | None:
     """
     if not all(side.valid_runs for side in sides.each):
         return None
-    if min(sides.sizes) >= MIN_REPEATS and not RunOrder(sides).confounding:
+    order = RunOrder(sides)
+    if min(sides.sizes) >= MIN_REPEATS and not order.confounding and not order.blocks:
         return None
     candidate_folders = {
         Path(member.place).resolve() for member in sides.candidate.valid_runs if member.place

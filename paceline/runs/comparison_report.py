@@ -257,15 +257,16 @@ def junit_xml(comparison: Comparison) -> str:
 def commands_junit_xml(comparison: CommandComparison) -> str:
     """Return a test suite with one test: whether command B is as good as A.
 
-    A worse, failed or different command is a failure. An undecided comparison is an error.
+    A worse, failed or different command is a failure. An undecided or likely verdict is an error.
     """
     suite = ElementTree.Element("testsuite", name="paceline ab")
     test = _case(
         suite, f"{comparison.commands[1]} against {comparison.commands[0]}", comparison.metric
     )
-    tag = {"undecided": "error", "same": None, "faster": None, "better": None}.get(
-        comparison.verdict, "failure"
-    )
+    tags = {"same": None, "faster": None, "better": None}
+    tag = tags.get(comparison.verdict, "failure")
+    if comparison.verdict == "undecided" or comparison.verdict in LIKELY:
+        tag = "error"
     if tag:
         _fault(test, tag, comparison.verdict, comparison.sentence)
     suite.set("tests", "1")

@@ -152,6 +152,35 @@ def test_days_of_one_side_are_no_difference(days: float, within: float, order: s
     assert false_alarms(days, within, 0.10, order)["slower"] >= 0.9
 
 
+def test_more_runs_in_blocks_or_turns_need_a_smaller_difference():
+    """Three runs of A, then three of B, on one day needed more than one run each: 3.7 and 5.9%."""
+    change = {"likely": 0.032, "proven": 0.074}
+    spread = [0.2 * np.exp(0.003 * at) for at in (-1.0, 0.0, 1.0)]
+    orders = {1: ([0], [1]), 2: ([0, 1], [2, 3]), 3: ([0, 1, 2], [3, 4, 5])}
+    for n, (a_hours, b_hours) in orders.items():
+        for word, size in change.items():
+            times = spread[:n] if n < 3 else spread
+            b_times = [time * (1 + size) for time in times]
+            judged = judge(runs_at("a", times, a_hours), runs_at("b", b_times, b_hours))
+            assert judged.verdict in ("slower", "likely slower") if word == "likely" else "slower"
+            assert (judged.verdict == "slower") >= (word == "proven" or n > 1)
+            assert judged.confidence == "low" and "published pairs" in judged.evidence
+    turns = judge(
+        runs_at("a", spread, [0, 3, 4]), runs_at("b", [t * 1.032 for t in spread], [1, 2, 5])
+    )
+    assert (turns.verdict, turns.evidence, turns.confidence) == ("slower", "", "normal")
+
+
+def test_a_third_run_does_not_hide_what_two_runs_show():
+    """The runs of A vary by 3%, so their own variation decides nothing below 7.4%."""
+    a = runs_at("a", [0.2, 0.206, 0.194], [0, 3, 4])
+    b = runs_at("b", [0.2135, 0.2130, 0.2125], [1, 2, 5])
+    judged = judge(a, b)
+    assert judged.verdict == "slower" and "published pairs" in judged.evidence
+    assert judged.low is not None and judged.low > 1
+    assert judge(a, runs_at("b", [0.2095, 0.2090, 0.2085], [1, 2, 5])).verdict == "likely slower"
+
+
 def test_sides_that_share_their_days_are_tested_by_their_own_runs():
     rates = false_alarms(0.01, 0.003, 0.02, "ABABAB ABAB", trials=40)
     assert rates["slower"] >= 0.9

@@ -86,6 +86,28 @@ def test_a_failed_command_and_a_missing_value_are_never_a_verdict(program: Path)
     assert "A has no value of 'speed ([0-9.]+)'" in missing["sentence"]
 
 
+def test_pairs_that_do_not_decide_can_be_likely(program: Path):
+    """Differences of 9, 3 and 9%: too uneven for the sequential test, enough for `compare`."""
+    program.write_text(
+        "import sys\nfrom pathlib import Path\ncount = Path(sys.argv[1])\n"
+        "n = len(count.read_text()) if count.exists() else 0\ncount.write_text('x' * (n + 1))\n"
+        "print('step_time:', sys.argv[2].split(',')[n])\n"
+    )
+    a, b = (
+        f"{sys.executable} {program} {program.parent / side} {values}"
+        for side, values in (("a", "1.00,1.02,0.98"), ("b", "1.09,1.05,1.07"))
+    )
+    options = ("--metric", STEP_TIME, "--max-pairs", "3")
+    result = compared(program, a, b, *options, code=4)
+    assert result["verdict"] == "likely worse"
+    assert result["sentence"].startswith("B is likely worse than A. Not proven: 3 pairs")
+    for side in "ab":
+        (program.parent / side).unlink()
+    assert compared(program, a, b, *options, "--higher-is-better", code=4)["verdict"] == (
+        "likely better"
+    )
+
+
 def test_too_few_pairs_are_undecided(program: Path):
     a, b = command(program, "a", 1.0), command(program, "b", 1.0)
     result = compared(program, a, b, "--metric", STEP_TIME, "--max-pairs", 3, code=4)

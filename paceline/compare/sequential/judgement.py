@@ -8,6 +8,8 @@ from typing import Literal
 
 from paceline.compare.judge import ONE_LEVEL, has_level_shift, judge
 from paceline.compare.judgement import (
+    LIKELY,
+    LIKELY_WORD,
     Comparison,
     KeyDifference,
     MetricVerdict,
@@ -185,7 +187,9 @@ def _analyzed_result(
     if several_levels:
         looks = [replace(k, conclusion="futile") if k.conclusion == "same" else k for k in looks]
     last = looks[-1]
-    verdict = metric_verdict(name, last.change)
+    verdict: Verdict = metric_verdict(name, last.change)  # pyright: ignore[reportAssignmentType]
+    if last.conclusion in ("futile", "undecided") and not several_levels:
+        verdict = LIKELY_WORD.get(comparison.verdict, verdict)
     text = _sentence(sides, name, verdict, last, rounded_design)
     if several_levels and last.conclusion == "futile":
         text += f" To decide, {ONE_LEVEL}."
@@ -214,7 +218,7 @@ def _analyzed_result(
 
 
 def _sentence(
-    sides: Pair, metric: str, verdict: MetricVerdict, look: PairsAnalysis, design: Design
+    sides: Pair, metric: str, verdict: Verdict, look: PairsAnalysis, design: Design
 ) -> str:
     base, cand = sides.baseline.name, sides.candidate.name
     figures = (
@@ -230,6 +234,8 @@ def _sentence(
         "futile": f"Undecided, and {design.max_pairs} pairs are unlikely to decide it",
         "undecided": f"Undecided after all {pluralize(look.num_pairs, 'pair')}",
     }
+    if verdict in LIKELY:
+        return f"{cand} is {verdict} than {base}. {heads[look.conclusion]}: {figures}; {possible}."
     if look.conclusion in heads:
         return f"{heads[look.conclusion]}: {figures}; {possible}."
     return f"{cand} is {verdict} than {base}: {figures}."
