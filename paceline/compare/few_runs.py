@@ -72,8 +72,8 @@ class RunOrder:
         """Share of the variation between occasions that separates the sides; see with_occasions."""
         if self.sides.baseline.published:
             return 0.0 if len(self.sides.candidate.valid_runs) >= MIN_REPEATS else 1.0
-        apart = self.is_unknown or (self.not_interleaved and bool(self._breaks))
-        amount = max(2.0 * apart, self._days, self._hosts)
+        is_apart = self.is_unknown or (self.not_interleaved and bool(self._breaks))
+        amount = max(2.0 * is_apart, self._days, self._hosts)
         return min(2.0, amount) if amount >= MIN_CONFOUNDING else 0.0
 
     @property

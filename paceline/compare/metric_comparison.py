@@ -110,16 +110,16 @@ def compare_values(
     few = min(sizes) < MIN_REPEATS
     prior = None if is_count else rule.prior
     is_apart = bool(rule.confounding or rule.blocks)
-    moderated = None
+    by_rule = None
     if prior and rule.decides:
-        moderated = compare_with_prior(baseline, candidate, prior, published)
+        by_rule = compare_with_prior(baseline, candidate, prior, published)
         if few:
-            error = hypot(moderated.standard_error, steps_error)
-            moderated = replace(moderated, standard_error=error)
+            error = hypot(by_rule.standard_error, steps_error)
+            by_rule = replace(by_rule, standard_error=error)
         if few or is_apart:
-            wider = with_occasions(moderated, rule.confounding, prior, rule.blocks)
+            wider = with_occasions(by_rule, rule.confounding, prior, rule.blocks)
             change = decide_few(wider, margin, resolution, may_be_same=not few or rule.is_own)
-            return _ratio_test(moderated, wider, change, sizes, margin, resolution, by_prior=True)
+            return _ratio_test(by_rule, wider, change, sizes, margin, resolution, by_prior=True)
     if few:
         change = decide_by_margin(log_ratio, known_error, margin, resolution)
         change = change if is_count else "undecided"
@@ -136,11 +136,11 @@ def compare_values(
         change = decide_by_margin(log_ratio, 0.0, margin, resolution)
         return RatioTest(estimate.ratio, change, note=IDENTICAL)
     change = decide(wider, margin, resolution)
-    if change == "undecided" and moderated:
-        by_prior = decide_few(moderated, margin, resolution, may_be_same=False)
+    if change == "undecided" and by_rule:
+        by_prior = decide_few(by_rule, margin, resolution, may_be_same=False)
         if by_prior != "undecided":
             return _ratio_test(
-                estimate, moderated, by_prior, sizes, margin, resolution, by_prior=True
+                estimate, by_rule, by_prior, sizes, margin, resolution, by_prior=True
             )
     return _ratio_test(estimate, wider, change, sizes, margin, resolution)
 

@@ -423,6 +423,9 @@ DRAWS = 20_000
 """Number of Monte Carlo draws. A probability of 0.5 is known to 0.004, one of 0.95 to 0.002."""
 PRIOR_DEGREES = 3
 """Runs' worth of the pooled variance in the variance of each option."""
+POOLED_PRIOR = 0.01, 2
+"""Run-to-run variation and degrees of freedom that the pooled variance is shrunk to, between those
+of the classes in run_variation.yaml. They matter where only one or two options ran twice."""
 MIN_SPREAD_SHARE = 0.1
 """Minimum variance of the options' true times, relative to the error of one mean."""
 MIN_CHANCE = 0.05
@@ -444,10 +447,11 @@ def rank_options(seconds: Sequence[Sequence[float]], best: int) -> tuple[RankedO
 
     Each option has its own variation. Its variance is distributed as the sum of its squares plus 3
     times the pooled variance, over chi^2 with as many degrees of freedom plus 3 (an empirical prior
-    as in Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004)). The true log times of the options are
-    normal around their mean, with the spread that the means show beyond the variation (moments), so
-    the mean of an option's n runs is shrunk towards all options. The probabilities are frequencies
-    over 20,000 seeded draws.
+    as in Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004)). The pooled variance is uncertain itself:
+    all squares plus two of 1%, over chi^2 with as many degrees. The true log times of the options
+    are normal around their mean, with the spread that the means show beyond the variation
+    (moments), so the mean of an option's n runs is shrunk towards all options. The probabilities
+    are frequencies over 20,000 seeded draws.
 
     Variation that the runs did not sample (between days, nodes or allocations) is not included.
     Source: Gelman et al., Bayesian Data Analysis (2013), ch. 5.
@@ -458,17 +462,20 @@ def rank_options(seconds: Sequence[Sequence[float]], best: int) -> tuple[RankedO
     if degrees < 1:
         return None
     squares = np.array([float(((runs - runs.mean()) ** 2).sum()) for runs in logs])
-    pooled = max(float(squares.sum()), NO_SPREAD**2) / degrees
+    prior, prior_degrees = POOLED_PRIOR
+    total = float(squares.sum()) + prior_degrees * prior**2
+    pooled = total / (degrees + prior_degrees)
     rng = np.random.default_rng(0)
     means = np.array([runs.mean() for runs in logs])
-    variances = squares + PRIOR_DEGREES * pooled  # (options,)
     freedom = counts - 1 + PRIOR_DEGREES
-    errors = variances / freedom / counts
+    errors = (squares + PRIOR_DEGREES * pooled) / freedom / counts  # (options,)
     centre = float(np.average(means, weights=1 / errors))
     spread = max(float(np.var(means, ddof=1) - errors.mean()) if len(means) > 1 else 0.0, 0.0)
     spread = max(spread, MIN_SPREAD_SHARE * float(errors.mean()))
     # Draws of all options: (options, draws).
-    error_draws = variances[:, None] / rng.chisquare(freedom[:, None], (len(logs), DRAWS))
+    pooled_draws = total / rng.chisquare(degrees + prior_degrees, DRAWS)
+    error_draws = squares[:, None] + PRIOR_DEGREES * pooled_draws
+    error_draws /= rng.chisquare(freedom[:, None], (len(logs), DRAWS))
     error_draws = error_draws / counts[:, None]
     weights = spread / (spread + error_draws)
     times = centre + weights * (means - centre)[:, None]

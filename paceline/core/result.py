@@ -274,7 +274,7 @@ class Result(Value):
     """Reason why the status is not ok, in one sentence."""
     log_tail: tuple[str, ...] = ()
     created: str | None = None
-    """Creation time, ISO 8601, UTC."""
+    """Time of the run, ISO 8601, UTC; of an imported log the date in its lines, not the import."""
     metrics: dict[str, Metric] = {}
     headline: str = "tokens_per_s"
     """Metric that states the speed of this workload."""

@@ -47,6 +47,8 @@ class ParsedLog(Value):
     status: LogStatus
     reason: str | None = None
     """Reason why the status is not ok, in one sentence."""
+    date: str | None = None
+    """Date of the run, ISO 8601, UTC, from the dates in the log's lines; None without dates."""
     n_steps: NonNegativeInt = 0
     """Number of step lines, without repeated ones."""
     window: WindowRecord | None = None

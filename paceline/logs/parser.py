@@ -36,6 +36,7 @@ from paceline.engines.log_reading.records import watch_not_a_number
 from paceline.files.log_file import FIRST_BYTES, LogFile, utf16
 from paceline.files.temporary import temporary_folder
 from paceline.logs.completion import completed_steps, missing_end, steps_from_throughput
+from paceline.logs.dates import log_date
 from paceline.logs.facts import UserSettings, all_facts, path_sources
 from paceline.logs.figures import (
     LogFigures,
@@ -120,7 +121,9 @@ def parse_log(
         log = _content(file, name or GENERIC, other_ranks)
         if log.refusal:
             return _unknown(shown_path, user, file, log)
-        return _read(file, log, shown_path, user, name or GENERIC, one_of_many)
+        parsing = _read(file, log, shown_path, user, name or GENERIC, one_of_many)
+        document = parsing.document.model_copy(update={"date": log_date(path)})
+        return replace(parsing, document=document)
     except OSError as error:
         return _without_steps(shown_path, user, "unreadable", error.strerror or str(error))
 

@@ -38,7 +38,6 @@ from paceline.files.run_folder import (
     run_folders,
 )
 from paceline.files.temporary import temporary_folder
-from paceline.logs.dates import log_date
 from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
 from paceline.logs.parser import log_files, parse_log
@@ -102,15 +101,7 @@ def _runs(root: Path, part: str, settings: UserSettings) -> Iterable[ComparedRun
 
 
 def _stored_run(folder: Path) -> ComparedRun:
-    return _run_in_folder(folder, read_record(folder).log_sha256 or "")
-
-
-def _run_in_folder(folder: Path, digest: str) -> ComparedRun:
-    """Return a stored run; an imported one has the date of its log, not of its import."""
-    run, record = member_of_run(evaluate(folder), digest), read_record(folder)
-    if record.settings.origin != "imported":
-        return run
-    return replace(run, created=log_date(folder / record.log) if record.log else None)
+    return member_of_run(evaluate(folder), read_record(folder).log_sha256 or "")
 
 
 def _runs_of_file(path: Path, settings: UserSettings) -> Iterable[ComparedRun]:
@@ -133,8 +124,7 @@ def report_of_file(path: Path, settings: UserSettings, display_name: str = "") -
 
 
 def _run_of_log(path: Path, settings: UserSettings, display_name: str = "") -> ComparedRun:
-    run = member_of_run(report_of_file(path, settings, display_name), file_digest(path))
-    return replace(run, created=log_date(path))
+    return member_of_run(report_of_file(path, settings, display_name), file_digest(path))
 
 
 def _runs_in_folder(folder: Path, settings: UserSettings) -> list[ComparedRun]:
@@ -172,7 +162,7 @@ def _archived_runs(path: Path, settings: UserSettings) -> list[ComparedRun]:
 def _bundled_run(path: Path) -> list[ComparedRun]:
     with open_bundle(path) as contents:
         refuse_damage(contents, path)
-        run = _run_in_folder(contents.folder, contents.bundle.sha256)
+        run = member_of_run(evaluate(contents.folder), contents.bundle.sha256)
     # The folder is gone now, and so is its history.
     return [replace(run, place="")]
 
@@ -291,7 +281,13 @@ def _run_of_entry(entry: Any) -> ComparedRun:
         status = RUN_STATUS.get(log.status, "failed")
         facts = _settled_facts(log.settings, log)
         return ComparedRun(
-            log.file, status, facts, log.metrics, log.reason or log.status, log.window
+            log.file,
+            status,
+            facts,
+            log.metrics,
+            log.reason or log.status,
+            log.window,
+            created=log.date,
         )
     result = Result.model_validate(entry)
     facts = _settled_facts(RunSettings(origin="imported"), result)
@@ -302,6 +298,7 @@ def _run_of_entry(entry: Any) -> ComparedRun:
         result.metrics,
         result.reason,
         result.window,
+        created=result.created,
         environment=environment_items({}, result.versions),
         hosts=_hosts(result),
     )

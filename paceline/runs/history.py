@@ -63,6 +63,16 @@ class _SeriesRun:
     value: float
 
     @property
+    def is_dated(self) -> bool:
+        """False for an imported log without dates: the time of its import says nothing."""
+        return self.record.settings.origin != "imported" or bool(self.result.created)
+
+    @property
+    def created(self) -> str:
+        """Time of the run; of an imported log without dates, the time of its import."""
+        return (self.is_dated and self.result.created) or self.record.created
+
+    @property
     def facts(self) -> RunSettings:
         window, facts = self.result.window, self.record.settings
         batch = window.global_batch if window else None
@@ -153,7 +163,7 @@ def _read_runs(
             runs.append(run)
         else:
             left_out.setdefault(reason, []).append(folder.name)
-    return sorted(runs, key=lambda run: (_created_time(run.record), run.record.name))
+    return sorted(runs, key=lambda run: (_created_time(run), run.record.name))
 
 
 def _read(
@@ -176,9 +186,9 @@ def _read(
     return "", _SeriesRun(folder, record, result, value)
 
 
-def _created_time(record: RunRecord) -> datetime:
+def _created_time(run: _SeriesRun) -> datetime:
     try:
-        moment = datetime.fromisoformat(record.created)
+        moment = datetime.fromisoformat(run.created)
     except ValueError:
         return datetime.min.replace(tzinfo=UTC)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -204,10 +214,8 @@ def _group_into_series(runs: Sequence[_SeriesRun]) -> list[_ComparableRuns]:
             target.unknown = compare_settings([run.facts], [run.facts]).unknown
         target.runs.append(run)
     for series in by_identity.values():
-        series.runs.sort(key=lambda run: _created_time(run.record))
-    return sorted(
-        [*by_identity.values(), *imported_series], key=lambda s: _created_time(s.first.record)
-    )
+        series.runs.sort(key=lambda run: _created_time(run))
+    return sorted([*by_identity.values(), *imported_series], key=lambda s: _created_time(s.first))
 
 
 def _identity(run: _SeriesRun) -> tuple[str, ...]:
@@ -270,8 +278,8 @@ def _series(comparable: _ComparableRuns, name: str, metric: str, margin: float) 
         )
     fit = fit_series(values, margin + resolution)
     environments = _Environments(points)
-    if imported_values:
-        notes.append("imported logs are dated by their import")
+    if not all(run.is_dated for run in comparable.runs):
+        notes.append("imported logs without dates are dated by their import")
     if comparable.unknown:
         notes.append(UNKNOWN_SETTINGS_NOTE.format(", ".join(comparable.unknown)))
     return RunSeries(
@@ -281,7 +289,7 @@ def _series(comparable: _ComparableRuns, name: str, metric: str, margin: float) 
         points=tuple(
             SeriesPoint(
                 runs=tuple(run.record.name for run in point),
-                date=point[0].record.created,
+                date=point[0].created,
                 value=float(value),
                 level=float(level),
             )
@@ -307,7 +315,7 @@ def _values_by_day(runs: Sequence[_SeriesRun]) -> tuple[list[list[_SeriesRun]], 
     """
     by_day: dict[str, list[_SeriesRun]] = {}
     for run in runs:
-        key = run.record.created[:10] if run.facts.origin != "imported" else run.record.name
+        key = run.created[:10] if run.is_dated else run.record.name
         by_day.setdefault(key, []).append(run)
     each = [[run] for run in runs]
     if len(by_day) == len(runs):
@@ -329,11 +337,11 @@ def _run_variation(points: Sequence[Sequence[_SeriesRun]], fit: SeriesFit) -> Ru
 def _values_of_days(
     points: Sequence[Sequence[_SeriesRun]], fit: SeriesFit
 ) -> dict[str, list[float]]:
-    """Return each day's values relative to the fitted levels; an import has no day."""
+    """Return each day's values relative to the fitted levels; imported logs may be of elsewhere."""
     days: dict[str, list[float]] = {}
     for point, level in zip(points, fit.fitted, strict=True):
         for run in (run for run in point if run.facts.origin != "imported"):
-            days.setdefault(run.record.created[:10], []).append(run.value / float(level))
+            days.setdefault(run.created[:10], []).append(run.value / float(level))
     return days
 
 
@@ -349,14 +357,14 @@ def _change(
     environments: _Environments,
     resolution: float,
 ) -> LevelChange:
-    last, first = points[step.at - 1][-1].record, points[step.at][0].record
+    last, first = points[step.at - 1][-1], points[step.at][0]
     levels = {level.start: level.value for level in fit.levels} | {
         -level.stop: level.value for level in fit.levels
     }
     environment, note = environments.changes_at(step)
     return LevelChange(
-        last_before=last.name,
-        first_after=first.name,
+        last_before=last.record.name,
+        first_after=first.record.name,
         date_before=last.created,
         date=first.created,
         ratio=step.ratio,

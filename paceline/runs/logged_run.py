@@ -117,7 +117,7 @@ def log_result(name: str, record: RunRecord, parsing: Parsing) -> Result:
         recipe=facts.recipe or _title(record, log_settings),
         status=status,
         reason=log.reason,
-        created=record.created,
+        created=log.date if facts.origin == "imported" else record.created,
         metrics=log.metrics,
         headline=facts.headline,
         window=window,

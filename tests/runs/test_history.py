@@ -231,11 +231,15 @@ def no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "evaluate", of_folder)
 
 
-def imported(root: Path, number: int, time: float, facts: RunSettings) -> Path:
-    """A run that was not started here: no spec, only facts."""
+def imported(
+    root: Path, number: int, time: float, facts: RunSettings, date: str | None = None
+) -> Path:
+    """A run that was not started here: no spec, only facts, and perhaps the date of its log."""
     folder = make_finished(root, number, time)
     record = read_record(folder).model_copy(update={"spec": None, "log_settings": facts})
     write_value(folder / RUN_FILE, record)
+    result = read_value(folder / RESULT_FILE, Result)
+    write_value(folder / RESULT_FILE, result.model_copy(update={"created": date}))
     return folder
 
 
@@ -249,6 +253,16 @@ def test_an_imported_log_with_all_facts_equal_stands_among_the_runs(tmp_path: Pa
     imported(tmp_path, 9, 0.2, known_facts())
     series = only(tmp_path)
     assert series.n_runs == 9 and any("dated by their import" in note for note in series.notes)
+
+
+@pytest.mark.usefixtures("no_logs")
+def test_an_imported_log_with_dates_has_its_own_place_in_time(tmp_path: Path):
+    make_many(tmp_path, OLD)
+    date = "2020-02-03T04:05:06+00:00"
+    imported(tmp_path, 9, 0.2, known_facts(), date)
+    series = only(tmp_path)
+    assert series.points[0].date == date
+    assert not any("dated by their import" in note for note in series.notes)
 
 
 @pytest.mark.usefixtures("no_logs")
