@@ -30,6 +30,7 @@ from paceline.scaling.analysis.corroboration import (
     refuted_hosts,
     second_pass,
     slow_groups,
+    with_switch,
 )
 from paceline.scaling.analysis.factors import SizeFactors, corrected_logs, size_factors
 from paceline.scaling.analysis.node_speeds import (
@@ -267,7 +268,14 @@ def _searches(
         return True if hosts in slow_sets else False if hosts in by_hosts else None
 
     known_good = [host for host in known_good_hosts(verdicts) if host not in in_slow]
-    return [bisect(group, is_slow, known_good) for group in smallest[:MAX_SEARCHES]]
+    # If most groups of a size are slow, the others look fast; a fast one contains no slow group.
+    fast_groups = [
+        set(hosts)
+        for hosts in by_hosts
+        if len(hosts) > 1 and not any(slow_hosts <= hosts for slow_hosts in slow_sets)
+    ]
+    searches = [bisect(group, is_slow, known_good) for group in smallest[:MAX_SEARCHES]]
+    return [with_switch(search, fast_groups) for search in searches]
 
 
 def _disjoint(groups: Mapping[Group, None]) -> list[list[Group]]:

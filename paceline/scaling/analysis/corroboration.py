@@ -6,7 +6,7 @@ Slow groups are bisected until the slow part is located.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log, log2
 from statistics import median
 from typing import Literal
@@ -91,6 +91,24 @@ def bisect(
             return _between(group, halves, is_slow, known_good)
         hosts = halves[half_is_slow.index(True)]
     return Bisection(group, (), (hosts,))
+
+
+def with_switch(search: Bisection, fast_groups: Sequence[set[str]]) -> Bisection:
+    """Return the search with the hosts that share the slow uplink of a single host.
+
+    A host that is fast in a group with others is not slow itself, nor is its cable: only the way
+    out of that group can be. The largest such group without the other hosts of the slow one counts.
+    """
+    if len(search.sides) != 1 or len(search.sides[0]) != 1:
+        return search
+    (host,) = search.sides[0]
+    others = {*search.group.hosts} - {host}
+    behind = max(
+        (hosts for hosts in fast_groups if host in hosts and hosts.isdisjoint(others)),
+        key=len,
+        default={host},
+    )
+    return replace(search, sides=(tuple(sorted(behind)),))
 
 
 def _between(

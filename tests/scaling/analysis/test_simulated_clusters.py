@@ -11,9 +11,11 @@ import pytest
 from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from benchmarks.blame_power import HARD, SETTINGS, ClusterKind, label, missed, rates, with_tables
 from paceline.core.node_groups import Split
-from paceline.scaling.analysis.result import scale_result
+from paceline.scaling.analysis.result import scale_result, sentences
 
 ROOT = Path(__file__).parents[3]
+BEHIND = tuple(f"node-{at:04d}" for at in range(17, 33))
+"""The hosts of the second switch."""
 SIZES = [1, 2, 4, 8, 16, 32, 64]
 
 
@@ -39,9 +41,21 @@ def test_a_healthy_cluster_blames_nobody_and_asks_for_nothing_more():
 @pytest.mark.parametrize("how", ["contiguous", "topology"])
 def test_a_slow_uplink_is_found_by_bisection(how: Split):
     analysis = simulate(SimulatedCluster(64, (Fault("link", 2, 0.04),)), SIZES, how)
-    behind = tuple(f"node-{at:04d}" for at in range(17, 33))
     assert analysis.flagged_nodes == ()
-    assert [search.sides for search in analysis.searches] == [(behind,)]
+    assert [search.sides for search in analysis.searches] == [(BEHIND,)]
+
+
+@pytest.mark.parametrize("size", [0.05, 0.1])
+def test_a_slow_uplink_in_shifted_rounds_is_not_laid_on_the_hosts_at_its_border(size: float):
+    """The pair across the border of two switches is slow; node-0032 is fast next to its own."""
+    for seed in range(4):
+        cluster = SimulatedCluster(64, (Fault("link", 2, size),), seed=seed)
+        analysis = simulate(cluster, [1, 2, 4, 8, 16, 32, 64], "contiguous", 3)
+        words = " ".join(sentences(analysis))
+        assert analysis.searches and "causes the loss" not in words
+        assert "the loss is on the links from node-" in words
+        for search in analysis.searches:
+            assert all(set(side) <= set(BEHIND) or len(search.sides) == 2 for side in search.sides)
 
 
 def test_a_noisy_node_is_called_noisy():
