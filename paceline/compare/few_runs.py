@@ -277,7 +277,9 @@ def short_runs(sides: Pair) -> str | None:
         return None
     names = ", ".join(name for name, _ in short[:MAX_NAMES])
     others = f" and {len(short) - MAX_NAMES} more" if len(short) > MAX_NAMES else ""
+    fewest = pluralize(min(n for _, n in short), "steady step")
+    noun, has = ("short run", "has") if len(short) == 1 else ("short runs", "have at least")
     return (
-        f"short runs ({pluralize(min(n for _, n in short), 'steady step')} or more): {names}"
-        f"{others} may still be warming up; use at least {MIN_SURE_STEPS}"
+        f"{noun}: {names}{others} {has} {fewest} and may still be warming up; use at least "
+        f"{MIN_SURE_STEPS}"
     )

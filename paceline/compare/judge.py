@@ -135,7 +135,8 @@ def _accept(forbidden: Sequence[KeyDifference]) -> str:
     """Return how to compare in spite of the differences."""
     unknown = [d.key for d in forbidden if UNKNOWN in (d.baseline, d.candidate)]
     options = ", ".join(STATING_OPTIONS[key] for key in unknown if key in STATING_OPTIONS)
-    state = f"Add what a log does not state ({options}), or accept it" if options else "To accept"
+    anyway = "compare anyway"
+    state = f"Add what a log does not state ({options}), or {anyway}" if options else f"To {anyway}"
     return f"{state}: {' '.join(f'--allow {d.key}' for d in forbidden)}."
 
 
@@ -179,14 +180,21 @@ def _verdict(
             for name, side in zip(names, sides.each, strict=True)
             if not side.published
         }
-        text = f"{observed} {proof(lead, verdict, blank.margin, sizes, repeats_needed, evidence)}"
-        is_open = verdict == "undecided" or verdict in LIKELY
         few = min(sides.sizes) < MIN_REPEATS
+        is_open = verdict == "undecided" or verdict in LIKELY
+        unsteady = unsteady_runs(sides) if few or rule.confounding > 0 else ()
+        if verdict == "undecided" and unsteady and not evidence:
+            repeats_needed, how = None, ONE_LEVEL
+            text = (
+                f"{observed} Not proven: step time of {', '.join(unsteady)} is not stationary. "
+                f"More runs do not help: {ONE_LEVEL}."
+            )
+        else:
+            text = (
+                f"{observed} {proof(lead, verdict, blank.margin, sizes, repeats_needed, evidence)}"
+            )
         if evidence and is_open and few and rule.prior and variation is None:
             text += f" {plan_text(rule.prior)}"
-        is_few = few or rule.confounding > 0
-        if verdict == "undecided" and is_few and (unsteady := unsteady_runs(sides)):
-            text += f" Step time of {', '.join(unsteady)} is not stationary: {ONE_LEVEL}."
         text += " Low confidence." if low and not is_open else ""
     return blank.model_copy(
         update={

@@ -206,13 +206,15 @@ LIKELY_WORD: dict[str, Verdict] = {
     "likely faster": "likely faster",
 }
 """Verdict on a series that a sequential test left undecided, by the verdict on all its runs."""
+REFUSED = frozenset({"not comparable", "invalid"})
 PLAIN = frozenset({"undecided", "none", *LIKELY})
 
 
 def verdict_label(verdict: str, *, suspicious: bool = False, low_confidence: bool = False) -> str:
     """Return a verdict in a few words: `▲ faster, suspicious (low confidence)`."""
     doubt = ", suspicious" if suspicious else ""
-    return f"{LABELS[verdict]}{doubt}{' (low confidence)' if low_confidence else ''}"
+    low = " (low confidence)" if low_confidence and verdict not in REFUSED else ""
+    return f"{LABELS[verdict]}{doubt}{low}"
 
 
 def verdict_tone(verdict: str) -> Literal["good", "alert", "plain"]:

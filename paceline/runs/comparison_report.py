@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from paceline.compare.judgement import (
     LIKELY,
+    SMALLEST_SHOWN,
     Comparison,
     MetricComparison,
     SideFigure,
@@ -158,9 +159,8 @@ def _side_figure(
     who = f"published: {side.source}" if side.kind == "reference" else runs
     left_out = [f"{len(side.left_out)} left out"] if side.left_out else []
     if figure is None or lead is None or figure.value is None:
-        return unknown_figure(
-            label, "it has no value of this metric", (side.short_name, who, *left_out)
-        )
+        why = "not compared" if lead is None else "it has no value of this metric"
+        return unknown_figure(label, why, (side.short_name, who, *left_out))
     spread = "" if figure.spread is None else f"spread {percent(figure.spread, 2)} between runs"
     text = format_value(figure.value, lead.unit, 4)
     return Figure(label, text, spread, (side.short_name, who, *left_out))
@@ -181,7 +181,9 @@ def _confidence_figure(comparison: Comparison) -> Figure:
 
 def _margin(comparison: Comparison) -> str:
     rounding = comparison.resolution
-    rounding_text = f" + {percent(rounding, 2)} for printed digits" if rounding > 5e-6 else ""
+    rounding_text = (
+        f" + {percent(rounding, 2)} for printed digits" if rounding >= SMALLEST_SHOWN else ""
+    )
     return f"margin {percent(comparison.margin, 2)}{rounding_text}"
 
 

@@ -120,7 +120,9 @@ def test_a_run_without_one_level_decides_nothing(window: dict[str, object]):
     a, b = runs_at("a", [0.2], [0]), runs_at("b", [0.23], [1])
     unsteady = replace(b.members[0], window=WINDOW.model_copy(update=window))
     judged = judge(a, ComparisonSide("b", (unsteady,)))
-    assert judged.verdict == "undecided" and "not stationary" in judged.sentence
+    assert judged.verdict == "undecided" and judged.repeats_needed is None
+    reason = "Not proven: step time of b0 is not stationary. More runs do not help: find what"
+    assert reason in judged.sentence and "Run 2 more" not in judged.sentence
 
 
 def false_alarms(
@@ -268,8 +270,11 @@ def test_a_short_run_is_called_short():
     short = WINDOW.model_copy(update={"n": 12, "last_step": 16})
     judged = judge(side([0.2] * 3, "a"), repeats(3, 0.03, 0.001, "b", window=short))
     assert judged.confidence == "low"
-    words = "short runs (12 steady steps or more): b-0, b-1, b-2 may"
+    words = "short runs: b-0, b-1, b-2 have at least 12 steady steps and may still be warming up"
     assert any(words in reason for reason in judged.why_low)
+    alone = judge(side([0.2], "a"), side([0.206], "b", window=short))
+    words = "short run: b-0 has 12 steady steps and may still be warming up; use at least 20"
+    assert words in alone.warnings
 
 
 def test_the_classes_name_devices_of_the_catalog_and_state_their_sources():
