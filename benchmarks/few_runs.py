@@ -216,7 +216,8 @@ def main() -> int:
     for fault in faults:
         print("more runs find less:", fault)
     if not quick:
-        write_text(RESULTS, json.dumps({"margin": MARGIN, "rows": rows}, indent=1) + "\n")
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+        write_text(RESULTS, f'{{"margin": {MARGIN}, "rows": [\n{lines}\n]}}\n')
         before, tail = DOCS.read_text(encoding="utf-8").split(MARKS[0])
         after = MARKS[1] + tail.partition(MARKS[1])[2]
         write_text(DOCS, before + MARKS[0] + tables(rows) + after)
