@@ -53,6 +53,12 @@ from paceline.logs.path_facts import NO_PATH, PathFacts, path_facts
 
 LOOK_ON_BLOCKS = 12
 """Blocks read beyond the first step line, in which a more specific log format may still appear."""
+MAX_SHAPES = 20_000
+"""Maximum number of different lines, apart from digits, that detection remembers."""
+UNDIVIDED_BLOCKS = 16
+"""Blocks whose lines are not compared, after a block with mostly different ones."""
+DIGITS = b"0123456789"
+LINE_ENDS = bytes.maketrans(b"\r", b"\n")
 
 STANDARD_INPUT = Path("-")
 
@@ -129,16 +135,36 @@ def parse_log(
 
 
 def detect(file: LogFile) -> str | None:
-    """Return the most specific log format whose step lines the file contains, or None."""
+    """Return the most specific log format whose step lines the file contains, or None.
+
+    A log has few kinds of lines, so marks are searched in lines that differ by more than digits.
+    The effort for a block then hardly depends on the number of formats.
+    """
     candidates = log_formats()
-    present: set[str] = set()
-    blocks_left = LOOK_ON_BLOCKS
+    marks = {name: [_without_digits(m) for m in kind.marks] for name, kind in candidates.items()}
+    present, possible = set[str](), set[str]()
+    shapes = set[bytes]()
+    blocks_left, undivided_blocks = LOOK_ON_BLOCKS, 0
     for block in file:
-        present |= {name for name, kind in candidates.items() if _shows(block, kind)}
+        text = _without_digits(block)
+        if undivided_blocks:
+            undivided_blocks -= 1
+        else:
+            new = set(text.split(b"\n")) - shapes
+            shapes = new if len(shapes) + len(new) > MAX_SHAPES else shapes | new
+            different = b"\n".join(new)
+            undivided_blocks = UNDIVIDED_BLOCKS if 2 * len(different) > len(text) else 0
+            text = different
+        possible |= {name for name, each in marks.items() if any(mark in text for mark in each)}
+        present |= {name for name in possible if _shows(block, candidates[name])}
         blocks_left -= bool(present)
         if not blocks_left:
             break
     return next((name for name in candidates if name in present), None)
+
+
+def _without_digits(text: bytes) -> bytes:
+    return text.translate(LINE_ENDS, DIGITS)
 
 
 def _shows(block: bytes, kind: LogFormat) -> bool:

@@ -93,6 +93,18 @@ def test_its_log_is_recognised_as_its_own_and_as_no_other(name: str):
 
 
 @LOG_FORMATS
+def test_it_is_found_after_much_of_another_log(name: str):
+    """Lines that differ by digits only, then lines that all differ, then those of the format."""
+    same = b"".join(b"worker %d: waiting since %d s\n" % (n, n * n) for n in range(300))
+    different = b"".join(
+        b"%s finished\n" % bytes(97 + (n >> k & 15) for k in (0, 4, 8)) for n in range(4096)
+    )
+    content = same + different + same + log_text(name, TIMES, noise=())
+
+    assert detect(InPieces(content, 1 << 12, log_formats()[name].begins)) == name
+
+
+@LOG_FORMATS
 def test_every_step_line_shows_a_mark(name: str):
     kind = log_formats()[name]
     line = SAMPLES[name].line(20, 1.25)

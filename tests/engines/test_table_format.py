@@ -68,6 +68,19 @@ def test_a_file_in_the_users_folder_is_known_by_its_name_and_detected(
         forget_formats()
 
 
+def test_a_mark_with_digits_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = tmp_path / "paceline" / "log_formats"
+    folder.mkdir(parents=True)
+    write(folder, "mine.yaml", TABLE.replace("' sec/iter'", "'|0.51 sec'"))
+    forget_formats()
+    try:
+        document = parse_log(write(tmp_path, "a.log", LOG), UserSettings()).document
+        assert document.engine == "mine" and document.status == "ok"
+    finally:
+        forget_formats()
+
+
 def test_a_log_without_its_lines_shows_the_first_line_with_the_mark(tmp_path: Path):
     table = write(tmp_path, "mine.yaml", TABLE)
     log = write(tmp_path, "a.log", LOG.replace("it=", "iteration "))
