@@ -44,6 +44,8 @@ RESOURCES = {
 }  # fmt: skip
 VERBS = ["create", "delete", "get", "list", "patch", "watch"]
 MOUNT_POINT = Path("/paceline")
+"""Folder in which each pod mounts a disk. It stays: to remove it would take the disks away from the
+pods of another bed."""
 START_POD = r"""
 set -e
 hostname "$1"
@@ -146,8 +148,6 @@ class Kubernetes:
         if self.server:
             self.server.shutdown()
             self.server.server_close()
-        with suppress(OSError):
-            MOUNT_POINT.rmdir()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def store(self, resource: str, item: Item, change: str) -> Item:

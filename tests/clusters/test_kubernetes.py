@@ -286,13 +286,27 @@ def test_a_program_of_the_user_finds_its_variables(cluster: Kubernetes, tmp_path
     assert output(tmp_path).count(" on node-00") == 2
 
 
-def test_a_check_without_hosts_names_every_node(cluster: Kubernetes, tmp_path: Path) -> None:
-    file = cluster_file(tmp_path)
-    words = ["probe", "network", "--cluster", file, "--json"]
-    process = start(cluster, tmp_path, *words)
-    text, _ = process.communicate(timeout=180)
-    assert process.returncode in (0, 3), messages(tmp_path)
-    assert all(name in text for name in cluster.bed.names[:2]), text
+def test_nodes_are_listed_and_unfit_ones_are_named(
+    cluster: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    names = tuple(cluster.bed.names)
+    settings = {"exclude": [names[2]]}
+    site = job_on(settings, device="cpu", devices_per_node=1).cluster
+    assert site is not None
+    cluster.items["nodes", names[1]]["spec"]["unschedulable"] = True
+    try:
+        hosts = kubernetes.available_hosts(site)
+        pinned = site.model_copy(update={"hosts": (*names, "node-x"), "nodes": 5})
+        unfit = kubernetes.unfit_hosts(pinned, tmp_path)
+    finally:
+        del cluster.items["nodes", names[1]]["spec"]["unschedulable"]
+    assert [host.name for host in hosts] == [names[0], names[3]]
+    assert {name: why.reason for name, why in unfit.items()} == {
+        names[1]: "is cordoned",
+        names[2]: "is excluded (kubernetes.exclude)",
+        "node-x": "is not a node of the cluster",
+    }
 
 
 def test_scale_over_four_pods_makes_the_table_of_ssh(cluster: Kubernetes, tmp_path: Path) -> None:
