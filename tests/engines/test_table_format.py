@@ -92,7 +92,7 @@ def test_a_log_without_its_lines_shows_the_first_line_with_the_mark(tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("it={step}", "it={stpe}"), "{stpe} is unknown"),
+        (("it={step}", "it={stpe}"), "line: {stpe} is unknown; did you mean 'step'?"),
         (("{loss}", "{loss:hex}"), "allowed kinds: number, count, suffix, clock, date, text"),
         (("it={step}", "it=({step}"), "is not a regular expression"),
         (("it={step}", "(it|iter)={step}"), "has groups of its own"),
@@ -100,6 +100,9 @@ def test_a_log_without_its_lines_shows_the_first_line_with_the_mark(tmp_path: Pa
         (("world of {num_devices}", "world of {ranks}"), "settings: {ranks} is unknown"),
         (("'loss={loss}", "'loss="), "must have one placeholder"),
         (("title:", "name:"), "title"),
+        (("it={step}", "(?:a+)+it={step}"), "unlimited time on a long line: it repeats a rep"),
+        (("it={step}", "(?:ab|a)*it={step}"), "unlimited time on a long line: it repeats alt"),
+        (("it={step}", ".*.*.*it={step}"), "more than 2 repetitions such as .* without a limit"),
     ],
 )
 def test_a_mistake_in_a_file_is_named(tmp_path: Path, change: tuple[str, str], words: str):
@@ -107,6 +110,23 @@ def test_a_mistake_in_a_file_is_named(tmp_path: Path, change: tuple[str, str], w
     with pytest.raises(UserError) as error:
         read_table(path)
     assert "mine.yaml" in str(error.value) and words in str(error.value)
+
+
+def test_the_line_of_an_unknown_placeholder_is_named(tmp_path: Path):
+    lines = TABLE.splitlines()
+    number = next(n for n, line in enumerate(lines, 1) if line.startswith("line:"))
+    path = write(tmp_path, "mine.yaml", TABLE.replace("it={step}", "it={stpe}"))
+    with pytest.raises(UserError, match=rf"mine.yaml:{number}: line: "):
+        read_table(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [r"(?:a{1,3})? {step}", r"x[^|]*\| {step} .*", r"\[ *{step}/ *\d+ *\] +", r"(?:a|b)? {step}"],
+)
+def test_patterns_that_take_little_time_are_accepted(line: str):
+    table = FormatTable(title="x", mark="mark", line=line + "{step_time_s}", example="x")
+    assert table.line == line + "{step_time_s}"
 
 
 def test_lines_without_step_numbers_are_counted_and_parts_are_added():

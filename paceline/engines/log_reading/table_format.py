@@ -18,10 +18,12 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
+from re import _parser as re_parser  # type: ignore[attr-defined]
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, StringConstraints, model_validator
 
+from paceline.core.errors import did_you_mean
 from paceline.core.units import GIB, MIB, TERA
 from paceline.core.value import PositiveInt, Value
 from paceline.engines.log_reading.log_content import FACT_NAMES, Fact
@@ -102,6 +104,10 @@ RATES = ("samples_per_s", "steps_per_s", "tokens_per_s")
 """Rates of the whole run, over all devices."""
 PLACEHOLDER = re.compile(r"\{([a-z_]+)(?::([a-z]+))?\}")
 COUNTERS = ("step", "micro_step", "position", "total_steps")
+MAX_REPEATS, MAX_WIDE_REPEATS = 256, 2
+"""Repetitions from which on one counts as unlimited, and the number of these in a pattern."""
+BROAD_SET = r"\[\((?:ANY|NOT_LITERAL|IN, \[\((?:NEGATE|CATEGORY, CATEGORY_NOT))"
+"""Parsed set that most characters belong to, such as `.` or `[^|]`."""
 _TIMED = {
     *("step_time_s", "step_time_ms", "step_time_us", "forward_ms", "steps_per_s", "samples_per_s"),
     *("tokens_per_s", "tokens_per_s_per_device", "elapsed_s", "elapsed_ms", "elapsed_min"),
@@ -115,11 +121,52 @@ def _pattern(text: str) -> str:
         expression, _ = compile_pattern(text, "capture")
     except re.error as error:
         raise ValueError(f"{text!r} is not a regular expression: {error}") from error
+    items: Any = re_parser.parse(expression.pattern, re.MULTILINE)  # type: ignore[attr-defined]
+    if fault := _unbounded_time(items):
+        raise ValueError(f"{text!r} can take unlimited time on a long line: {fault}")
     if expression.match(b""):
         raise ValueError(f"{text!r} matches an empty line")
     if expression.groups != len(placeholders(text)):
         raise ValueError(f"{text!r} has groups of its own; write (?:...)")
     return text
+
+
+def _unbounded_time(pattern: Any) -> str | None:
+    """Return what makes a parsed pattern try too many ways to match a line, or None.
+
+    Repetitions of repetitions or of alternatives take exponential time on a line that does not
+    match, and n repetitions in sequence the n-th power of its length.
+    """
+    num_wide = 0
+
+    def fault_in(items: Any, inside: bool) -> str | None:
+        nonlocal num_wide
+        for operation, value in items:
+            name, parts, repeats = str(operation), [], inside
+            if name in ("MAX_REPEAT", "MIN_REPEAT"):
+                low, high, body = value
+                if inside and low != high:
+                    return "it repeats a repetition; write e.g. [^|]* in place of (?:a+)*"
+                is_wide = int(high) > MAX_REPEATS
+                num_wide += is_wide and bool(re.match(BROAD_SET, str(body)))
+                parts, repeats = [body], inside or is_wide
+            elif name == "BRANCH":
+                if inside:
+                    return "it repeats alternatives; write them once, or as [ab]*"
+                parts = value[1]
+            elif name in ("SUBPATTERN", "ASSERT", "ASSERT_NOT"):
+                parts = [value[-1]]
+            for part in parts:
+                if fault := fault_in(part, repeats):
+                    return fault
+        return None
+
+    fault = fault_in(pattern, False)
+    if fault is None and num_wide > MAX_WIDE_REPEATS:
+        fault = (
+            f"more than {MAX_WIDE_REPEATS} repetitions such as .* without a limit; write .{{0,40}}"
+        )
+    return fault
 
 
 def _tuple_of(value: Any) -> Any:
@@ -176,8 +223,8 @@ class FormatTable(Value):
         settings = {*FACT_NAMES, *MEMORY, *SETTINGS}
         names = [name for text in (self.line, *self.fields) for name in placeholders(text)]
         for part, texts, allowed in (
-            ("", (self.line,), {*FACTORS, *COUNTERS}),
-            ("", self.fields, set(FACTORS)),
+            ("line: ", (self.line,), {*FACTORS, *COUNTERS}),
+            ("fields: ", self.fields, set(FACTORS)),
             ("recognition: ", (self.recognition or "",), set[str]()),
             ("settings: ", self.settings, settings),
             ("figures: ", self.figures, set(RATES)),
@@ -185,7 +232,8 @@ class FormatTable(Value):
             for name in (name for text in texts for name in placeholders(text)):
                 if name not in allowed:
                     choices = ", ".join(sorted(allowed)) or "none"
-                    raise ValueError(f"{part}{{{name}}} is unknown; allowed: {choices}")
+                    hint = did_you_mean(name, sorted(allowed)) or f"allowed: {choices}"
+                    raise ValueError(f"{part}{{{name}}} is unknown; {hint}")
         for text in (*self.fields, *self.figures):
             if len(placeholders(text)) != 1:
                 raise ValueError(f"{text!r} must have one placeholder")
