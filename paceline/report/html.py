@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any
 from urllib.parse import quote
@@ -181,7 +181,7 @@ def _environment() -> Environment:
         finalize=_clean_string,
     )
     environment.filters["unbroken"] = with_no_break_spaces
-    environment.filters["quoted"] = quote
+    environment.filters["quoted"] = partial(quote, errors="replace")  # names of any bytes
     environment.globals["uneven_pair"] = UNEVEN_PAIR
     environment.globals["column_kinds"] = column_kinds
     environment.globals["hints"] = lambda table: (

@@ -34,7 +34,8 @@ def markdown_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 def md_text(text: str) -> str:
     """Return `text` as one line of Markdown in which nothing is markup."""
     flat = " ".join(printable(text).split())
-    return re.sub(r"([\\`*_\[\]<>|~&$]|^#)", r"\\\1", flat)
+    flat = re.sub(r"([\\`*_\[\]<>|~&$]|^#|^[-+](?=[ -]))", r"\\\1", flat)
+    return re.sub(r"^([0-9]+)([.)])(?= )", r"\1\\\2", flat)
 
 
 def _blocks(document: Document) -> Iterator[str]:

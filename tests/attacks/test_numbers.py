@@ -10,6 +10,7 @@ import pytest
 from paceline.mlperf.compare.published_scores import read_score
 from tests.attacks.reproductions import refused
 from tests.command import paceline
+from tests.engines.generic_inputs import check_generic
 from tests.mlperf.samples import TEN, submission
 
 ESTIMATE = ["estimate", "llama31-8b", "--device", "H100", "--gpus", "16"]
@@ -93,3 +94,9 @@ def test_a_time_beyond_all_years_is_no_run_of_mlperf(tmp_path: Path, time_ms: st
     score = read_score(folder, None, None)
     assert score.runs[9].minutes is None
     assert score.score_minutes is None or score.score_minutes < 20
+
+
+def test_clock_times_beyond_a_floats_range_are_no_clock():
+    rows = "".join(f"{n},{41.1 * n:.3f},2.0\n" for n in range(8))
+    log = f"update,_runtime,tok/s/gpu\n{rows}8,1e308,2.0\n9,1e308,2.0\n10,1e308,2.0\n"
+    check_generic(log.encode())

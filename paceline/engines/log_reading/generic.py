@@ -534,8 +534,10 @@ def _clocks(table: _Table, index: FloatColumn) -> tuple[dict[str, FloatColumn], 
         if not is_stamp and (not _CLOCK.search(normal) or _NOT_OF_A_STEP.search(normal)):
             continue
         values = table.column(name) * _factor(normal)
+        if not np.isfinite(values).all():
+            continue
         steps, seconds = np.diff(index), np.diff(values)
-        if not np.isfinite(values).all() or (seconds >= 0).mean() < MIN_GROWING:
+        if (seconds >= 0).mean() < MIN_GROWING:
             continue
         times, size, num_steps = np.full(len(index), np.nan), 1, [1.0]
         if (is_whole := bool((values % 1 == 0).all())) and (
