@@ -324,7 +324,7 @@ runs
   bundle = bundle:bundle
     Write a run as one archive for `runs verify`, `runs diff`, `runs import` and `run --from`.
   verify = bundle:verify
-    Verify a bundle: check the digest of every file and recompute its figures.
+    Verify a bundle: check the digest of every file and recompute its results from the raw files.
   export = export:export
     Write a run for TensorBoard, W&B, MLflow or Prometheus, or its weights for Hugging Face.
   index = runs:index
