@@ -83,6 +83,8 @@ class _Output:
 
     def _read_port(self, cells: list[str], unit: float) -> None:
         rate = float(cells[3]) * unit / (2 if self.both_directions else 1)
+        if rate <= 0:
+            return
         self.ports.append(
             PairRow(
                 source="client",

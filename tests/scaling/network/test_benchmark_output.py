@@ -129,6 +129,10 @@ def test_both_directions_of_a_port_are_halved(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (
+            PERFTEST.format(unit="Gb", rate="0.00").replace("8000.00", "0.00"),
+            "holds no results of nccl-tests, rccl-tests or perftest",
+        ),
         ("hello\n", "holds no results of nccl-tests, rccl-tests or perftest"),
         (ranks(1, 4) + HEADER + ROWS, r"output.txt:10: does not name its program; allowed: .*"),
         ("gather_perf\n" + ranks(1, 4) + HEADER + ROWS, "is of gather_perf; allowed: .*alltoall"),
