@@ -182,7 +182,8 @@ def _verdict(
         }
         few = min(sides.sizes) < MIN_REPEATS
         is_open = verdict == "undecided" or verdict in LIKELY
-        unsteady = unsteady_runs(sides) if few or rule.confounding > 0 else ()
+        shifts = has_level_shift(sides, blank.margin)
+        unsteady = unsteady_runs(sides) if few or rule.confounding > 0 or shifts else ()
         if verdict == "undecided" and unsteady and not evidence:
             repeats_needed, how = None, ONE_LEVEL
             text = (

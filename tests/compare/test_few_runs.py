@@ -125,6 +125,19 @@ def test_a_run_without_one_level_decides_nothing(window: dict[str, object]):
     assert reason in judged.sentence and "Run 2 more" not in judged.sentence
 
 
+def test_runs_that_throttle_are_not_asked_for_more_runs():
+    """Three runs per side in turns, of which one side throttles for a while."""
+    window = WINDOW.model_copy(
+        update={"shift": LevelShift(first_step=20, last_step=30, ratio=1.08)}
+    )
+    a = runs_at("a", [0.2, 0.201, 0.199], [0, 3, 4])
+    b = runs_at("b", [0.202, 0.2035, 0.2005], [1, 2, 5])
+    throttled = ComparisonSide("b", tuple(replace(run, window=window) for run in b.members))
+    judged = judge(a, throttled)
+    assert (judged.verdict, judged.repeats_needed) == ("undecided", None)
+    assert "step time of b0, b1, b2 is not stationary. More runs do not help" in judged.sentence
+
+
 def false_alarms(
     days: float, within: float, change: float, order: str, trials: int = 200
 ) -> dict[str, float]:
