@@ -138,14 +138,18 @@ def ratio(amount: FloatColumn, rate: FloatColumn) -> FloatColumn:
     """Return amount / rate, NaN if either is unknown, infinite or not above 0."""
     quotient = np.full(len(rate), np.nan)
     sound = np.isfinite(amount) & np.isfinite(rate) & (amount > 0) & (rate > 0)
-    return np.divide(amount, rate, out=quotient, where=sound)
+    with np.errstate(over="ignore"):
+        np.divide(amount, rate, out=quotient, where=sound)
+    return np.where(np.isfinite(quotient), quotient, np.nan)
 
 
 def product_of(first: FloatColumn, second: FloatColumn) -> FloatColumn:
     """Return first x second, NaN if either is unknown, infinite or not above 0."""
     value = np.full(len(first), np.nan)
     sound = np.isfinite(first) & np.isfinite(second) & (first > 0) & (second > 0)
-    return np.multiply(first, second, out=value, where=sound)
+    with np.errstate(over="ignore"):
+        np.multiply(first, second, out=value, where=sound)
+    return np.where(np.isfinite(value), value, np.nan)
 
 
 def nan_if_negative(values: FloatColumn) -> FloatColumn:
