@@ -3,7 +3,7 @@
 The API server does what kubectl needs for discovery, create, get, watch, patch, logs and delete.
 Controllers make Jobs of JobSets and pods of Jobs, place one pod on a node at a time, and delete
 what an owner leaves behind. A node is a virtual host of the test bed. A pod is a process there,
-with a host name, process numbers and a /paceline of its own; names of pods are in /etc/hosts.
+with a host name, process numbers and a /mnt of its own; names of pods are in /etc/hosts.
 Images, volumes other than those of a run, and permissions are not simulated.
 """
 
@@ -43,15 +43,12 @@ RESOURCES = {
     ("jobset.x-k8s.io", "v1alpha2"): {"jobsets": "JobSet"},
 }  # fmt: skip
 VERBS = ["create", "delete", "get", "list", "patch", "watch"]
-MOUNT_POINT = Path("/paceline")
-"""Folder in which each pod mounts a disk. It stays: to remove it would take the disks away from the
-pods of another bed."""
 START_POD = r"""
 set -e
 hostname "$1"
-mount -t tmpfs tmpfs /paceline
-mkdir /paceline/files /paceline/run
-cp "$2"/* /paceline/files
+mount -t tmpfs tmpfs /mnt
+mkdir -p /mnt/paceline/files /mnt/paceline/run
+cp "$2"/* /mnt/paceline/files
 shift 2
 exec "$@"
 """
@@ -116,7 +113,6 @@ class Kubernetes:
 
     def start(self) -> None:
         """Start the API server and the controllers."""
-        MOUNT_POINT.mkdir(exist_ok=True)
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(self))
         self.server.daemon_threads = True
         address = f"http://127.0.0.1:{self.server.server_address[1]}"

@@ -30,7 +30,7 @@ ROLE_LABEL = "paceline/role"
 """Label of pods: `node`, or `launcher` for the pod of an MPIJob that runs mpirun."""
 MAX_NAME = 33
 """Maximum length of a workload's name; operators append up to 30 characters for a pod."""
-ROOT = "/paceline"
+ROOT = "/mnt/paceline"
 PORT = 29500
 """Port at which rank 0 listens, in a network of its pod's own."""
 TTL_S = 3600

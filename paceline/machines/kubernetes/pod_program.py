@@ -33,9 +33,9 @@ BLOCK_BYTES = 32 << 10
 """Maximum number of bytes of one record before compression."""
 RESOLVE_S = 300.0
 """Time in seconds to wait until the first pod has an address."""
-FILES = Path("/paceline/files")
-FOLDER = Path("/paceline/run")
-RESULTS = Path("/paceline/results")
+FILES = Path("/mnt/paceline/files")
+FOLDER = Path("/mnt/paceline/run")
+RESULTS = Path("/mnt/paceline/results")
 LARGE_FOLDERS = ("checkpoints", "profiles")
 """Folders that are too large for a log. They are on the volume for results, if there is one."""
 NODE_VARIABLES = (

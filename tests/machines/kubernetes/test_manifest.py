@@ -205,7 +205,7 @@ def test_tolerations_are_read_as_kubectl_writes_taints(text: str, expected: Any)
         ({"queue": "q", "gang": "coscheduling"}, {}, "no effect on coscheduling"),
         ({"kind": "trainjob", "host_network": True}, {}, "cannot be set by a TrainJob"),
         ({"volumes": {"/dev/shm": "a"}}, {}, "/dev/shm: is used by Paceline"),
-        ({"volumes": {"/paceline/run": "a"}}, {}, "is used by Paceline"),
+        ({"volumes": {"/mnt/paceline/run": "a"}}, {}, "is used by Paceline"),
     ],
 )
 def test_a_contradiction_is_refused(
