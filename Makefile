@@ -17,7 +17,7 @@ CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slur
 BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))
 NIGHTLY := benchmarks/slow_nodes.py benchmarks/many_ranks.py
 # Folders of tests with a target of their own, so that the default tests stay short.
-PARALLEL_SUITES := attacks engines estimate layouts mlperf profiles runs scaling staging trainer
+PARALLEL_SUITES := attacks compare engines estimate layouts mlperf profiles runs scaling staging trainer
 RAY := 2.60.0
 KUBECTL := 1.37.1
 ENERGON := megatron-energon==7.4.1
@@ -57,6 +57,7 @@ test: $(VENV)/.installed-tested ## run the tests, without the suites that have a
 
 .PHONY: $(SUITES:%=test-%)
 test-attacks: ## hostile files, numbers, names, secrets and interrupts
+test-compare: ## comparisons, their error rates on simulated noise, history
 test-engines: ## how each framework is launched, and how its logs are read
 test-estimate: ## step time and memory before a run, calibration
 test-layouts: ## sweeps, searches and ramp-ups of layouts
