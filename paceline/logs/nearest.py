@@ -26,13 +26,18 @@ _JOBS = (
     "jobs, from their logs"
 )
 OTHER_TABLES: tuple[tuple[str, str, str], ...] = (
-    (r"^#\s+size\s.*\balgbw\s+busbw\b", "nccl-tests or rccl-tests", _READ_BY_PROBE),
-    (r"#bytes\s+#iterations\s+BW peak\[", "perftest (ib_write_bw)", _READ_BY_PROBE),
-    (r"^#\s*(?:Date,?\s+Time,?\s+)?gpu\b.*\b(?:pwr|sm|pclk)\b", "nvidia-smi dmon", _RECORDED),
+    (r"^#[ \t]+size[ \t].*\balgbw[ \t]+busbw\b", "nccl-tests or rccl-tests", _READ_BY_PROBE),
+    (r"#bytes[ \t]+#iterations[ \t]+BW peak\[", "perftest (ib_write_bw)", _READ_BY_PROBE),
+    (
+        r"^#[ \t]*(?:Date,?[ \t]+Time,?[ \t]+)?gpu\b.*\b(?:pwr|sm|pclk)\b",
+        "nvidia-smi dmon",
+        _RECORDED,
+    ),
     (r"^timestamp, (?:.*, )?(?:power\.draw|utilization\.gpu)", "nvidia-smi --query-gpu", _RECORDED),
-    (r"^\s*JobID(?:Raw)?\b.*\b(?:State|Elapsed(?:Raw)?|ExitCode)\b", "Slurm's sacct", _JOBS),
+    (r"^[ \t]*JobID(?:Raw)?\b.*\b(?:State|Elapsed(?:Raw)?|ExitCode)\b", "Slurm's sacct", _JOBS),
 )
-"""Pattern of the header, name and use of tables of other programs."""
+"""Pattern of the header, name and use of tables of other programs. Spaces stay within a line,
+because a search over line ends takes quadratic time on a file of nothing else."""
 
 
 def refusal_of(reason: str, blocks: Iterable[bytes]) -> str:

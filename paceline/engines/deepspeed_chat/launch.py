@@ -22,7 +22,7 @@ from paceline.core.shape import DecoderShape, Shape
 from paceline.engines.deepspeed_chat import checkout
 from paceline.engines.launch.environments import interpreter, not_installed
 from paceline.engines.launch.programs import launch, program_file
-from paceline.files.documents import read_json
+from paceline.files.documents import parse_json, read_json, read_text
 from paceline.files.home import home_path
 from paceline.files.staged import hub_environment, staged_repository
 
@@ -74,8 +74,11 @@ def opt_configuration(shape: Shape) -> dict[str, Any]:
 
 def lacks_tokenizer_name(folder: Path) -> bool:
     """Return whether a model folder lacks the name of the tokenizer for Lambda's program."""
-    config = read_json(folder / "config.json")
-    return bool(config) and not config.get("_name_or_path")
+    try:
+        config = parse_json(read_text(folder / "config.json"))
+    except (OSError, ValueError):
+        return False
+    return not (isinstance(config, dict) and cast(dict[str, Any], config).get("_name_or_path"))
 
 
 def folder_differences(shape: DecoderShape, folder: Path) -> list[str]:
