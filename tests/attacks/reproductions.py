@@ -57,6 +57,17 @@ def recipe_with(path: Path, old: str, new: str) -> Path:
     return path
 
 
+MEASURING = """
+import os, sys
+if not (pid := os.fork()):
+    os.execvp(sys.argv[2], sys.argv[2:])
+_, status, usage = os.wait4(pid, 0)
+open(sys.argv[1], "w").write(f"{status} {usage.ru_maxrss}")
+"""
+"""Program that starts another one and writes its status and its peak of memory to a file. Linux
+counts the memory of a process for a child that it starts, and that of the tests is large."""
+
+
 def bounded(
     *words: object,
     runs: Path,
@@ -67,11 +78,14 @@ def bounded(
     """Run a verb in a process of its own; assert its time and the peak of its memory."""
     places = {"PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
     command = [sys.executable, "-m", "paceline", *map(str, words)]
-    # Linux counts the peak of this process for a child that it starts.
-    Path("/proc/self/clear_refs").write_text("5")
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+    limited = ["prlimit", f"--as={4 << 30}", *command]
+    with (
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+        tempfile.NamedTemporaryFile("w+") as usage_file,
+    ):
         process = subprocess.Popen(
-            ["prlimit", f"--as={4 << 30}", *command],
+            [sys.executable, "-I", "-S", "-c", MEASURING, usage_file.name, *limited],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
@@ -80,11 +94,11 @@ def bounded(
         )
         timer = threading.Timer(limit_s, os.killpg, [process.pid, signal.SIGKILL])
         timer.start()
-        _, status, usage = os.wait4(process.pid, 0)
+        process.wait()
         timer.cancel()
-        process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0), err.seek(0)
-        printed, errors = out.read(), err.read()
-    assert process.returncode != -signal.SIGKILL, f"took more than {limit_s} s"
-    assert usage.ru_maxrss < max_mib * 1024, f"took {usage.ru_maxrss // 1024:,} MiB"
-    return subprocess.CompletedProcess(command, process.returncode, printed, errors)
+        printed, errors, usage = out.read(), err.read(), usage_file.read().split()
+    assert usage, f"took more than {limit_s} s"
+    status, peak_kib = map(int, usage)
+    assert peak_kib < max_mib * 1024, f"took {peak_kib // 1024:,} MiB"
+    return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), printed, errors)

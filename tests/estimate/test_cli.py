@@ -84,7 +84,7 @@ def test_scenarios_are_compared_with_the_first():
         (("--intra", "0 GB/s"), "or a rate above 0: 450 GB/s"),
         (
             ("--compare", "speed=9"),
-            "'speed=9' is not a KEY=VALUE pair of a scenario; allowed: device",
+            "'speed=9' is not a KEY=VALUE pair of a scenario, e.g. dtype=fp8; allowed: device",
         ),
         (("--compare", "gpus=0"), "gpus is '0'; allowed: whole numbers from 1 to 9,007,199,254"),
         (("--compare", "per_node=0"), "per_node is '0'; allowed: whole numbers"),

@@ -78,7 +78,7 @@ def lacks_tokenizer_name(folder: Path) -> bool:
         config = parse_json(read_text(folder / "config.json"))
     except (OSError, ValueError):
         return False
-    return not (isinstance(config, dict) and cast(dict[str, Any], config).get("_name_or_path"))
+    return isinstance(config, dict) and not cast(dict[str, Any], config).get("_name_or_path")
 
 
 def folder_differences(shape: DecoderShape, folder: Path) -> list[str]:
