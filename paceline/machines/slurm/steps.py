@@ -127,7 +127,10 @@ def submit_step(job: Job, folder: Path, allocation: str) -> StepRun:
     check_allocation(allocation, job.cluster.hosts if job.cluster else (), job.nodes)
     QUEUE.watch(allocation)
     run = local.submit(job, folder, client.environment(job.env))
-    return StepRun(run.process, None, folder=folder, allocation=allocation, limit_s=job.timeout_s)
+    limit_s = job.timeout_s
+    return StepRun(
+        run.process, None, run.guard, folder=folder, allocation=allocation, limit_s=limit_s
+    )
 
 
 def check_allocation(allocation: str, hosts: Sequence[str], nodes: int) -> None:
