@@ -72,6 +72,7 @@ def make_slow(folder: Path, node: str) -> None:
         (earlier / "check.json").write_text(json.dumps(report))
 
 
+@pytest.mark.alone
 def test_a_prolog_lets_good_nodes_run_and_drains_a_slow_one(cluster: Bed, folder: Path) -> None:
     done = run(cluster, "srun", "-N2", "hostname")
     assert done.returncode == 0, done.stderr
