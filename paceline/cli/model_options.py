@@ -200,8 +200,6 @@ def evidence_like(
     """
     if name is None:
         return file_evidence
-    if file_evidence and file_evidence.calibration and file_evidence.calibration.kind == "cpu":
-        raise UserError("--like", "adjusts estimates of GPUs, and --calibration is of a CPU")
     if name.endswith(".csv"):
         steps = steps_of_table(Path(name))
     else:
@@ -211,7 +209,7 @@ def evidence_like(
             steps = [_step_of_named_run(name, runs_dir, unknown)]
         else:
             steps = published_steps(name, rows)
-    before = file_evidence.evidence if file_evidence else shipped_evidence()
+    before = file_evidence.of_gpus() if file_evidence else shipped_evidence()
     return FileEvidence(None, adjusted_to(before, steps, name))
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from paceline.compare.published import row_facts, rows_with_step_time
+from paceline.compare.published import row_facts
 from paceline.core.errors import UserError
 from paceline.core.layout import AXIS_FIELDS
 from paceline.core.run_report import RunReport
 from paceline.core.shape import DecoderShape
 from paceline.estimate.calibrate.lookup import machine_for
 from paceline.estimate.fit.origin import IMPLEMENTATION_OF, software_of, year_of
-from paceline.estimate.fit.published import UnsupportedRowError, read_row
+from paceline.estimate.fit.published import (
+    NO_EXPERTS,
+    UnsupportedRowError,
+    kind_of,
+    read_row,
+)
 from paceline.estimate.measured_step import measured_run
 from paceline.estimate.model.case import Case
 from paceline.estimate.run_case import case_of
@@ -29,7 +35,9 @@ FUSED_SOFTMAX_UNTIL = 2022
 def published_steps(name: str, rows: Sequence[Row]) -> list[tuple[Case, float]]:
     """Return the steps of published rows that can be modelled; raises UserError without any."""
     steps, reasons = list[tuple[Case, float]](), set[str]()
-    for row in rows_with_step_time(rows):
+    for row in rows:
+        if row.step_time_s is None:
+            continue
         try:
             step = read_row(_cells(row))
         except UnsupportedRowError as reason:
@@ -85,12 +93,21 @@ def _cells(row: Row) -> dict[str, str]:
         "recompute": layout.recompute if "recompute" in layout.model_fields_set else None,
         "step_time_s": row.step_time_s,
         "notes": row.note,
+        "release": _release(row.table),
         "attention_impl": _attention({"source": row.source}),
     } | {axis: getattr(layout, axis) for axis in AXIS_FIELDS}
     if shape.num_experts > 1:
-        per_token = row.experts_per_token or shape.experts_per_token
-        values |= {"n_experts": shape.num_experts, "topk": per_token, "moe_ffn": shape.ffn_size}
-    return {name: str(value) for name, value in values.items() if value is not None}
+        values |= {"n_experts": shape.num_experts, "topk": shape.experts_per_token}
+    cells = {name: str(value) for name, value in values.items() if value is not None}
+    if row.experts_per_token and kind_of(cells) != "moe":
+        raise UnsupportedRowError(NO_EXPERTS)
+    return cells
+
+
+def _release(table: str) -> str | None:
+    """Return the release in a table's id: 26.04 for megatron-bridge-260401; None without one."""
+    match = re.search(r"-(2\d)(0\d|1[0-2])(?:\d\d)?$", table)
+    return f"{match[1]}.{match[2]}" if match else None
 
 
 def _attention(row: dict[str, str]) -> str:

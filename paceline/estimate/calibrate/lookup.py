@@ -125,10 +125,16 @@ class FileEvidence:
     def of(self, device: str, dtype: Dtype | Literal["auto"]) -> Evidence:
         """Return the coefficients for a training run on a device.
 
-        Raises UserError for a calibration of another kind of device, and for a CPU's in another
-        dtype.
+        Raises UserError for a calibration of another kind of device, for a CPU's in another dtype,
+        and for a CPU with coefficients that were adjusted to steps of GPUs.
         """
         calibration = self.calibration
+        if self.path is None and is_cpu(device):
+            raise UserError(
+                "--like",
+                "adjusts estimates of GPUs; those of a CPU follow its calibration",
+                remedy="`paceline probe calibrate`",
+            )
         if calibration is None:
             return self.evidence
         if (calibration.kind == "cpu") != is_cpu(device):
