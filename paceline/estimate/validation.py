@@ -325,12 +325,16 @@ def validate_rows(
 
 
 def modelled_steps(lines: Sequence[dict[str, str]]) -> list[tuple[Case, float]]:
-    """Return case and measured seconds of the rows that the model covers."""
+    """Return case and measured seconds of the rows that the model covers.
+
+    A step right after a start is none to adjust the model to.
+    """
     steps: list[tuple[Case, float]] = []
     for line in lines:
         with suppress(UnsupportedRowError):
             row = read_row(line)
-            steps.append((row.case, row.measured_s))
+            if row.kind != "first step":
+                steps.append((row.case, row.measured_s))
     return steps
 
 
@@ -345,8 +349,11 @@ def leave_out(evidence: Evidence, rows: Sequence[PublishedStep]) -> list[Validat
     predictions: dict[int, ValidatedRow] = {}
     for part in set(parts):
         inside = [row for row, number in zip(rows, parts, strict=True) if number == part]
-        others = [row for row, number in zip(rows, parts, strict=True) if number != part]
-        steps = [(row.case, row.measured_s) for row in others]
+        steps = [
+            (row.case, row.measured_s)
+            for row, number in zip(rows, parts, strict=True)
+            if number != part and row.kind != "first step"
+        ]
         after = adjusted_to(evidence, steps, "the table") if steps else evidence
         which = [i for i, number in enumerate(parts) if number == part]
         predictions |= zip(which, _predicted(inside, after)[0], strict=True)

@@ -63,7 +63,7 @@ the exchange's sizes)."""
 
 _MODULES_OF_HF = ("deepspeed", "hf")
 """Software that trains the modules of Hugging Face transformers."""
-FUSED_EXPERTS_DATE = 2024.8
+FLASH_MODULES_DATE = 2024.8
 """Date from which all of these have attention that does not store scores: transformers 4.46 (its
 pull request 33298), which added it to OPT, the last of the models with recipes here."""
 
@@ -97,7 +97,7 @@ def own_kernels(software: str, software_date: float, dtype: Dtype) -> OwnKernels
 
 def stores_scores(software: str, software_date: float) -> bool:
     """Return True if attention stores its scores in this software of that date."""
-    return software in _MODULES_OF_HF and software_date < FUSED_EXPERTS_DATE
+    return software in _MODULES_OF_HF and software_date < FLASH_MODULES_DATE
 
 
 def visits_tensors(software: str, dtype: Dtype) -> bool:

@@ -259,8 +259,8 @@ def _pipeline_s(x: Cases, work: StepComponents, row: int) -> float:
 def _placed_sizes(layers: int, last: int, pp: int, vp: int) -> list[float]:
     """Return the layers of each chunk if the last rank has `last` and the others share the rest."""
     each, remainder = divmod(layers - last, pp - 1)
-    ranks = [each + (rank < remainder) for rank in range(pp - 1)] + [last]
-    return [layers / vp for _ in range(vp) for layers in ranks]
+    rank_layers = [*(each + (rank < remainder) for rank in range(pp - 1)), last]
+    return [number / vp for number in rank_layers] * vp
 
 
 def _sizes(layers: int, pp: int, vp: int) -> list[int]:
