@@ -95,6 +95,14 @@ class DecoderShape(Value):
     """Groups that a token's experts are in."""
     shared_ffn_size: NonNegativeInt = 0
     """Width of the shared expert. 0 is none."""
+    router_score: Literal["softmax", "sigmoid"] = "softmax"
+    """Function that turns the router's logits into scores."""
+    router_normalize: bool = True
+    """Divide the weights of a token's experts by their sum."""
+    router_scale: PositiveFloat = 1.0
+    """Factor of the weights of a token's experts."""
+    router_choice_bias: bool = False
+    """Choose experts by score plus a bias that balances them without a loss (DeepSeek V3)."""
     vocab_size: PositiveInt
     """Size of the vocabulary."""
     vocab_multiple: PositiveInt = 1

@@ -13,14 +13,13 @@ from paceline.core.job import Job
 from paceline.core.layout_checks import native_problems
 from paceline.core.recompute import block_levels
 from paceline.core.run import RunSpec
-from paceline.core.shape import DecoderShape, trainable_parameters
+from paceline.core.shape import FFN, DecoderShape, trainable_parameters
 from paceline.core.training import DEFAULT_FP8_RECIPE
 from paceline.engines.launch.extra_settings import extra_environment
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
 from paceline.engines.log_reading.log_content import LogFormat
 from paceline.engines.support import (
-    DEEPSEEK,
     TEXT_SOURCES,
     TestedProgram,
     no,
@@ -53,12 +52,12 @@ LATENT_FILES = ("latents", "webdataset")
 LATENT_SOURCES = ("synthetic", *LATENT_FILES)
 COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Variable for the cache of compiled graphs of all ranks and runs; Inductor locks its files."""
+_LATER = no("such models can only be estimated, and their logs parsed")
 SUPPORT = {
     "": {
-        **DEEPSEEK,
-        "model.num_experts": no(
-            "MoE models can only be estimated, and their logs parsed", "use a dense model"
-        ),
+        "model.latent_attention": _LATER,
+        "model.mtp_layers": _LATER,
+        "model.router_choice_bias": _LATER,
         "training.dtype": only(*DTYPES),
     }
 }
@@ -76,7 +75,11 @@ def unsupported(spec: RunSpec) -> list[str]:
         problems.append(f"training.fp8_recipe {fp8_recipe} is for training.dtype=fp8, not {dtype}")
     if spec.memory_limit_bytes is not None and spec.cluster.device != "cpu":
         problems.append("memory_limit_bytes limits processes on a CPU only; leave it out on GPUs")
-    problems += [*_evaluation_problems(spec), *_document_problems(spec)]
+    problems += [
+        *_evaluation_problems(spec),
+        *_document_problems(spec),
+        *_expert_problems(spec),
+    ]
     return problems + (
         _latent_problems(spec) if spec.model.kind == "mmdit" else _text_problems(spec, spec.model)
     )
@@ -136,6 +139,31 @@ def _document_problems(spec: RunSpec) -> list[str]:
     if data.packing == "padded":
         return ["data.document_mask is for packed samples: a padded sample is one document"]
     return []
+
+
+def _expert_problems(spec: RunSpec) -> list[str]:
+    """Return why a model with experts cannot be trained so."""
+    model, problems = spec.model, list[str]()
+    if model.kind == "mmdit" or model.num_experts == 1:
+        return problems
+    if spec.training.dtype in NATIVE_NARROW:
+        problems.append(
+            f"training.dtype {spec.training.dtype} is not supported for experts: their grouped "
+            "GEMMs are 16 bits wide; use bf16"
+        )
+    if spec.training.compile != "none":
+        problems.append(
+            "training.compile blocks is not supported for experts; use training.compile=none"
+        )
+    if model.bias:
+        problems.append("model.bias is not supported for experts; use model.bias=false")
+    adapted = sorted(FFN.intersection(spec.lora.targets)) if spec.lora else []
+    if adapted:
+        problems.append(
+            f"lora.targets {', '.join(adapted)} are stacked weights of experts, which have no "
+            "adapters; use targets of attention: q, k, v, o"
+        )
+    return problems
 
 
 def _latent_problems(spec: RunSpec) -> list[str]:

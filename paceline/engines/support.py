@@ -209,7 +209,16 @@ _SHAPE_OPTIONS = (
     "query_pre_attn_scalar",
     "scale_embedding",
 )
-_DEEPSEEK_SIZES = ("latent_attention", "first_dense_layers", "dense_ffn_size", "mtp_layers")
+_DEEPSEEK_FIELDS = (
+    "latent_attention",
+    "first_dense_layers",
+    "dense_ffn_size",
+    "mtp_layers",
+    "router_score",
+    "router_normalize",
+    "router_scale",
+    "router_choice_bias",
+)
 _FIELDS = (
     "model.kind",
     "model.num_experts",
@@ -226,7 +235,7 @@ _FIELDS = (
     "model.tied_embeddings",
     "model.embedding_norm",
     "model.dropout",
-    *(f"model.{name}" for name in (*_SHAPE_OPTIONS, *_DEEPSEEK_SIZES)),
+    *(f"model.{name}" for name in (*_SHAPE_OPTIONS, *_DEEPSEEK_FIELDS)),
     "lora",
     "lora.alpha",
     "lora.dropout",
@@ -287,9 +296,10 @@ SHAPE_OPTIONS: Support = {
 """Limits of an engine with none of the native trainer's newer decoder options."""
 DEEPSEEK: Support = {
     f"model.{name}": no(
-        "only engine megatron_bridge, and megatron with engine_settings.checkout, train such models"
+        "only engines native and megatron_bridge, and megatron with engine_settings.checkout, "
+        "train such models"
     )
-    for name in _DEEPSEEK_SIZES
+    for name in _DEEPSEEK_FIELDS
 }
 """Limits of an engine that does not train DeepSeek-V3."""
 NATIVE_ONLY: Support = {

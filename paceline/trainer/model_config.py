@@ -60,6 +60,33 @@ class ModelConfig:
     scale_embedding: bool = False
     """True if token embeddings are multiplied by sqrt(hidden_size)."""
 
+    num_experts: int = 1
+    """Experts per block; 1 for a dense MLP."""
+    experts_per_token: int = 1
+    """Experts that each token is routed to."""
+    expert_groups: int = 1
+    """Groups of experts."""
+    groups_per_token: int = 1
+    """Groups that a token's experts are in."""
+    shared_ffn_size: int = 0
+    """Width of the shared expert; 0 for none."""
+    first_dense_layers: int = 0
+    """Leading layers with a dense MLP instead of experts."""
+    dense_ffn_size: int | None = None
+    """Width of the MLP of those layers."""
+    router_score: Literal["softmax", "sigmoid"] = "softmax"
+    """Function that turns the router's logits into scores."""
+    router_normalize: bool = True
+    """True if the weights of a token's experts are divided by their sum."""
+    router_scale: float = 1.0
+    """Factor of the weights of a token's experts."""
+    router_choice_bias: bool = False
+    """True if experts are chosen by score plus a balancing bias."""
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer (from 0) has experts instead of a dense MLP."""
+        return self.num_experts > 1 and layer >= self.first_dense_layers
+
     def window(self, layer: int) -> int | None:
         """Return the window of a layer (from 0); None for full causal attention."""
         pattern = self.sliding_window_pattern

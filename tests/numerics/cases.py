@@ -106,6 +106,13 @@ TABLE = """
 4  cp2 ring tp2 sp                                   llama
 4  tp2 zero3 mb3 full                                qwen3
 4  pp2 cp2 mb3                                       gemma3
+1  mb4 full                                          mixtral
+2  zero3 mb3 full                                    mixtral
+2  zero1 mb3                                         mixtral
+2  tp2 sp mb4                                        mixtral
+4  tp2 zero2 mb3                                     mixtral
+4  pp2 vp2 interleaved cp2 mb3                       mixtral
+2  tp2                                               qwen3-moe
 2  cp2 all-to-all compile                            gemma3
 2  tp2 selective                                     phi4
 4  pp2 cp2 all-to-all mb3                            gpt

@@ -99,6 +99,14 @@ MODELS = {
         "phi4-mini-tiny",
         {**SMALL, "hidden_size": 48, "num_heads": 6, "num_kv_heads": 2, "ffn_size": 128},
     ),
+    "mixtral": Model(
+        "mixtral-8x7b-tiny",
+        {**SMALL, "num_heads": 8, "num_kv_heads": 2, "ffn_size": 112, "num_experts": 4},
+    ),
+    "qwen3-moe": Model(
+        "qwen3-30b-a3b-tiny",
+        {**SMALL, "num_heads": 8, "num_kv_heads": 1, "head_size": 8, "ffn_size": 12},
+    ),
     "flux": Model(
         "flux1-schnell-tiny",
         {
@@ -116,4 +124,5 @@ MODELS = {
 padded embedding behind a norm. opt: the same behind projections, and norms after sums. lora:
 adapters on the attention, all else frozen. sft: adapters on all linear layers, all else trained.
 qwen3: normed heads. gemma3: windows, two rotary bases, norms before and behind, zero-centered.
-phi4: heads that rotate in part under a tied head. flux: two streams."""
+phi4: heads that rotate in part under a tied head. mixtral: experts. qwen3-moe: many narrow experts
+and normed heads. flux: two streams."""

@@ -74,6 +74,11 @@ AT_THE_ENDS = {
     "qwen3": {"dp", "tp", "zero3", "full"},
     "gemma3": {"pp", "1f1b", "cp", "all-to-all", "compile"},
     "phi4": {"tp", "selective"},
+    "mixtral": {
+        *("dp", "tp", "tp+sp", "pp", "vp", "interleaved", "cp"),
+        *("zero1", "zero2", "zero3", "full"),
+    },
+    "qwen3-moe": {"tp"},
 }
 OTHER_DATA = {"masked": {"llama", "ends", "gpt", "lora", "sft"}, "ramp": {"gpt"}}
 TINY = [name for name in recipe_names() if name.endswith("-tiny")]
@@ -255,9 +260,10 @@ def structure(shape: Shape, lora: LoraSpec | None) -> tuple[dict[str, Any], Any]
         if isinstance(value, (str, bool)) or name in ("vocab_multiple", "position_offset")
     }
     grouped = shape.kv_heads < shape.num_heads
+    experts = isinstance(shape, DecoderShape) and shape.num_experts > 1
     projected = isinstance(shape, DecoderShape) and shape.embed_dim < shape.hidden_size
     return (
-        {**switches, "grouped": grouped, "projected": projected},
+        {**switches, "grouped": grouped, "projected": projected, "experts": experts},
         lora and (lora.targets, lora.train_rest),
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -22,6 +23,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     Phi3Config,
@@ -31,6 +34,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 COMMON: dict[str, Any] = {
@@ -80,6 +85,14 @@ GEMMA3 = {
     "ffn_norm": "pre_feedforward_layernorm",
     "ffn_post_norm": "post_feedforward_layernorm",
 }
+EXPERTS = {
+    "ffn.router": "mlp.gate",
+    "ffn.experts.gate": "mlp.experts.gate_up_proj",
+    "ffn.experts.up": "mlp.experts.gate_up_proj",
+    "ffn.experts.down": "mlp.experts.down_proj",
+}
+MIXTRAL = {name: place for name, place in LLAMA.items() if "ffn." not in name} | EXPERTS
+QWEN3_MOE = {**MIXTRAL, **HEAD_NORMS}
 PHI3 = {
     **LLAMA,
     "attention.q": "self_attn.qkv_proj",
@@ -140,6 +153,8 @@ def family(model: Mapping[str, Any]) -> str:
 
 def _kin_of_llama(model: Mapping[str, Any]) -> str:
     """By what only one of them has."""
+    if model["num_experts"] > 1:
+        return "qwen3_moe" if model["qk_norm"] else "mixtral"
     if model["qk_norm"]:
         return "gemma3" if model["norm_zero_centered"] else "qwen3"
     if model["partial_rotary_factor"] < 1:
@@ -188,6 +203,29 @@ def mistral(model: Mapping[str, Any]) -> PreTrainedModel:
     """A Mistral with a window in every layer."""
     window = model["sliding_window"]
     return MistralForCausalLM(MistralConfig(sliding_window=window, **_like_llama(model)))
+
+
+def mixtral(model: Mapping[str, Any]) -> PreTrainedModel:
+    """A Mixtral, whose experts run one after the other, in any dtype."""
+    sizes = {
+        "num_local_experts": model["num_experts"],
+        "num_experts_per_tok": model["experts_per_token"],
+        "experts_implementation": "eager",
+    }
+    return MixtralForCausalLM(MixtralConfig(**sizes, **_like_llama(model)))
+
+
+def qwen3_moe(model: Mapping[str, Any]) -> PreTrainedModel:
+    """A Qwen3 with experts."""
+    sizes = {
+        "head_dim": model["head_size"],
+        "moe_intermediate_size": model["ffn_size"],
+        "num_experts": model["num_experts"],
+        "num_experts_per_tok": model["experts_per_token"],
+        "norm_topk_prob": model["router_normalize"],
+        "experts_implementation": "eager",
+    }
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **_like_llama(model)))
 
 
 def gemma3(model: Mapping[str, Any]) -> PreTrainedModel:
@@ -278,6 +316,8 @@ PEERS = {
     "qwen2": qwen2,
     "qwen3": qwen3,
     "mistral": mistral,
+    "mixtral": mixtral,
+    "qwen3_moe": qwen3_moe,
     "gemma3": gemma3,
     "phi3": phi3,
     "gpt2": gpt2,
@@ -288,6 +328,8 @@ PLACES = {
     "qwen2": LLAMA,
     "qwen3": QWEN3,
     "mistral": LLAMA,
+    "mixtral": MIXTRAL,
+    "qwen3_moe": QWEN3_MOE,
     "gemma3": GEMMA3,
     "phi3": PHI3,
     "gpt2": GPT2,
@@ -331,6 +373,8 @@ def weights_of(model: Mapping[str, Any], named: Mapping[str, Tensor]) -> dict[st
     plain = {name.removeprefix("base_model.model."): tensor for name, tensor in named.items()}
     found: dict[str, Tensor] = {}
     for ours, theirs in _layers(model):
+        if theirs in plain:
+            found[ours] = _of_experts(ours, plain[theirs])
         for kind, tensor in _of_layer(plain, theirs):
             found[f"{ours}.{kind}"] = _native_form(model, ours, kind, tensor)
     return found
@@ -380,6 +424,12 @@ def _native_form(model: Mapping[str, Any], layer: str, kind: str, tensor: Tensor
     return turned if part is None else turned.chunk(3)[part]
 
 
+def _of_experts(name: str, tensor: Tensor) -> Tensor:
+    """One of the stacked weights (E, out, in); gate and up are one tensor there."""
+    part = {"gate": 0, "up": 1}.get(name.rpartition(".")[2])
+    return tensor if part is None else tensor.chunk(2, 1)[part]
+
+
 def _of_phi3(model: Mapping[str, Any], layer: str, tensor: Tensor) -> Tensor:
     """This layer's rows of a matrix that several share."""
     width, ffn = model["hidden_size"] // model["num_heads"], model["ffn_size"]
@@ -397,3 +447,19 @@ def mean_loss(peer: nn.Module, ids: Tensor) -> Tensor:
     """
     logits = peer(input_ids=ids).logits[:, :-1]
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+class InFp64(TorchFunctionMode):
+    """fp64 wherever a peer asks for fp32, as its norms, rotary tables and routers do."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one of torch's functions."""
+        wide = {torch.float32: torch.float64}
+        args = tuple(wide.get(a, a) if isinstance(a, torch.dtype) else a for a in args)
+        kwargs = {
+            name: wide.get(value, value) if isinstance(value, torch.dtype) else value
+            for name, value in (kwargs or {}).items()
+        }
+        return (torch.Tensor.double if func is torch.Tensor.float else func)(*args, **kwargs)

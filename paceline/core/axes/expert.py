@@ -10,8 +10,7 @@ RULES: tuple[Rule, ...] = (
     refuse(
         "ep",
         native=True,
-        why="ep > 1 is not in the native trainer, because its models have no experts: models with "
-        "experts are estimated, and their logs parsed; use layout.ep=1",
+        why="ep > 1 is not in the native trainer: its ranks hold all experts; use layout.ep=1",
     ),
 )
 

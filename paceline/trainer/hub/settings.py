@@ -88,6 +88,7 @@ OPTIONS: dict[str, Any] = {
     "sliding_window_pattern": None,
     "query_pre_attn_scalar": None,
     "scale_embedding": False,
+    "num_experts": 1,
 }
 """Options that a family does not have, unless its structure sets them."""
 PLAIN = {

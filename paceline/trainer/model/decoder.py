@@ -21,6 +21,7 @@ from paceline.trainer.model.attention import Rope, apply_rotary, rope_tables
 from paceline.trainer.model.context_parallel import attend, local_positions
 from paceline.trainer.model.document_attention import restart_positions
 from paceline.trainer.model.dropout import residual_dropout, with_rank_rng
+from paceline.trainer.model.experts import MixtureOfExperts
 from paceline.trainer.model.layers import (
     ACTIVATIONS,
     ColumnParallelLinear,
@@ -120,11 +121,11 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """The MLP of a block, optionally gated (SwiGLU, GeGLU)."""
 
-    def __init__(self, model: ModelConfig, setting: LayerSetting) -> None:
+    def __init__(self, model: ModelConfig, setting: LayerSetting, width: int | None = None) -> None:
         super().__init__()
         self.tp = setting.tp
         self.activation = ACTIVATIONS[model.activation]
-        hidden, ffn, bias = model.hidden_size, model.ffn_size, model.bias
+        hidden, ffn, bias = model.hidden_size, width or model.ffn_size, model.bias
         self.up = ColumnParallelLinear(hidden, ffn, bias, setting.adapter("up"))
         self.gate = (
             ColumnParallelLinear(hidden, ffn, bias, setting.adapter("gate"))
@@ -148,6 +149,14 @@ class FeedForward(nn.Module):
         return self.down(x if up is None else x * up)  # (B, t, H)
 
 
+def expert_layer(model: ModelConfig, setting: LayerSetting) -> MixtureOfExperts:
+    """Return the experts of a block, with a shared one where the model has it."""
+    width = model.shared_ffn_size
+    shared = FeedForward(model, setting, width) if width else None
+    recompute = setting.recompute == "activation"
+    return MixtureOfExperts(model, setting.tp, shared, recompute_activation=recompute)
+
+
 class DecoderBlock(nn.Module):
     """Attention and MLP with their residual connections.
 
@@ -156,7 +165,11 @@ class DecoderBlock(nn.Module):
     """
 
     def __init__(
-        self, model: ModelConfig, setting: LayerSetting, window: int | None = None
+        self,
+        model: ModelConfig,
+        setting: LayerSetting,
+        window: int | None = None,
+        experts: bool = False,
     ) -> None:
         super().__init__()
         self.pre = model.norm_position != "post"
@@ -167,7 +180,12 @@ class DecoderBlock(nn.Module):
         self.attention_norm = Norm(model)
         self.attention = Attention(model, setting, window)
         self.ffn_norm = Norm(model)
-        self.ffn = FeedForward(model, setting)
+        self.routes = experts
+        self.ffn = (
+            expert_layer(model, setting)
+            if experts
+            else FeedForward(model, setting, model.dense_ffn_size)
+        )
         both = model.norm_position == "both"
         self.attention_post_norm = Norm(model) if both else None
         self.ffn_post_norm = Norm(model) if both else None
@@ -181,6 +199,7 @@ class DecoderBlock(nn.Module):
             rope,
             documents,
             preserve_rng=self.uses_rng,
+            routes=self.routes,
             enabled=self.recompute == "full",
         )
 
@@ -202,7 +221,11 @@ class DecoderBlock(nn.Module):
             return self.ffn(self.ffn_norm(x) if self.pre else x)
 
         return activation_checkpoint(
-            norm_and_ffn, x, preserve_rng=self.uses_rng, enabled=self.recompute == "ffn"
+            norm_and_ffn,
+            x,
+            preserve_rng=self.uses_rng,
+            routes=self.routes,
+            enabled=self.recompute == "ffn",
         )
 
     def _drop(self, x: Tensor) -> Tensor:
@@ -238,7 +261,9 @@ class Decoder(Network):
         self.positions = PositionEmbedding(num_positions, hidden) if has_positions else None
         self.blocks = nn.ModuleDict(
             {
-                str(i): DecoderBlock(model, setting.for_layer(i), model.window(i))
+                str(i): DecoderBlock(
+                    model, setting.for_layer(i), model.window(i), model.has_experts(i)
+                )
                 for i in part.layers
             }
         )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+from paceline.trainer.model.routing_replay import routing_contexts
 from paceline.trainer.parallel.mesh import Mesh
 from paceline.trainer.parallel.tensor import ParamPlan, local, tp_plan_of
 
@@ -55,7 +56,7 @@ class Network(nn.Module):
         *_, layer, kind = name.split(".")
         if layer.endswith("norm") and kind == "weight":
             whole.fill_(1)
-        elif kind in ("bias", "lora_b"):
+        elif kind.endswith("bias") or kind == "lora_b":
             whole.zero_()
         elif kind == "lora_a":
             bound = whole.shape[1] ** -0.5
@@ -68,15 +69,23 @@ T = TypeVar("T", Tensor, tuple[Tensor, ...])
 
 
 def activation_checkpoint(
-    compute: Callable[..., T], *inputs: Any, preserve_rng: bool = False, enabled: bool = True
+    compute: Callable[..., T],
+    *inputs: Any,
+    preserve_rng: bool = False,
+    routes: bool = False,
+    enabled: bool = True,
 ) -> T:
     """Return compute(*inputs), saving only the inputs and recomputing it in the backward pass.
 
-    Set `preserve_rng` where `compute` draws random numbers, so that the second run repeats them.
+    Set `preserve_rng` where `compute` draws random numbers, so that the second run repeats them,
+    and `routes` where it chooses experts, so that the second run keeps the choice.
     """
     if not enabled:
         return compute(*inputs)
-    return checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=preserve_rng)
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": preserve_rng}
+    if routes and not torch.compiler.is_compiling():
+        options["context_fn"] = routing_contexts
+    return checkpoint(compute, *inputs, **options)
 
 
 def derive_seed(seed: int, part: int) -> int:

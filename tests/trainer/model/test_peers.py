@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -71,6 +72,16 @@ PHI4_MINI: dict[str, Any] = {
     "rope_attention_factor": 1.19,
     "tied_embeddings": True,
 }
+MIXTRAL: dict[str, Any] = {**LLAMA, "num_experts": 8, "experts_per_token": 2}
+QWEN3_MOE: dict[str, Any] = {
+    **LLAMA,
+    "head_size": 32,
+    "qk_norm": True,
+    "ffn_size": 40,
+    "num_experts": 16,
+    "experts_per_token": 4,
+    "router_normalize": False,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "opt-350m": OPT_350M,
     "opt-13b": OPT_13B,
@@ -87,12 +98,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral, window": {**LLAMA, "sliding_window": 7},
     "gemma3": GEMMA3,
     "phi4-mini": PHI4_MINI,
+    "mixtral": MIXTRAL,
+    "qwen3-moe": QWEN3_MOE,
     "gpt": GPT,
     "gpt, embedding norm": {**GPT, "embedding_norm": True},
 }
 ATTENTION, FFN = ("q", "k", "v", "o"), ("gate", "up", "down")
 ADAPTERS = {"attention": (ATTENTION, False), "all, rest trains": ((*ATTENTION, *FFN), True)}
-PLAIN = ("qwen2", "qwen3", "mistral, window", "gemma3", "phi4-mini")
+EXPERTS = ("mixtral", "qwen3-moe")
+PLAIN = ("qwen2", "qwen3", "mistral, window", "gemma3", "phi4-mini", *EXPERTS)
 """Models that are compared without adapters."""
 GPT_ADAPTERS = {"o, ffn": (("o", *FFN), False), "o, ffn, rest trains": (("o", *FFN), True)}
 """GPT-2 has q, k and v in one matrix, which would have one adapter."""
@@ -143,9 +157,15 @@ def native_model(config: TrainerConfig, dtype: torch.dtype) -> Decoder:
 def pair(raw: dict[str, Any], dtype: torch.dtype) -> tuple[Decoder, nn.Module]:
     """The trainer's model and its peer, with the same weights."""
     ours = native_model(parse_config(raw), dtype)
-    theirs = peers.build(raw).to(dtype).train()
+    with in_dtype(dtype):
+        theirs = peers.build(raw).to(dtype).train()
     copy_weights(raw, ours, theirs)
     return ours, theirs
+
+
+def in_dtype(dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """What keeps a peer from rounding to fp32 in fp64."""
+    return peers.InFp64() if dtype == torch.float64 else nullcontext()
 
 
 @torch.no_grad()
@@ -169,7 +189,7 @@ def tokens(raw: dict[str, Any], ours: Decoder) -> Tensor:
         nearest.clear()
         ids = torch.randint(raw["model"]["vocab_size"], (BATCH, SEQ_LEN + 1))
         native_loss(ours, ids)
-        if min(nearest) > 1e-6 or raw["model"]["activation"] != "relu":
+        if raw["model"]["activation"] != "relu" or min(nearest) > 1e-6:
             break
     for hook in hooks:
         hook.remove()
@@ -206,10 +226,8 @@ CASES = [
     for model in MODELS
     for adapters in (None, *adapters_of(model))
     for dtype in LIMITS
-    # Norms and rotary tables of Llama's kin are fp32 there in any case.
-    if not (dtype == torch.float64 and MODELS[model].get("norm", "rmsnorm") == "rmsnorm")
     # Adapters are Llama's in all of its kin.
-    and not (adapters and model in PLAIN)
+    if not (adapters and model in PLAIN)
 ]
 
 
@@ -221,7 +239,9 @@ def test_loss_and_every_gradient_are_the_peers(
     ours, theirs = pair(raw, dtype)
     ids = tokens(raw, ours)
 
-    loss, wanted = native_loss(ours, ids), peers.mean_loss(theirs, ids)
+    with in_dtype(dtype):
+        wanted = peers.mean_loss(theirs, ids)
+    loss = native_loss(ours, ids)
     loss.backward()
     wanted.backward()
 

@@ -1,0 +1,234 @@
+"""Mixture of experts: a router, stacked experts with one grouped GEMM per matrix, a shared expert.
+
+Shapes: S tokens of hidden size H, k experts per token out of E, M = S k rows after the router,
+expert width F. Rows are sorted by expert, so each expert's rows are adjacent and `counts` (E,) says
+how many there are:
+
+router -> sort -> [dispatch] -> grouped GEMMs -> [combine] -> unsort and weighted sum
+
+Dispatch and combine exchange rows between ranks. Without expert parallelism every rank has all
+experts, and they do nothing. No row is ever dropped.
+
+With tensor parallelism each rank holds a part of every expert's width, as in a dense MLP. The
+router then runs on every rank, and its gradient is a sum over the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.trainer.model.grouped_gemm import grouped_linear
+from paceline.trainer.model.layers import ACTIVATIONS
+from paceline.trainer.model.network import activation_checkpoint
+from paceline.trainer.model.routing_replay import in_replay, record_choice, replayed_choice
+from paceline.trainer.model_config import ModelConfig
+from paceline.trainer.parallel.tensor import ParamPlan, TensorParallel, TpPlan, local
+
+Combine = Callable[[Tensor], Tensor]
+Dispatch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Combine]]
+"""Maps rows (M, H) sorted by expert and counts (E,) to this rank's rows, sorted by its own experts,
+their counts, and the function that returns the experts' outputs (rows, H) to (M, H)."""
+
+
+def keep_rows(rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Combine]:
+    """Return the rows as they are: every rank has all experts (the `Dispatch` of ep 1)."""
+    return rows, counts, lambda outputs: outputs
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Experts of each token and their weights, both (S, k)."""
+
+    experts: Tensor
+    weights: Tensor
+
+
+class Router(nn.Module):
+    """Choose k experts per token; scores are computed in fp32 or wider.
+
+    The experts are those with the largest scores, within the `groups_per_token` groups whose two
+    largest scores have the largest sum (DeepSeek V3, arXiv:2412.19437, section 2.1.2). The choice
+    bias takes part in the choice only, not in the weights.
+    """
+
+    tp_plan: TpPlan = {"weight": ParamPlan(partial_grad=True), "choice_bias": ParamPlan()}
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.num_experts, self.per_token = model.num_experts, model.experts_per_token
+        self.groups, self.groups_per_token = model.expert_groups, model.groups_per_token
+        self.score, self.normalize = model.router_score, model.router_normalize
+        self.scale = model.router_scale
+        self.weight = nn.Parameter(torch.empty(model.num_experts, model.hidden_size))
+
+    def forward(self, x: Tensor) -> Routing:
+        """Route (S, H)."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        logits = functional.linear(x.to(wide), local(self.weight).to(wide))  # (S, E)
+        scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
+        experts = replayed_choice()
+        if experts is None:
+            experts = self.choose(scores.detach())
+            record_choice(experts)
+        weights = scores.gather(1, experts)  # (S, k)
+        if self.normalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return Routing(experts, weights * self.scale)
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """Return the experts (S, k) of the largest scores (S, E)."""
+        if self.groups > self.groups_per_token:
+            grouped = scores.unflatten(1, (self.groups, -1))  # (S, G, E / G)
+            best = grouped.topk(min(2, grouped.shape[2]), -1).values.sum(-1)  # (S, G)
+            allowed = best.topk(self.groups_per_token, -1).indices
+            mask = torch.zeros_like(best, dtype=torch.bool).scatter_(1, allowed, True)
+            scores = grouped.masked_fill(~mask.unsqueeze(-1), float("-inf")).flatten(1)
+        return scores.topk(self.per_token, -1).indices
+
+
+class StackedExperts(nn.Module):
+    """The routed experts of a block: three stacked weights, or two without a gate."""
+
+    tp_plan: TpPlan = {
+        "gate": ParamPlan(shard_dim=1),
+        "up": ParamPlan(shard_dim=1),
+        "down": ParamPlan(shard_dim=2),
+    }
+
+    def __init__(self, model: ModelConfig, recompute_activation: bool = False) -> None:
+        super().__init__()
+        experts, hidden, ffn = model.num_experts, model.hidden_size, model.ffn_size
+        self.activation, self.recompute = ACTIVATIONS[model.activation], recompute_activation
+        self.gate = nn.Parameter(torch.empty(experts, ffn, hidden)) if model.gated_ffn else None
+        self.up = nn.Parameter(torch.empty(experts, ffn, hidden))
+        self.down = nn.Parameter(torch.empty(experts, hidden, ffn))
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Map rows (M, H), sorted by expert, to (M, H); `counts` (E,) are the experts' rows."""
+        inner = [
+            grouped_linear(rows, local(weight).to(rows.dtype), counts)  # (M, F)
+            for weight in (self.gate, self.up)
+            if weight is not None
+        ]
+        return activation_checkpoint(self._activate, counts, *inner, enabled=self.recompute)
+
+    def _activate(self, counts: Tensor, x: Tensor, up: Tensor | None = None) -> Tensor:
+        x = self.activation(x)  # (M, F)
+        x = x if up is None else x * up
+        return grouped_linear(x, local(self.down).to(x.dtype), counts)  # (M, H)
+
+
+class MixtureOfExperts(nn.Module):
+    """Routed experts in place of a block's MLP, and a shared expert that sees every token."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        tp: TensorParallel,
+        shared: nn.Module | None = None,
+        dispatch: Dispatch = keep_rows,
+        recompute_activation: bool = False,
+    ) -> None:
+        super().__init__()
+        self.tp, self.dispatch = tp, dispatch
+        self.num_experts = model.num_experts
+        self.router = Router(model)
+        self.experts = StackedExperts(model, recompute_activation)
+        self.shared = shared
+        self.load: Tensor | None = None
+        """Rows (E,) of each expert since `take_load`, from this rank's tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, t, H) to (B, t, H)."""
+        tokens = self.tp.gather_input(x)  # (B, T, H)
+        out = self.routed(tokens.flatten(0, 1)).view_as(tokens)
+        out = self.tp.reduce_output(out)  # (B, t, H)
+        return out if self.shared is None else out + self.shared(x)
+
+    def routed(self, tokens: Tensor) -> Tensor:
+        """Return the weighted sum (S, H) of the outputs of each token's experts."""
+        replayed = in_replay()
+        routing = self.router(tokens)
+        rows, order, counts = sort_by_expert(tokens, routing.experts, self.num_experts)
+        if not replayed:
+            self.count(counts)
+        rows, local_counts, combine = self.dispatch(rows, counts)
+        outputs = combine(self.experts(rows, local_counts))  # (M, H)
+        return weighted_sum(outputs, order, routing.weights)
+
+    def count(self, counts: Tensor) -> None:
+        """Add one micro-batch's rows of each expert to the load."""
+        if self.training:
+            self.load = counts.clone() if self.load is None else self.load + counts
+
+    def take_load(self) -> Tensor:
+        """Return and reset the rows (E,) of each expert."""
+        load, self.load = self.load, None
+        return torch.zeros(self.num_experts, dtype=torch.int64) if load is None else load
+
+
+def sort_by_expert(
+    tokens: Tensor, experts: Tensor, num_experts: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return one row (M, H) per token and expert, sorted by expert, their order, and counts (E,).
+
+    `order` (M,) holds each row's place in (S, k), flattened. Rows of one expert are in the order of
+    their tokens.
+    """
+    flat = experts.flatten()  # (M,)
+    order = flat.argsort(stable=True)
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
+    counts = counts.scatter_add(0, flat, torch.ones_like(flat))
+    return TakeRows.apply(tokens, order, experts.shape[1]), order, counts  # type: ignore[no-any-return]
+
+
+def weighted_sum(outputs: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+    """Return (S, H): each token's outputs (M, H), in the order of their experts, times weights."""
+    unsorted = PutRows.apply(outputs, order)  # (M, H)
+    parts = unsorted.view(*weights.shape, -1)  # (S, k, H)
+    return torch.einsum("skh,sk->sh", parts, weights.to(parts.dtype))
+
+
+class TakeRows(torch.autograd.Function):
+    """Rows of tokens, each token k times, in a given order.
+
+    The gradient gathers rows and sums each token's k rows in a fixed order. That of an index would
+    add rows one by one, on GPUs in any order.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, order: Tensor, per_token: int) -> Tensor:
+        ctx.save_for_backward(order)
+        ctx.per_token = per_token
+        return tokens.index_select(0, order // per_token)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:  # type: ignore[override]
+        (order,) = ctx.saved_tensors
+        rows = grad_output.index_select(0, inverse(order))  # (M, H)
+        return rows.unflatten(0, (-1, ctx.per_token)).sum(1), None, None
+
+
+class PutRows(torch.autograd.Function):
+    """Rows put back from a given order."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return rows.index_select(0, inverse(order))
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:  # type: ignore[override]
+        (order,) = ctx.saved_tensors
+        return grad_output.index_select(0, order), None
+
+
+def inverse(order: Tensor) -> Tensor:
+    """Return the permutation (M,) that undoes another one."""
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))

@@ -1,0 +1,86 @@
+"""One GEMM per expert over rows that are sorted by expert.
+
+GPUs use PyTorch's grouped GEMM, which reads the row counts on the device, so nothing waits for
+them. CPUs run one GEMM per expert with rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Return rows_e W_e^T of every expert e: (M, N) of rows (M, K) and weights (E, N, K).
+
+    `counts` (E,) are the numbers of rows of the experts, in order; their sum is M.
+    """
+    if rows.device.type == "cuda" and rows.dtype in GROUPED_DTYPES:
+        ends = counts.cumsum(0, dtype=torch.int32)
+        return torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)  # pyright: ignore[reportPrivateImportUsage]
+    return _linear(rows, weight, counts)
+
+
+GROUPED_DTYPES = (torch.bfloat16,)
+"""Dtypes of PyTorch's grouped GEMM."""
+
+
+@torch.library.custom_op(
+    "paceline::grouped_linear",
+    mutates_args=(),
+    schema="(Tensor rows, Tensor weight, Tensor counts) -> Tensor",
+)
+def _linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    out = rows.new_empty(rows.shape[0], weight.shape[1])
+    start = 0
+    for matrix, count in zip(weight, counts.tolist(), strict=True):
+        end = start + count
+        if count:
+            torch.mm(rows[start:end], matrix.t(), out=out[start:end])
+        start = end
+    return out
+
+
+@_linear.register_fake
+def _(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[0], weight.shape[1])
+
+
+@torch.library.custom_op(
+    "paceline::grouped_weight_gradient",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor rows, Tensor counts) -> Tensor",
+)
+def _weight_gradient(grad: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
+    """Return grad_e^T rows_e of every expert e: (E, N, K) of (M, N) and (M, K)."""
+    out = rows.new_empty(counts.shape[0], grad.shape[1], rows.shape[1])
+    start = 0
+    for expert, count in enumerate(counts.tolist()):
+        end = start + count
+        torch.mm(grad[start:end].t(), rows[start:end], out=out[expert])
+        start = end
+    return out
+
+
+@_weight_gradient.register_fake
+def _(grad: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
+    return rows.new_empty(counts.shape[0], grad.shape[1], rows.shape[1])
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    rows, weight, counts = ctx.saved_tensors
+    of_rows, of_weight, _ = ctx.needs_input_grad
+    return (
+        _linear(grad, weight.transpose(1, 2), counts) if of_rows else None,
+        _weight_gradient(grad, rows, counts) if of_weight else None,
+        None,
+    )
+
+
+torch.library.register_autograd("paceline::grouped_linear", _backward, setup_context=_save)
