@@ -42,12 +42,14 @@ def test_planning_needs_nothing_beside_the_controller_and_starting_does(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("overrides", [("num_experts=2",), ("ep=2", "num_experts=2")])
+@pytest.mark.parametrize(
+    "overrides", [("mtp_layers=1",), ("ep=2", "num_experts=2", "mtp_layers=1")]
+)
 def test_no_refusal_promises_an_engine_that_is_not_there(overrides: tuple[str, ...]):
     with pytest.raises(UserError) as caught:
         make_plan(Request("tiny-llama", overrides=overrides, devices=2))
     assert "other engines" not in str(caught.value)
-    assert "MoE models can only be estimated, and their logs parsed" in str(caught.value)
+    assert "such models can only be estimated, and their logs parsed" in str(caught.value)
 
 
 def test_seventy_billion_parameters_are_refused_with_what_would_fit():
