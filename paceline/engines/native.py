@@ -157,10 +157,10 @@ def _expert_problems(spec: RunSpec) -> list[str]:
         )
     if model.bias:
         problems.append("model.bias is not supported for experts; use model.bias=false")
-    adapted = sorted(FFN.intersection(spec.lora.targets)) if spec.lora else []
-    if adapted:
+    targets = sorted(FFN.intersection(spec.lora.targets)) if spec.lora else []
+    if targets:
         problems.append(
-            f"lora.targets {', '.join(adapted)} are stacked weights of experts, which have no "
+            f"lora.targets {', '.join(targets)} are stacked weights of experts, which have no "
             "adapters; use targets of attention: q, k, v, o"
         )
     return problems

@@ -84,11 +84,11 @@ class Router(nn.Module):
     def choose(self, scores: Tensor) -> Tensor:
         """Return the experts (S, k) of the largest scores (S, E)."""
         if self.groups > self.groups_per_token:
-            grouped = scores.unflatten(1, (self.groups, -1))  # (S, G, E / G)
-            best = grouped.topk(min(2, grouped.shape[2]), -1).values.sum(-1)  # (S, G)
+            by_group = scores.unflatten(1, (self.groups, -1))  # (S, G, E / G)
+            best = by_group.topk(min(2, by_group.shape[2]), -1).values.sum(-1)  # (S, G)
             allowed = best.topk(self.groups_per_token, -1).indices
             mask = torch.zeros_like(best, dtype=torch.bool).scatter_(1, allowed, True)
-            scores = grouped.masked_fill(~mask.unsqueeze(-1), float("-inf")).flatten(1)
+            scores = by_group.masked_fill(~mask.unsqueeze(-1), float("-inf")).flatten(1)
         return scores.topk(self.per_token, -1).indices
 
 
@@ -147,16 +147,16 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, t, H) to (B, t, H)."""
         tokens = self.tp.gather_input(x)  # (B, T, H)
-        out = self.routed(tokens.flatten(0, 1)).view_as(tokens)
+        out = self.apply_experts(tokens.flatten(0, 1)).view_as(tokens)
         out = self.tp.reduce_output(out)  # (B, t, H)
         return out if self.shared is None else out + self.shared(x)
 
-    def routed(self, tokens: Tensor) -> Tensor:
+    def apply_experts(self, tokens: Tensor) -> Tensor:
         """Return the weighted sum (S, H) of the outputs of each token's experts."""
-        replayed = in_replay()
+        first_run = not in_replay()
         routing = self.router(tokens)
         rows, order, counts = sort_by_expert(tokens, routing.experts, self.num_experts)
-        if not replayed:
+        if first_run:
             self.count(counts)
         rows, local_counts, combine = self.dispatch(rows, counts)
         outputs = combine(self.experts(rows, local_counts))  # (M, H)
@@ -190,8 +190,8 @@ def sort_by_expert(
 
 def weighted_sum(outputs: Tensor, order: Tensor, weights: Tensor) -> Tensor:
     """Return (S, H): each token's outputs (M, H), in the order of their experts, times weights."""
-    unsorted = PutRows.apply(outputs, order)  # (M, H)
-    parts = unsorted.view(*weights.shape, -1)  # (S, k, H)
+    rows = PutRows.apply(outputs, order)  # (M, H)
+    parts = rows.view(*weights.shape, -1)  # (S, k, H)
     return torch.einsum("skh,sk->sh", parts, weights.to(parts.dtype))
 
 
