@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli.options import Panel
 from paceline.core.errors import UserError, unreadable
+from paceline.core.fabric import SATISFYING
 from paceline.core.hardware import INTERFACE_NAME
 from paceline.core.hosts import Host, expand, first_repeated, parse_hostfile
 from paceline.core.launchers import LAUNCHERS
@@ -87,6 +88,15 @@ Bind = Annotated[
         rich_help_panel=Panel.hosts,
     ),
 ]
+RequireTransport = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TRANSPORT",
+        help="Transport that must carry collectives, else the run fails (exit code 3): "
+        f"{', '.join(SATISFYING)}.",
+        rich_help_panel=Panel.hosts,
+    ),
+]
 SshConfig = Annotated[
     Path | None,
     typer.Option(
@@ -156,12 +166,17 @@ class BoundHostOptions(HostOptions):
     """Host options of a training, whose ranks can be bound to cores."""
 
     bind: Bind = None
+    require_transport: RequireTransport = None
 
     def where(self) -> HostPlacement:
         """Return the placement that the options describe; raise UserError for invalid hosts."""
         if self.bind not in (None, "auto", "none") and not Path(self.bind).is_file():
             raise typer.BadParameter("must be auto, none or a file", param_hint="--bind")
-        return replace(super().where(), bind=self.bind)
+        required = next((name for name in SATISFYING if name == self.require_transport), None)
+        if self.require_transport and not required:
+            allowed = ", ".join(SATISFYING)
+            raise typer.BadParameter(f"must be one of {allowed}", param_hint="--require-transport")
+        return replace(super().where(), bind=self.bind, require_transport=required)
 
 
 def where(

@@ -18,6 +18,7 @@ from paceline.cli.printing import ExecutionOptions, print_notices, print_plan
 from paceline.cli.progress import progress_display
 from paceline.cli.repeat import RepeatOptions, repeat_runs
 from paceline.core.errors import UserError
+from paceline.core.fabric import NETWORK_ONLY
 from paceline.core.layout import Layout
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import runs_root
@@ -177,6 +178,13 @@ def run(
             remedy="add --repeat, or use --nodes N for a single run",
         )
     plan = make_plan(request)
+    required = plan.spec.cluster.require_transport
+    if where.require_transport and plan.spec.cluster.nodes == 1 and required in NETWORK_ONLY:
+        raise UserError(
+            f"--require-transport {required}",
+            "applies to connections between nodes, and this run has one node",
+            allowed="nvlink or sockets on one node",
+        )
     print_notices(plan)
     if dry_run:
         print_plan(plan, how.output_format)
@@ -195,4 +203,7 @@ def _execute(plan: Plan, how: ExecutionOptions) -> int:
     except flow.CancelledRunError as cancelled:
         report = cancelled.report
     emit(run_document(report), how.output_format, headline=False)
+    fabric = report.result.fabric
+    if fabric and fabric.problem and report.result.status == "failed":
+        return 3
     return STATUS_EXIT.get(report.result.status, 2)

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from paceline.core.errors import UserError
+from paceline.core.fabric import Requirement
 from paceline.core.hosts import check_name, first_repeated
 from paceline.core.launchers import Capabilities, LauncherName, capabilities
 from paceline.core.secrets import REDACTED, is_secret
@@ -338,6 +339,9 @@ class Cluster(Value):
     interface: RunLabel[str | None] = None
     """Network interface for rendezvous and collectives, e.g. ib0. Unset leaves the choice to
     PyTorch."""
+    require_transport: RunLabel[Requirement | None] = None
+    """Required transport of collectives: `rdma`, `infiniband`, `roce`, `efa`, `gib` or `sockets`
+    between nodes, `nvlink` within a node. Runs on another one fail."""
     bind: str = "none"
     """CPU binding of ranks: `auto` (the cores nearest to the device), `none`, or a file."""
     ssh: RunLabel[SshSettings] = SshSettings()

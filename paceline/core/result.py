@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
+from paceline.core.fabric import FabricProof
 from paceline.core.value import NonNegativeInt, Value
 
 Status = Literal[
@@ -286,6 +287,8 @@ class Result(Value):
     memory: MemoryByPart | None = None
     """Memory by part; None if no step was measured for it."""
     straggler: Straggler | None = None
+    fabric: FabricProof | None = None
+    """What carries collectives; None for a single rank, and for an imported log."""
     versions: dict[str, str] = {}
     num_parameters: int | None = None
     resumed_after: NonNegativeInt = 0

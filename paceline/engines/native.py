@@ -16,7 +16,7 @@ from paceline.core.run import RunSpec
 from paceline.core.shape import FFN, DecoderShape, trainable_parameters
 from paceline.core.training import DEFAULT_FP8_RECIPE
 from paceline.engines.launch.extra_settings import extra_environment
-from paceline.engines.launch.programs import unknown_settings
+from paceline.engines.launch.programs import setup_log, unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
 from paceline.engines.log_reading.log_content import LogFormat
 from paceline.engines.support import (
@@ -288,6 +288,7 @@ def _environment(spec: RunSpec) -> dict[str, str]:
     if _device(spec) == "cuda":
         # Expandable segments avoid fragmentation when sizes change.
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        environment |= setup_log(spec)
     if spec.training.compile != "none" and spec.cluster.runs_here:
         # Inductor's default folder in /tmp is lost at reboot. Other hosts keep the default, because
         # a home directory shared by many nodes is slow with small files.

@@ -178,7 +178,9 @@ def observed_run(source: Path, settings: UserSettings = NO_SETTINGS) -> Observed
         account=account,
         num_microbatches=count,
         places=tuple(rank_place(rank, start) for rank, start in starts.items() if start),
-        environment=environment_items(report.inventory, report.result.versions),
+        environment=environment_items(
+            report.inventory, report.result.versions, fabric=report.result.fabric
+        ),
         clock=None if is_log else _clock(source, report, ranks),
         flagged_hosts={} if is_log else _flagged_hosts(source.parent),
     )

@@ -56,6 +56,28 @@ class Bound(Value):
     """Reason why it could not be bound."""
 
 
+class InterfaceUse(Value):
+    """Bytes that an interface or RDMA port of the host sent during the fabric probe."""
+
+    name: Annotated[str, Field(max_length=64)]
+    kind: Annotated[str, Field(max_length=32)]
+    """`net`, or the link layer of an RDMA port: `InfiniBand`, `Ethernet` (RoCE), or `EFA`."""
+    address: Annotated[str, Field(max_length=64)] = ""
+    sent_bytes: int
+
+
+class FabricProbe(Value):
+    """A timed all-reduce of all ranks before the first step."""
+
+    num_bytes: PositiveInt = Field(alias="bytes")
+    """Payload."""
+    calls: PositiveInt
+    time_s: NonNegativeFloat
+    """Median time of a call in seconds."""
+    interfaces: tuple[InterfaceUse, ...] = ()
+    """Active interfaces of the host; empty except for the first rank of a host."""
+
+
 class StartEvent(Value):
     """First line of a rank: its identity and configuration."""
 
@@ -96,6 +118,8 @@ class StartEvent(Value):
     data: dict[str, Any] = {}
     first_step: PositiveInt = 1
     """First step of this run, after the checkpoint that it resumed from."""
+    fabric: FabricProbe | None = None
+    """None for a single rank, and for programs without a probe."""
 
     @property
     def stage(self) -> int:

@@ -46,6 +46,8 @@ STEPS_FILE = "steps.jsonl"
 STEPS_FOLDER = "steps"
 LOGS_FOLDER = "logs"
 LAUNCHER_LOG = "launcher.log"
+NCCL_LOG_FILE = f"{LOGS_FOLDER}/nccl.%h.%p.log"
+"""Log of NCCL's set-up; NCCL replaces %h by the host and %p by the process."""
 REPORT_FILE = "report.html"
 
 RUN_SCHEMA = 2

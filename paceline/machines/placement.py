@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
+from paceline.core.fabric import Requirement
 from paceline.core.hardware import Cluster, Device
 from paceline.core.hosts import Host
 from paceline.core.launchers import LauncherName, capabilities
@@ -35,6 +36,7 @@ class HostPlacement:
     """Number of the running Slurm job whose nodes are used."""
     interface: str | None = None
     bind: str | None = None
+    require_transport: Requirement | None = None
     ssh_config: Path | None = None
     ray_address: str | None = None
 
@@ -196,6 +198,8 @@ def with_placement(cluster: Cluster, where: HostPlacement, *, has_limit: bool = 
         changes["interface"] = where.interface
     if where.bind:
         changes["bind"] = where.bind
+    if where.require_transport:
+        changes["require_transport"] = where.require_transport
     if where.ssh_config:
         changes["ssh"] = cluster.ssh.model_copy(update={"config": str(where.ssh_config.resolve())})
     if where.ray_address:

@@ -39,9 +39,18 @@ PROGRAM_ADVICE: dict[str, str] = {
 """Advice for a user's own program, which recipe fields do not change."""
 
 
+FABRIC_ADVICE = (
+    "Fix the network settings of the nodes, the image or the cluster file. On GPUs, NCCL's log of "
+    "its set-up is logs/nccl.*.log."
+)
+"""Advice for a run whose collectives do not use the required transport."""
+
+
 def advice(report: RunReport) -> str:
     """Return what to do after a run of this status; empty after a successful run."""
     status = report.result.status
+    if status == "failed" and report.result.fabric and report.result.fabric.problem:
+        return FABRIC_ADVICE
     program_advice = PROGRAM_ADVICE if report.facts.engine == "command" else {}
     return program_advice.get(status) or STATUS_ADVICE.get(status, "")
 

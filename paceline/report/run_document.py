@@ -245,6 +245,8 @@ def _confidence(report: RunReport) -> list[str]:
 def _places(report: RunReport) -> Iterator[str]:
     """Yield how far the run came, and where its files are."""
     result = report.result
+    if result.fabric and result.fabric.is_notable:
+        yield result.fabric.sentence
     if result.status == "ok":
         yield progress(result)
     names = [name for name in MAIN_FILES if name in report.files]
@@ -272,6 +274,7 @@ def _folds(report: RunReport) -> Iterator[Section]:
     environment = {
         **result.conventions,
         **result.versions,
+        **({"fabric": result.fabric.sentence} if result.fabric else {}),
         **dict(flatten_values(report.inventory)),
     }
     yield Table(

@@ -236,7 +236,7 @@ def member_of_run(report: RunReport, digest: str = "") -> ComparedRun:
         window=result.window,
         printed_step_s=printed_step_s(times),
         created=result.created,
-        environment=environment_items(report.inventory, result.versions),
+        environment=environment_items(report.inventory, result.versions, fabric=result.fabric),
         hosts=_hosts(result) or ((str(controller),) if controller else ()),
     )
 
@@ -299,6 +299,6 @@ def _run_of_entry(entry: Any) -> ComparedRun:
         result.reason,
         result.window,
         created=result.created,
-        environment=environment_items({}, result.versions),
+        environment=environment_items({}, result.versions, fabric=result.fabric),
         hosts=_hosts(result),
     )

@@ -145,7 +145,7 @@ def _inputs(
 
 
 def _surroundings(a: RunReport, b: RunReport) -> tuple[list[RunDifference], tuple[str, ...]]:
-    items = [recorded_environment(Path(r.folder), r.result.versions) for r in (a, b)]
+    items = [recorded_environment(Path(r.folder), r.result) for r in (a, b)]
     changes = environment_changes(items[:1], items[1:])
     differing = [
         RunDifference(

@@ -56,6 +56,8 @@ class Ending:
     """Rank that the reason refers to."""
     hosts: tuple[str, ...] = ()
     """Hosts at fault, if the launcher knows them."""
+    on_request: bool = False
+    """True if the ranks were stopped, so that their logs do not show the cause."""
 
 
 @dataclass(frozen=True)

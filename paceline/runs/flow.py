@@ -49,6 +49,7 @@ from paceline.runs import outcome
 from paceline.runs.checkpoints import remove_incomplete_checkpoints
 from paceline.runs.data_files import input_texts, make_tokens
 from paceline.runs.ending import Ending, log_tail
+from paceline.runs.fabric import fabric_proof
 from paceline.runs.logged_run import NATIVE, find_run_ending, with_reported_settings
 from paceline.runs.plan import Plan, measure_gemm_rate, probe_machine
 from paceline.runs.recomputation import merged_lines, run_page
@@ -353,6 +354,10 @@ def _wait(
         # On other machines the ranks do not use this machine's memory.
         oom_killed = spec.cluster.runs_here and oom_kills() > kills_before
         ending = find_run_ending(folder, record, code, oom_killed, job.verdict())
+    if ending.status == "ok" and spec.cluster.require_transport:
+        proof = fabric_proof(folder, spec)
+        fault = proof.problem if proof else "there is only one rank, and no collectives"
+        ending = Ending("failed", fault, on_request=True) if fault else ending
     return _with_ending(with_reported_settings(record, folder), ending, code, folder)
 
 
@@ -372,6 +377,8 @@ def _watch(
             phase = job.phase
             watch(Progress(phase))
         for step in steps.new_steps():
+            if not has_steps and (fault := _fabric_fault(folder, spec, watch)):
+                return job.stop(), Ending("failed", fault, on_request=True)
             has_steps = True
             watch(_progress(spec, step))
         if code is not None:
@@ -391,6 +398,19 @@ def _watch(
             if time.monotonic() - finished_at > TEARDOWN_LIMIT_S:
                 return job.stop(), None
         time.sleep(POLL_S)
+
+
+def _fabric_fault(folder: Path, spec: RunSpec, watch: Watcher) -> str | None:
+    """Show what carries collectives, once the first step is there.
+
+    Return why the run does not meet its requirement, as far as the evidence has arrived.
+    """
+    proof = fabric_proof(folder, spec)
+    if proof is None:
+        return None
+    if proof.is_notable:
+        watch(Progress(proof.sentence))
+    return proof.problem if proof.label else None
 
 
 def _silence_limit_s(spec: RunSpec, heartbeat: JobHeartbeat, has_steps: bool) -> float:
@@ -414,7 +434,7 @@ def _progress(spec: RunSpec, step: Step) -> Progress:
 
 
 def _with_ending(record: RunRecord, ending: Ending, code: int | None, folder: Path) -> RunRecord:
-    on_request = ending.status in ("cancelled", "timeout")
+    on_request = ending.on_request or ending.status in ("cancelled", "timeout")
     tail = () if ending.status == "ok" else tuple(log_tail(folder, ending.rank, on_request))
     return record.model_copy(
         update={

@@ -419,7 +419,7 @@ class _Environments:
     def _at(self, row: int) -> Items:
         if row not in self._items:
             run = self._points[row][0]
-            self._items[row] = recorded_environment(run.folder, run.result.versions)
+            self._items[row] = recorded_environment(run.folder, run.result)
         return self._items[row]
 
 

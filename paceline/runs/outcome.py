@@ -9,6 +9,7 @@ import errno
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,7 @@ from paceline.machines.placement import find_device
 from paceline.machines.slurm.foreign import submitted_logs
 from paceline.machines.slurm.record import orphan_job
 from paceline.runs.ending import Ending, file_text, log_tail, read_ranks, stacks
+from paceline.runs.fabric import fabric_proof, fabric_warnings
 from paceline.runs.logged_run import evaluate_log, find_run_ending, has_only_log, report_from_log
 from paceline.runs.rank_files import contradiction, missing_ranks_warning
 from paceline.runs.run_energy import (
@@ -70,6 +72,16 @@ def evaluate(folder: Path) -> RunReport:
     Raises UserError when run.json is missing or unreadable.
     """
     record = read_record(folder)
+    report = _evaluate(folder, record)
+    proof = fabric_proof(folder, record.spec) if record.spec else None
+    if proof is None or record.spec is None:
+        return report
+    warnings = (*report.result.warnings, *fabric_warnings(folder, record.spec, proof))
+    fields = {"fabric": proof, "warnings": warnings}
+    return replace(report, result=report.result.model_copy(update=fields))
+
+
+def _evaluate(folder: Path, record: RunRecord) -> RunReport:
     if record.spec is None:
         return evaluate_log(folder, record)
     if has_only_log(folder, record.spec):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.compare.over_time.environment import environment_items
+from paceline.core.result import Result
 from paceline.core.run import RunSpec
 from paceline.files.documents import LARGEST_BYTES, open_regular, read_json, write_text, write_value
 from paceline.files.inputs import INPUTS_FILE, find_run_inputs
@@ -27,10 +28,15 @@ def write_environment(
         write_value(folder / INPUTS_FILE, inputs)
 
 
-def recorded_environment(folder: Path, versions: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a run by item; its ranks reported `versions`."""
+def recorded_environment(folder: Path, result: Result | None = None) -> dict[str, str]:
+    """Return the environment of a run by item; its `result` has what its ranks reported."""
     inventory = read_json(folder / INVENTORY_FILE)
-    return environment_items(inventory, versions, _program(folder))
+    return environment_items(
+        inventory,
+        result.versions if result else {},
+        _program(folder),
+        result.fabric if result else None,
+    )
 
 
 def _program(folder: Path) -> str | None:

@@ -31,6 +31,7 @@ from paceline.trainer.data.latents import LatentCorpus
 from paceline.trainer.evaluation import Evaluator
 from paceline.trainer.measure.clock import StepClock, clock_of, watch_waits
 from paceline.trainer.measure.event_log import SCHEMA, EventLog
+from paceline.trainer.measure.fabric import probe_fabric
 from paceline.trainer.measure.heartbeat import Heartbeat
 from paceline.trainer.measure.machine import device_name, keep_freed_memory, placement
 from paceline.trainer.measure.memory import MemoryWatch
@@ -106,6 +107,7 @@ def train(
         raise ConfigError("; ".join(problems))
     heartbeat.beat("while the ranks join", waits=True)
     world, mesh = join_ranks(config)
+    fabric = probe_fabric(world)
     memory = MemoryWatch(
         world.device,
         config.memory_parts and config.mlperf is None,
@@ -149,9 +151,8 @@ def train(
             if end is not None:
                 cleanup.callback(end)
         cleanup.enter_context(closing(profiler, heartbeat.pause))
-        target_reached = run_training(
-            trainer, loader, start_record(config, world, mesh, corpus), first_step
-        )
+        start = {**start_record(config, world, mesh, corpus), "fabric": fabric}
+        target_reached = run_training(trainer, loader, start, first_step)
     if world.size > 1:
         # A rank that exits early would break the last collective of a slower one. The group itself
         # is never destroyed, because gloo's destructor can wait forever for one of its threads.

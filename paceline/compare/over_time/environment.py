@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from paceline.core.fabric import FabricProof
 from paceline.core.units import GIB
 from paceline.core.value import Value
 
@@ -15,6 +16,7 @@ ABSENT = "absent"
 """Value of an item that was looked for and not found, such as a package or a variable."""
 
 NAMES: dict[str, str] = {
+    "fabric": "transport of collectives",
     "container.digest": "container image digest",
     "container.image": "container image",
     "gpus.driver": "NVIDIA driver",
@@ -92,15 +94,19 @@ class EnvironmentChange(Value):
 
 
 def environment_items(
-    inventory: Mapping[str, Any], versions: Mapping[str, str], trainer: str | None = None
+    inventory: Mapping[str, Any],
+    versions: Mapping[str, str],
+    trainer: str | None = None,
+    fabric: FabricProof | None = None,
 ) -> dict[str, str]:
     """Return the recorded items of one run, without empty values.
 
-    The sources are an inventory, the versions that the run's ranks reported, and a digest of the
-    trainer's files.
+    The sources are an inventory, the versions that the run's ranks reported, a digest of the
+    trainer's files, and what carries collectives.
     """
     items = dict(_flat(inventory, ""))
     items |= {f"versions.{name}": version for name, version in versions.items()}
+    items |= {"fabric": fabric.label} if fabric and fabric.label else {}
     items |= {"trainer": trainer} if trainer else {}
     return {name: value for name, value in items.items() if name not in _VOLATILE}
 

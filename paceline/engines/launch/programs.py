@@ -22,6 +22,7 @@ from paceline.engines.launch.extra_settings import (
     extra_environment,
     with_extra_arguments,
 )
+from paceline.files.run_folder import NCCL_LOG_FILE
 
 
 def needs_queue(spec: RunSpec) -> list[str]:
@@ -142,10 +143,26 @@ def data_settings(spec: RunSpec) -> dict[str, Any]:
     return spec.data.model_dump(mode="json", include={"source", "path", "token_dtype"})
 
 
+SETUP_LOG = {
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,GRAPH",
+    "NCCL_DEBUG_FILE": NCCL_LOG_FILE,
+}
+"""Variables for a log of NCCL's set-up in the run folder. They cost nothing during the steps."""
+
+
+def setup_log(spec: RunSpec) -> dict[str, str]:
+    """Return the variables for a log of NCCL's set-up; empty if the user has chosen another log."""
+    is_chosen = spec.cluster.runs_here and "NCCL_DEBUG" in os.environ
+    is_used = spec.cluster.device != "cpu" and spec.world_size > 1
+    return SETUP_LOG if is_used and not is_chosen and "NCCL_DEBUG" not in spec.cluster.env else {}
+
+
 def _environment(spec: RunSpec, env: Mapping[str, str], folder: Path | None) -> dict[str, str]:
     variables = {"PYTHONUNBUFFERED": "1"}
     if spec.cluster.threads_per_device:
         variables["OMP_NUM_THREADS"] = str(spec.cluster.threads_per_device)
+    variables |= setup_log(spec)
     if folder is not None:
         variables[WORKING_FOLDER] = str(folder)
     cluster = with_secrets(spec.cluster.env, os.environ)

@@ -26,6 +26,7 @@ from collections.abc import Mapping
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
 """Variables of this launch that would mislead the program's own launcher."""
 WORKING_FOLDER = "PACELINE_WORKING_FOLDER"
+NCCL_LOG = "NCCL_DEBUG_FILE"
 LAUNCHER_PREFIX = "TORCHELASTIC_"
 SECRET_ARGUMENT = "PACELINE_SECRET_"
 """Prefix of variables whose values replace {their names} in PROGRAM, and nothing else."""
@@ -48,6 +49,8 @@ def main(arguments: list[str]) -> int:
     }
     values = placeholders(os_environment, per == "node", int(nodes), int(devices), folder)
     environment = variables(os_environment, per == "node", values, folder, steps == "1")
+    if (log := environment.get(NCCL_LOG, "")).startswith("logs/"):
+        environment[NCCL_LOG] = f"{folder}/{log}"  # the program may have another working folder
     redirect(rank)
     argv = [secrets.get(word[1:-1], fill_placeholders(word, values)) for word in program]
     if argv[0] == sys.executable:

@@ -73,13 +73,27 @@ CHANNEL = re.compile(
 CHANNELS = re.compile(rb"NCCL INFO (\d{1,4}) coll channels, ")
 VERSION = re.compile(rb"(?:NCCL|RCCL) version (?:: )?(\d+\.\d+\.\d+[\w.+-]{0,40})")
 NETWORK = re.compile(rb"NCCL INFO Using network ([^\r\n]{1,40})")
-DEVICES = re.compile(rb"NCCL INFO NET/(IB\w*) ?: Using ((?: ?\[\d+\]\w+:\d+/\w+)+)")
-DEVICE = re.compile(rb"\[\d+\](\w+:\d+/\w+)")
+DEVICES = re.compile(rb"NCCL INFO NET/(g?IB\w*) ?: Using ((?: ?\[\d+\][\w.-]+:\d+/\w+(?:/\w+)?)+)")
+DEVICE = re.compile(rb"\[\d+\]([\w.-]+:\d+/\w+)")
 NO_DEVICE = re.compile(rb"NCCL INFO NET/IB ?: No device found")
-SOCKET = re.compile(
-    rb"NCCL INFO (?:NET/Socket ?: Using|Bootstrap ?: Using) ((?:\[?\d*\]?[\w.-]+:)\S+)"
+SOCKET = re.compile(rb"NCCL INFO (NET/Socket|Bootstrap) ?: Using ([^\r\n]{3,1000})")
+INTERFACE = re.compile(
+    rb"(?:\[\d{1,4}\])?([\w.-]{1,15}):([0-9a-fA-F.:\[\]]{2,60})(?:%[\w.-]{1,15})?<\d{1,5}>"
 )
-INTERFACE = re.compile(rb"^(?:\[\d+\])?([\w.-]+):")
+"""(interface, address)."""
+PROVIDER = re.compile(
+    rb"NCCL INFO NET/OFI Selected [Pp]rovider is ([\w;-]{1,40})"
+    rb"(?:, fabric is [\w;./:-]{1,60})?(?: \(found (\d{1,4}) nics\))?"
+)
+"""(libfabric provider, its number of network devices)."""
+GRAPH = re.compile(
+    rb"NCCL INFO Pattern \w{1,12}, crossNic \d{1,3}, nChannels \d{1,4}, bw [\d./]{1,40}, "
+    rb"type (\w{2,4})/\w{2,4}, "
+)
+"""Type of the path between the GPUs of a node."""
+NVLS = re.compile(rb"NCCL INFO Connected NVLS tree|, [1-9]\d{0,3} nvls channels, ")
+DEVICE_NUMBER = re.compile(rb"NET/([^/\r\n]{1,30})/(\d{1,4})\b")
+"""(network, number of the device) of a connection."""
 SETTING = re.compile(rb"NCCL INFO (N?R?CCL_\w{2,40}) set by environment to ([^\r\n]{1,80})")
 PROCESS = re.compile(rb"([\w.-]{1,253}):(\d{1,10}):\d{1,10} \[\d+\] (?:\d+ )?NCCL INFO ")
 """(host, process)."""
@@ -126,6 +140,17 @@ class LogFacts:
     networks: set[str] = field(default_factory=set[str])
     devices: set[str] = field(default_factory=set[str])
     sockets: set[str] = field(default_factory=set[str])
+    socket_addresses: dict[str, str] = field(default_factory=dict[str, str])
+    """Addresses of the interfaces that sockets between nodes use."""
+    providers: set[str] = field(default_factory=set[str])
+    """Providers of libfabric."""
+    num_provider_devices: int = 0
+    used_devices: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    """Network and number of the devices in connections."""
+    paths: set[str] = field(default_factory=set[str])
+    """Types of paths between the GPUs of a node: NVL, PIX, SYS."""
+    has_nvls: bool = False
+    """True if NVLink SHARP is in use."""
     settings: dict[str, str] = field(default_factory=dict[str, str])
     transports: Counter[str] = field(default_factory=Counter[str])
     processes: set[tuple[bytes, bytes]] = field(default_factory=set[tuple[bytes, bytes]])
@@ -291,13 +316,24 @@ class DebugLog:
             kind = transport(via)
             if kind in facts.transports or len(facts.transports) < MAX_NAMES:
                 facts.transports[kind] += 1
+            if device := DEVICE_NUMBER.match(via):
+                _add_limited(facts.used_devices, [(_text(device[1]), int(device[2]))])
         _add_limited(self._channels, map(int, CHANNELS.findall(block)))
         _add_limited(facts.versions, map(_text, VERSION.findall(block)))
         _add_limited(facts.networks, map(_text, NETWORK.findall(block)))
         for _, names in DEVICES.findall(block):
             _add_limited(facts.devices, map(_text, DEVICE.findall(names)))
-        addresses = map(INTERFACE.match, SOCKET.findall(block))
-        _add_limited(facts.sockets, (_text(match[1]) for match in addresses if match))
+        for user, names in SOCKET.findall(block):
+            for name, address in INTERFACE.findall(names):
+                _add_limited(facts.sockets, [_text(name)])
+                if user != b"Bootstrap" and len(facts.socket_addresses) < MAX_NAMES:
+                    facts.socket_addresses[_text(name)] = _text(address)
+        for provider, count in PROVIDER.findall(block):
+            _add_limited(facts.providers, [_text(provider)])
+            facts.num_provider_devices = max(facts.num_provider_devices, int(count or 0))
+        _add_limited(facts.paths, map(_text, GRAPH.findall(block)))
+        facts.paths.discard("LOC")
+        facts.has_nvls |= NVLS.search(block) is not None
         for name, value in SETTING.findall(block):
             if len(facts.settings) < MAX_NAMES:
                 facts.settings[_text(name)] = _text(value).rstrip(".")

@@ -79,7 +79,7 @@ def repetition(contents: BundleContents, path: Path, runs: Path) -> Repetition:
     except UserError as error:
         obstacles.append(str(error))
         plan = Plan(spec, with_binding(engine(spec.engine).job(spec, spec.recipe)), inventory())
-    before = recorded_environment(contents.folder, {})
+    before = recorded_environment(contents.folder)
     changes = environment_changes([before], [environment_items(plan.inventory, {})])
     plan = replace(plan, token_files=tokens)
     return Repetition(plan, inputs, changes, tuple(obstacles))

@@ -18,12 +18,12 @@ from paceline.core.errors import UserError, unreadable
 from paceline.core.units import MIB
 from paceline.files import catalog
 from paceline.files.log_file import LogFile
+from paceline.files.nominal_links import nominal_fabric
 from paceline.scaling.network.readings import (
     OPERATIONS,
     CollectiveTiming,
     PairRow,
     bus_factor,
-    nominal_fabric,
 )
 from paceline.scaling.network.report import NetworkReport, network_report
 

@@ -14,13 +14,14 @@ from paceline.core.hardware import Cluster
 from paceline.core.node_groups import split_rounds
 from paceline.core.units import pluralize
 from paceline.files.documents import write_text, write_value
+from paceline.files.nominal_links import nominal_fabric
 from paceline.files.run_folder import new_folder
 from paceline.machines import JobEnd
 from paceline.machines.placement import HostPlacement
 from paceline.report.html import render_document
 from paceline.scaling.check.fitness import host_names, read_lines
 from paceline.scaling.check.preflight import cluster_of, host_job, run_job
-from paceline.scaling.network.readings import OPERATIONS, collective_rows, nominal_fabric, pair_rows
+from paceline.scaling.network.readings import OPERATIONS, collective_rows, pair_rows
 from paceline.scaling.network.report import NetworkReport, network_document, network_report
 
 NETWORKS_FOLDER = "networks"

@@ -12,6 +12,7 @@ from paceline.core.node_groups import GroupThroughput
 from paceline.core.text import printable
 from paceline.core.units import binary, percent, pluralize, si
 from paceline.core.value import Value
+from paceline.files.nominal_links import Fabric
 from paceline.report.document import (
     Column,
     Document,
@@ -26,7 +27,6 @@ from paceline.scaling.analysis.slow_nodes import MIN_COMPARED_NODES, judge_nodes
 from paceline.scaling.network.readings import (
     OPERATIONS,
     CollectiveTiming,
-    Fabric,
     FabricShare,
     PairRow,
     fabric_shares,

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
+from paceline.files.nominal_links import bus_bound, nominal_fabric
 from paceline.report.html import render_document
 from paceline.scaling.network.readings import (
     CollectiveTiming,
     PairRow,
-    bus_bound,
     bus_factor,
     collective_rows,
-    nominal_fabric,
     pair_rows,
 )
 from paceline.scaling.network.report import NetworkReport, network_document, network_report
