@@ -9,7 +9,7 @@ from paceline.core.errors import UserError
 from paceline.core.fabric import Evidence, FabricProof, doubtful_interface, unmet
 from paceline.core.run import RunSpec
 from paceline.core.traffic import LINK_SHARE
-from paceline.files.events import InterfaceUse, RankLog
+from paceline.files.events import FabricProbe, InterfaceUse, RankLog
 from paceline.files.nominal_links import bus_bound, nominal_fabric
 from paceline.profiles.nccl.fabric_facts import FabricFacts, fabric_facts, read_fabric_logs
 from paceline.runs.ending import read_ranks
@@ -106,14 +106,23 @@ def _expected(spec: RunSpec) -> tuple[str | None, float | None]:
 
 
 def _carried(ranks: Mapping[int, RankLog]) -> tuple[InterfaceUse, ...]:
-    """Return the interfaces that sent a good part of the probe's payload on any host."""
-    return tuple(
+    """Return the interfaces that carried the probe on any host."""
+    probes = [log.start.fabric for log in ranks.values() if log.start and log.start.fabric]
+    return tuple(use for probe in probes for use in _in_use(probe))
+
+
+def _in_use(probe: FabricProbe) -> list[InterfaceUse]:
+    """Return the interfaces of a host that sent a good part of the probe's payload.
+
+    Collectives are spread over all RDMA ports of a host, so a port may send a small part only.
+    """
+    num_ports = sum(use.kind != "net" for use in probe.interfaces)
+    least = MIN_CARRIED * probe.num_bytes * probe.calls
+    return [
         use
-        for log in ranks.values()
-        if log.start and (probe := log.start.fabric)
         for use in probe.interfaces
-        if use.sent_bytes >= MIN_CARRIED * probe.num_bytes * probe.calls
-    )
+        if use.sent_bytes >= (least if use.kind == "net" else least / num_ports)
+    ]
 
 
 def _transports(
@@ -145,8 +154,6 @@ def _counted_ports(ranks: Mapping[int, RankLog]) -> tuple[int, int] | None:
     counts: list[tuple[int, int]] = []
     for log in ranks.values():
         probe = log.start.fabric if log.start else None
-        ports = [use for use in probe.interfaces if use.kind != "net"] if probe else []
-        if probe and ports:
-            least = MIN_CARRIED * probe.num_bytes * probe.calls / len(ports)
-            counts.append((sum(use.sent_bytes >= least for use in ports), len(ports)))
+        if probe and (num_ports := sum(use.kind != "net" for use in probe.interfaces)):
+            counts.append((sum(use.kind != "net" for use in _in_use(probe)), num_ports))
     return min(counts) if counts and max(used for used, _ in counts) else None
