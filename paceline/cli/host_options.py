@@ -172,11 +172,11 @@ class BoundHostOptions(HostOptions):
         """Return the placement that the options describe; raise UserError for invalid hosts."""
         if self.bind not in (None, "auto", "none") and not Path(self.bind).is_file():
             raise typer.BadParameter("must be auto, none or a file", param_hint="--bind")
-        required = next((name for name in SATISFYING if name == self.require_transport), None)
-        if self.require_transport and not required:
+        transport = next((name for name in SATISFYING if name == self.require_transport), None)
+        if self.require_transport and not transport:
             allowed = ", ".join(SATISFYING)
             raise typer.BadParameter(f"must be one of {allowed}", param_hint="--require-transport")
-        return replace(super().where(), bind=self.bind, require_transport=required)
+        return replace(super().where(), bind=self.bind, require_transport=transport)
 
 
 def where(

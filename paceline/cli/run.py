@@ -178,10 +178,10 @@ def run(
             remedy="add --repeat, or use --nodes N for a single run",
         )
     plan = make_plan(request)
-    required = plan.spec.cluster.require_transport
-    if where.require_transport and plan.spec.cluster.nodes == 1 and required in NETWORK_ONLY:
+    transport = plan.spec.cluster.require_transport
+    if where.require_transport and plan.spec.cluster.nodes == 1 and transport in NETWORK_ONLY:
         raise UserError(
-            f"--require-transport {required}",
+            f"--require-transport {transport}",
             "applies to connections between nodes, and this run has one node",
             allowed="nvlink or sockets on one node",
         )

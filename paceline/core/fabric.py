@@ -1,4 +1,4 @@
-"""What carries the collectives of a run, with the evidence, and requirements on it."""
+"""Transports of the collectives of a run, the evidence for them, and requirements on them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def doubtful_interface(name: str, address: str = "") -> str | None:
 
 
 class FabricProof(Value):
-    """What carries the collectives of a run. A transport without evidence is not listed."""
+    """Transports of the collectives of a run. A transport without evidence is not listed."""
 
     nodes: PositiveInt
     on_gpus: bool
@@ -84,7 +84,7 @@ class FabricProof(Value):
     link: str | None = None
     """Link that limits the expected bandwidth."""
     evidence: tuple[Evidence, ...] = ()
-    required: Requirement | None = None
+    requirement: Requirement | None = None
     problem: str | None = None
     """Reason why the run does not meet the requirement."""
 
@@ -104,11 +104,11 @@ class FabricProof(Value):
     @property
     def is_notable(self) -> bool:
         """True unless all ranks are CPU processes of one host, without a requirement."""
-        return self.on_gpus or self.nodes > 1 or self.required is not None
+        return self.on_gpus or self.nodes > 1 or self.requirement is not None
 
     @property
     def sentence(self) -> str:
-        """What carries collectives, on which interfaces, and how fast."""
+        """Description of the transports, the interfaces in use and the bus bandwidth."""
         if not self.label:
             text = "Collectives: transport unknown"
         else:
@@ -135,24 +135,24 @@ class FabricProof(Value):
         return ", ".join(details)
 
 
-def unmet(proof: FabricProof, required: Requirement) -> str | None:
+def unmet(proof: FabricProof, requirement: Requirement) -> str | None:
     """Return why a run does not meet a requirement; None if it does, or if it cannot apply.
 
     A requirement on the network does not apply to a single node.
     """
     on_one_node = proof.nodes == 1
-    if on_one_node and required in NETWORK_ONLY:
+    if on_one_node and requirement in NETWORK_ONLY:
         return None
-    inside = on_one_node or required == "nvlink"
+    inside = on_one_node or requirement == "nvlink"
     names = proof.within_node if inside else proof.between_nodes
-    if required == "nvlink" and not names:
+    if requirement == "nvlink" and not names:
         names = proof.between_nodes
-    wanted = f"{required} is required (--require-transport)"
+    demand = f"{requirement} is required (--require-transport)"
     if not names:
-        return f"{wanted}, and there is no evidence of what carries collectives"
-    if wrong := [name for name in names if name not in SATISFYING[required]]:
+        return f"{demand}, and there is no evidence of what carries collectives"
+    if wrong := [name for name in names if name not in SATISFYING[requirement]]:
         over = f" ({', '.join(proof.interfaces)})" if proof.interfaces and not inside else ""
-        return f"{wanted}, but collectives use {_titles(wrong)}{over}"
+        return f"{demand}, but collectives use {_titles(wrong)}{over}"
     return None
 
 

@@ -288,7 +288,7 @@ class Result(Value):
     """Memory by part; None if no step was measured for it."""
     straggler: Straggler | None = None
     fabric: FabricProof | None = None
-    """What carries collectives; None for a single rank, and for an imported log."""
+    """Transports of the collectives; None for a single rank, and for an imported log."""
     versions: dict[str, str] = {}
     num_parameters: int | None = None
     resumed_after: NonNegativeInt = 0

@@ -32,13 +32,13 @@ def fabric_proof(
     ranks = read_ranks(folder) if ranks is None else ranks
     logs = read_fabric_logs(folder, reads_output="NCCL_DEBUG" in spec.cluster.env)
     facts = fabric_facts(logs)
-    carried = _carried(ranks)
+    carriers = _carriers(ranks)
     probes = [log.start.fabric for log in ranks.values() if log.start and log.start.fabric]
-    required = spec.cluster.require_transport
+    requirement = spec.cluster.require_transport
     if spec.world_size == 1 and not logs:
         return None
     nodes = spec.cluster.nodes
-    within, between = _transports(facts, carried, on_gpus=spec.cluster.device != "cpu")
+    within, between = _transports(facts, carriers, on_gpus=spec.cluster.device != "cpu")
     if nodes == 1:
         within, between = tuple(dict.fromkeys((*within, *between))), ()
     bus, expected, link = None, None, None
@@ -49,7 +49,7 @@ def fabric_proof(
     ports = facts.ports or _counted_ports(ranks)
     sources: dict[Evidence, bool] = {
         "nccl log": bool(facts.within or facts.between),
-        "interface counters": bool(carried),
+        "interface counters": bool(carriers),
         "probe": bus is not None,
     }
     proof = FabricProof(
@@ -57,7 +57,7 @@ def fabric_proof(
         on_gpus=spec.cluster.device != "cpu",
         within_node=within,
         between_nodes=between,
-        interfaces=_interfaces(facts, carried) if nodes > 1 else (),
+        interfaces=_interfaces(facts, carriers) if nodes > 1 else (),
         used_ports=ports[0] if ports and nodes > 1 else None,
         available_ports=ports[1] if ports and nodes > 1 else None,
         gpu_direct=facts.gpu_direct if nodes > 1 else None,
@@ -66,9 +66,9 @@ def fabric_proof(
         expected_bytes_per_s=expected,
         link=link,
         evidence=tuple(name for name, is_there in sources.items() if is_there),
-        required=required,
+        requirement=requirement,
     )
-    problem = unmet(proof, required) if required else None
+    problem = unmet(proof, requirement) if requirement else None
     return proof.model_copy(update={"problem": problem})
 
 
@@ -105,7 +105,7 @@ def _expected(spec: RunSpec) -> tuple[str | None, float | None]:
     return bound or (None, None)
 
 
-def _carried(ranks: Mapping[int, RankLog]) -> tuple[InterfaceUse, ...]:
+def _carriers(ranks: Mapping[int, RankLog]) -> tuple[InterfaceUse, ...]:
     """Return the interfaces that carried the probe on any host."""
     probes = [log.start.fabric for log in ranks.values() if log.start and log.start.fabric]
     return tuple(use for probe in probes for use in _in_use(probe))
@@ -126,12 +126,12 @@ def _in_use(probe: FabricProbe) -> list[InterfaceUse]:
 
 
 def _transports(
-    facts: FabricFacts, carried: Sequence[InterfaceUse], *, on_gpus: bool
+    facts: FabricFacts, carriers: Sequence[InterfaceUse], *, on_gpus: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the transports within a node and between nodes; NCCL's log before counters."""
     within, between = facts.within, facts.between
-    ports = [PORT_KINDS.get(use.kind, "rdma") for use in carried if use.kind != "net"]
-    sockets = [use for use in carried if use.kind == "net"]
+    ports = [PORT_KINDS.get(use.kind, "rdma") for use in carriers if use.kind != "net"]
+    sockets = [use for use in carriers if use.kind == "net"]
     if not between:
         by_sockets = ["sockets"] if any(use.name != LOOPBACK for use in sockets) else []
         # An interface can carry other traffic while RDMA ports carry the collectives.
@@ -141,12 +141,12 @@ def _transports(
     return within, between
 
 
-def _interfaces(facts: FabricFacts, carried: Sequence[InterfaceUse]) -> tuple[str, ...]:
-    uses_ports = any(use.kind != "net" for use in carried)
-    counted = [
-        use.name for use in carried if use.name != LOOPBACK and (use.kind != "net") == uses_ports
+def _interfaces(facts: FabricFacts, carriers: Sequence[InterfaceUse]) -> tuple[str, ...]:
+    uses_ports = any(use.kind != "net" for use in carriers)
+    counters = [
+        use.name for use in carriers if use.name != LOOPBACK and (use.kind != "net") == uses_ports
     ]
-    return facts.interfaces or tuple(dict.fromkeys(counted))
+    return facts.interfaces or tuple(dict.fromkeys(counters))
 
 
 def _counted_ports(ranks: Mapping[int, RankLog]) -> tuple[int, int] | None:

@@ -126,7 +126,7 @@ def test_another_transport_is_a_difference_between_runs(tmp_path: Path) -> None:
 
 
 def test_a_run_on_another_transport_is_invalid(tmp_path: Path) -> None:
-    """Two processes here communicate by gloo over loopback, which is no NVLink."""
+    """Two processes here communicate by gloo over loopback, which is not NVLink."""
     words = ["run", "tiny-llama", "--no-probe", "--devices", "2", *SMALL, "--set", "steps=400"]
     done = paceline(*words, "--require-transport", "nvlink", "--json", runs=tmp_path)
 

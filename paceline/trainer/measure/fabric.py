@@ -74,11 +74,11 @@ def sent_bytes(root: Path = Path("/sys/class")) -> dict[str, tuple[str, str, int
 
     The kind is `net`, or the link layer of the port: `InfiniBand`, `Ethernet` (RoCE), or `EFA`.
     """
-    found: dict[str, tuple[str, str, int]] = {}
+    interfaces: dict[str, tuple[str, str, int]] = {}
     for folder in sorted((root / "net").glob("*")):
         count = _read(folder / "statistics/tx_bytes")
         if count.isdecimal() and _read(folder / "operstate") in ("up", "unknown"):
-            found[folder.name] = "net", _address(folder.name), int(count)
+            interfaces[folder.name] = "net", _address(folder.name), int(count)
     for folder in sorted((root / "infiniband").glob("*/ports/*")):
         device = folder.parent.parent
         for counter in COUNTERS:
@@ -88,9 +88,9 @@ def sent_bytes(root: Path = Path("/sys/class")) -> dict[str, tuple[str, str, int
                 is_efa = (device / "device/driver").resolve().name == "efa"
                 scale = 4 if counter == COUNTERS[0] else 1
                 kind = "EFA" if is_efa else layer or "unknown"
-                found[f"{device.name}:{folder.name}"] = kind, "", int(count) * scale
+                interfaces[f"{device.name}:{folder.name}"] = kind, "", int(count) * scale
                 break
-    return found
+    return interfaces
 
 
 def _read(path: Path) -> str:
