@@ -82,7 +82,7 @@ INTERFACE = re.compile(
 )
 """(interface, address)."""
 PROVIDER = re.compile(
-    rb"NCCL INFO NET/OFI Selected [Pp]rovider is ([\w;-]{1,40})"
+    rb"NCCL INFO NET/OFI Selected (?i:provider) is ([\w;-]{1,40})"
     rb"(?:, fabric is [\w;./:-]{1,60})?(?: \(found (\d{1,4}) nics\))?"
 )
 """(libfabric provider, its number of network devices)."""
