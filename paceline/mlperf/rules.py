@@ -7,8 +7,9 @@ compliance_checker and the numbers of runs in rcp_checker.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, floor
 from pathlib import Path
 from typing import Literal
 
@@ -55,6 +56,8 @@ class Benchmark:
     """Official benchmark that this tiny variant imitates; None for an official benchmark."""
     more_is_better: bool = False
     """True if evaluations are accuracies instead of losses."""
+    must_exceed_target: bool = False
+    """True if an accuracy equal to the target is not enough."""
     allowed_samples: int = 0
     """Samples by which the convergence test lowers the least mean that it accepts."""
     trains_on: str = ""
@@ -62,7 +65,9 @@ class Benchmark:
 
     def reached_by(self, result: float) -> bool:
         """Return whether an evaluation with this result ends a run."""
-        return result >= self.target if self.more_is_better else 0 < result <= self.target
+        if not self.more_is_better:
+            return 0 < result <= self.target
+        return result > self.target or (result == self.target and not self.must_exceed_target)
 
     def best(self, results: Iterable[float]) -> float:
         """Return the best evaluation result: the largest accuracy or the smallest loss."""
@@ -123,7 +128,7 @@ SCORED_ONLY = {
         Benchmark("deepseekv3_671b", 3, 3.6),
         Benchmark("llama31_405b", 3, 5.6, allowed_samples=46_080),
         Benchmark("dlrmv4", 10, 0.75, more_is_better=True),
-        Benchmark("qwen35_397b_grpo", 3, 0.69, more_is_better=True),
+        Benchmark("qwen35_397b_grpo", 3, 0.69, more_is_better=True, must_exceed_target=True),
     )
 }
 """Benchmarks whose logs are scored but that are not run; three have recipes for estimates."""
@@ -152,6 +157,38 @@ TINY_VARIANTS = {
     )
 }
 """Tiny variants with a target quality of their own, for machines without accelerators."""
+
+
+DLRMV4_TRAIN_SAMPLES = 2_290_835_423
+
+
+def _first_of_dlrmv4(batch: int) -> int:
+    """Return the first multiple of 0.1% of the samples at or after a line in the batch size.
+
+    The line is the earliest convergence of the reference, less two evaluations.
+    """
+    interval = ceil(0.001 * DLRMV4_TRAIN_SAMPLES / batch) * batch
+    return ceil((4480 * batch + 135_331_840) // 3 / interval) * interval
+
+
+FIRST_EVALUATION_RULESET = "6.1.0"
+"""Round that introduced checks of the first evaluation."""
+FIRST_EVALUATIONS: Mapping[str, Callable[[int], int]] = {
+    "deepseekv3_671b": lambda batch: batch * floor(42 + 24576 / batch),
+    "qwen35_397b_grpo": lambda batch: batch * ceil(2.5 + 3840 / batch),
+    "dlrmv4": _first_of_dlrmv4,
+}
+"""Samples of the first evaluation that the closed division requires, by global batch size.
+
+Source: mlcommons/logging 4.1.68, compliance_checker/training_6.1.0.
+"""
+
+
+def first_evaluation(benchmark: str, ruleset: str, global_batch: int | None) -> int | None:
+    """Return the samples at which a round requires the first evaluation; None without a rule."""
+    if ruleset != FIRST_EVALUATION_RULESET or benchmark not in FIRST_EVALUATIONS:
+        return None
+    return FIRST_EVALUATIONS[benchmark](global_batch) if global_batch else None
 
 
 def find_benchmark(name: str, where: str) -> Benchmark:

@@ -37,6 +37,7 @@ from paceline.mlperf.rules import (
     Benchmark,
     Ruleset,
     find_benchmark,
+    first_evaluation,
     select_ruleset,
 )
 from paceline.mlperf.score.convergence import compare_with_reference, references, rulesets
@@ -77,7 +78,11 @@ def score(place: Path, ruleset: str | None = None, num_devices: int | None = Non
         runs=tuple(runs),
         runs_required=benchmark.num_runs,
         **_system_and_model(place, trials, logs, num_devices, benchmark),
-        warnings=(*rules.warnings, *_warnings(trials, logs, runs)),
+        warnings=(
+            *rules.warnings,
+            *_warnings(trials, logs, runs),
+            *_wrong_first_evaluations(trials, benchmark, rules.name),
+        ),
     )
     result = with_model_flops(_with_score(bare, benchmark, _gaps(logs)))
     extra_warnings = (
@@ -340,6 +345,22 @@ def _warnings_of_runs(
     for log in logs:
         if log.read_error:
             yield f"{as_text(log.path.name)}: {log.read_error}"
+
+
+def _wrong_first_evaluations(
+    trials: NamedTrials, benchmark: Benchmark, ruleset: str
+) -> Iterator[str]:
+    """Yield closed runs whose first evaluation is not where the round requires it."""
+    wrong: list[str] = []
+    for name, trial in trials:
+        if trial.texts.get("submission_division") != "closed" or not trial.evaluations:
+            continue
+        expected = first_evaluation(benchmark.name, ruleset, trial.global_batch)
+        samples = trial.evaluations[0][0]
+        if expected is not None and samples != expected:
+            wrong.append(f"{name} ({samples or 0:,} instead of {expected:,} samples)")
+    if wrong:
+        yield f"first evaluation not where {ruleset} requires it: {_first_five(wrong)}"
 
 
 def _first_five(names: Iterable[str]) -> str:
