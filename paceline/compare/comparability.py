@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.core.layout import Layout
 from paceline.core.run import RunSettings
-from paceline.core.shape import Shape
+from paceline.core.shape import Shape, has_experts
 from paceline.core.value import Value
 
 SettingParts = Mapping[str, object]
@@ -19,6 +19,7 @@ SettingPair = tuple[Sequence[SettingParts | None], Sequence[SettingParts | None]
 COMPARED_SETTINGS: dict[str, str] = {
     "model": "shape of the model",
     "lora": "adapters, if any",
+    "routing": "choice of experts: forced to an equal load, or learned",
     "device": "kind of device; on a CPU its model as well",
     "num_devices": "number of devices",
     "dtype": "number format of the GEMMs",
@@ -39,7 +40,7 @@ FIGURE_SETTINGS: dict[str, str] = {"window": "whether a figure comes from the la
 """Properties that must be equal for the figures themselves, in addition to the runs' settings."""
 
 ASSUMED_EQUAL_IF_UNSTATED = frozenset(
-    {"layout", "recompute", "matmul_precision", "data", "packing", "profiled"}
+    {"layout", "recompute", "matmul_precision", "routing", "data", "packing", "profiled"}
 )
 """Settings assumed to be equal where a published source does not state them."""
 
@@ -129,7 +130,8 @@ def compare_settings(
         if published and key in ASSUMED_EQUAL_IF_UNSTATED and not any(ours) and not profiler_slows:
             unstated_keys.append(key)
         elif not known_settings:
-            unknown.append(key)
+            # A model that is not known is reported as such.
+            unknown += [] if key == "routing" else [key]
         elif (
             profiler_slows
             or len(_distinct((*ours, *theirs) if must_be_known else known_settings)) > 1
@@ -247,6 +249,9 @@ def _setting(facts: RunSettings, key: str) -> SettingParts | None:
             # LoRA is reported together with the model, so a known model without LoRA means none.
             lora = facts.lora
             return lora.model_dump() if lora else {"": "none"} if facts.model else None
+        case "routing":
+            dense = facts.model and not has_experts(facts.model)
+            return {"": "no experts"} if dense else _one_part(facts.routing)
         case "layout":
             return _layout(layout) if layout else None
         case "recompute":

@@ -21,7 +21,7 @@ from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.secrets import redacted_words
-from paceline.core.shape import LoraSpec, Shape, lora_parameters, num_parameters
+from paceline.core.shape import LoraSpec, Shape, has_experts, lora_parameters, num_parameters
 from paceline.core.training import Checkpointing, Data, MlperfLog, Profiling, Training, log_problem
 from paceline.core.value import (
     FieldMark,
@@ -183,6 +183,9 @@ class RunSettings(Value):
     lora: LoraSpec | None = None
     dtype: Dtype | None = None
     matmul_precision: str | None = None
+    routing: str | None = None
+    """Choice of experts: `forced` to an equal load, `learned from scratch` or `learned, trained`;
+    also None for a dense model."""
     seq_len: PositiveInt | None = None
     global_batch: PositiveInt | None = None
     """Sequences per optimizer step over all devices; also None during a batch ramp-up."""
@@ -224,6 +227,7 @@ class RunSettings(Value):
             lora=spec.lora,
             dtype=training.dtype,
             matmul_precision=training.matmul_precision,
+            routing=_routing(spec),
             seq_len=training.seq_len,
             global_batch=training.global_batch,
             device=cluster.device,
@@ -285,6 +289,15 @@ class RunSettings(Value):
         """Return `not known: model, device` for those of `names` that are None, else None."""
         missing = [name.replace("_", " ") for name in names if getattr(self, name) is None]
         return f"not known: {', '.join(missing)}" if missing else None
+
+
+def _routing(spec: RunSpec) -> str | None:
+    """Return how experts are chosen; None for a model without experts."""
+    if not has_experts(spec.model):
+        return None
+    if spec.training.routing == "forced":
+        return "forced"
+    return "learned, trained" if spec.training.initial_weights else "learned from scratch"
 
 
 def _world_size(fields: dict[str, Any]) -> int:

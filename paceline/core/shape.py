@@ -428,6 +428,11 @@ def matrices_per_token(shape: Shape, name: LoraTarget) -> int:
     return shape.experts_per_token if shape.kind == "decoder" and name in FFN else 1
 
 
+def has_experts(shape: Shape) -> bool:
+    """Return whether blocks of the model have experts."""
+    return shape.kind == "decoder" and shape.num_experts > 1
+
+
 def expert_weights(shape: DecoderShape) -> int:
     """Return the weights of all experts of a block; 0 for a dense MLP."""
     if shape.num_experts == 1:

@@ -26,6 +26,7 @@ DataSource = Literal[
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MatmulPrecision = Literal["highest", "high", "medium"]
+Routing = Literal["learned", "forced"]
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"]
 DEFAULT_FP8_RECIPE: Fp8Recipe = "tensorwise"
 DEFAULT_TOTAL_TOKENS = 1e12
@@ -181,6 +182,9 @@ class TrainingBase(Value):
     """Weight decay of matrices."""
     grad_clip: NonNegativeFloat = 1.0
     """Largest gradient norm. 0 disables clipping."""
+    routing: Routing = "learned"
+    """Choice of experts: `learned` by the router, or `forced` to an equal load, for measurements of
+    speed only."""
     seed: NonNegativeInt = 1234
     """Seed of the initial weights and of the data order."""
     total_tokens: PositiveFloat | None = DEFAULT_TOTAL_TOKENS

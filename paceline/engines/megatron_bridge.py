@@ -29,6 +29,7 @@ from paceline.engines.log_reading.column import GrowingColumn
 from paceline.engines.log_reading.iteration_log import IterationLog
 from paceline.engines.log_reading.log_content import LogContent, LogFormat, decimal_step, numbers
 from paceline.engines.support import (
+    LEARNED_ROUTING,
     NO_CHECKPOINTS,
     WITHOUT_RAMP_UP,
     Support,
@@ -79,6 +80,7 @@ RECIPE: Support = {
     "model.kind": only("decoder", reason="a performance recipe pre-trains a decoder"),
     "lora": no("a performance recipe trains all weights"),
     "training.compile": _NO_ARGUMENT,
+    "training.routing": only("forced", reason="performance recipes force equal loads on experts"),
     "layout.zero_stage": only(
         1, 3, reason="it has the distributed optimizer (1) and Megatron-FSDP (3)"
     ),
@@ -89,14 +91,19 @@ RECIPE: Support = {
     "data.packing": only("packed", reason="a performance recipe is measured on mock data"),
 }
 """Limits of a performance recipe with any launcher."""
-SUPPORT = {"": {**RECIPE, "layout.recompute": only("none", "full")}}
+PERFORMANCE: Support = {**RECIPE, "layout.recompute": only("none", "full")}
+SUPPORT = {
+    "performance recipes": PERFORMANCE,
+    "library recipes": {**PERFORMANCE, **LEARNED_ROUTING},
+}
 TESTED_PROGRAMS = (TestedProgram("067f987d, b50da4c7", "only the argument parsers"),)
 
 
 def unsupported(spec: RunSpec) -> list[str]:
     """Return what a performance recipe cannot do of `spec`, one sentence each."""
     problems = [*unknown_settings(spec, SETTINGS), *_setting_problems(spec)]
-    problems += [*recipe_problems(spec), *refusals(spec, SUPPORT[""])]
+    kind = "library" if spec.engine_settings.get("library") else "performance"
+    problems += [*recipe_problems(spec), *refusals(spec, SUPPORT[f"{kind} recipes"])]
     if spec.model.kind == "decoder" and recipe_of(spec) is None:
         names = ", ".join(name for _, name in RECIPES.values())
         problems.append(

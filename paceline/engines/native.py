@@ -20,6 +20,7 @@ from paceline.engines.launch.programs import setup_log, unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
 from paceline.engines.log_reading.log_content import LogFormat
 from paceline.engines.support import (
+    LEARNED_ROUTING,
     TEXT_SOURCES,
     TestedProgram,
     no,
@@ -55,6 +56,7 @@ COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _LATER = no("such models can only be estimated, and their logs parsed")
 SUPPORT = {
     "": {
+        **LEARNED_ROUTING,
         "model.latent_attention": _LATER,
         "model.mtp_layers": _LATER,
         "model.router_choice_bias": _LATER,

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.run import RunSpec
-from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.core.shape import DecoderShape, LoraSpec, has_experts
 from paceline.core.training import Checkpointing, Data, LossScale, LrSchedule, Training
 
 BYTE_VOCAB = 257
@@ -196,6 +196,11 @@ def _schedule(spec: RunSpec) -> str:
     return spec.layout.effective_schedule if spec.layout.pp > 1 else "1f1b"
 
 
+def _routing(spec: RunSpec) -> str | None:
+    """Return the choice of experts; None for a model without experts."""
+    return spec.training.routing if has_experts(spec.model) else None
+
+
 _SHAPE_OPTIONS = (
     "norm_zero_centered",
     "qkv_bias",
@@ -282,6 +287,7 @@ _DERIVED = (
         "model.attention_dropout", lambda s: getattr(s.model, "dropped_probabilities", 0.0), 0.0
     ),
     Feature("layout.schedule", _schedule, "1f1b"),
+    Feature("training.routing", _routing, "learned"),
 )
 FEATURES: Mapping[str, Feature] = {
     feature.field: feature for feature in (*map(_feature, _FIELDS), *_DERIVED)
@@ -311,6 +317,8 @@ NATIVE_ONLY: Support = {
     "data.document_mask": _NATIVE,
 }
 """Limits of every engine except the native trainer and user programs."""
+LEARNED_ROUTING: Support = {"training.routing": no("its routers only learn")}
+"""Limits of an engine whose program cannot force an equal load on experts."""
 NO_CHECKPOINTS: Support = {
     **NATIVE_ONLY,
     "training.evaluation": _NATIVE,

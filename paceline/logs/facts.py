@@ -244,6 +244,8 @@ def _log_facts(facts: dict[str, Fact]) -> tuple[dict[str, Any], list[str]]:
     notes: list[str] = []
     if facts.get("loss_on") == "text":
         settings["loss_on"] = "text"
+    if facts.get("routing") in ("forced", "learned from scratch"):
+        settings["routing"] = facts["routing"]
     if facts.get("profiled"):
         settings["profiled"] = True
     if "dtype" in facts:

@@ -84,6 +84,7 @@ def describe_setup(report: RunReport) -> list[str]:
         if facts.global_batch
         else None,
         _parameters(result, facts),
+        f"routing {facts.routing}" if facts.routing else None,
     ]
     return [part for part in parts if part]
 

@@ -172,7 +172,8 @@ def run_headline(report: RunReport) -> str:
     mfu = finite_value(result.metrics.get("mfu"))
     impossible = impossible_figure(result.metrics)
     share = "" if mfu is None or impossible else f", MFU {percent(mfu)}"
-    return f"{result.recipe}: {si(value, '').replace(' ', '')} {unit}{place}{share}"
+    routing = f", routing {facts.routing}" if facts.routing else ""
+    return f"{result.recipe}: {si(value, '').replace(' ', '')} {unit}{place}{share}{routing}"
 
 
 def run_verdict(result: Result) -> Verdict:

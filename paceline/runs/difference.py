@@ -30,6 +30,7 @@ _FACT_OF = {
     "training.global_batch": "global_batch",
     "training.dtype": "dtype",
     "training.matmul_precision": "matmul_precision",
+    "training.routing": "routing",
     "training.total_tokens": "total_tokens",
     "data.source": "data",
     "data.packing": "packing",

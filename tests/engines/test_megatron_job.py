@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
 from paceline.core.training import RampUp, Training
@@ -48,6 +49,19 @@ def test_deepseek_has_its_own_shape(tmp_path: Path):
         assert told[f"--{name}"] == (str(value),)
     assert told["--moe-layer-freq"] == ("([0]*3+[1]*58)",) and told["--rope-type"] == ("rope",)
     assert {"--multi-latent-attention", "--qk-layernorm", "--no-rope-fusion"} <= set(told)
+
+
+def test_forced_routing_is_an_argument_and_of_models_with_experts_only(tmp_path: Path):
+    def mixtral(*changes: str) -> dict[str, tuple[str, ...]]:
+        layout = "layout={ep: 4, zero_stage: 1}"
+        return started(study(tmp_path, layout, *changes, name="megatron", recipe="mixtral-8x7b"))
+
+    told = mixtral("training.routing=forced")
+    assert told["--num-experts"] == ("8",) and told["--moe-router-topk"] == ("2",)
+    assert told["--moe-router-dtype"] == ("fp32",) and "--moe-grouped-gemm" in told
+    assert set(told) - set(mixtral()) == {"--moe-router-force-load-balancing"}
+    with pytest.raises(UserError, match=r"training\.routing forced needs a model with experts"):
+        llama(tmp_path, "training.routing=forced")
 
 
 def test_stages_are_cut_as_the_layout_counts_them(tmp_path: Path):

@@ -21,6 +21,7 @@ MICROSOFT = "microsoft/Megatron-DeepSpeed@f4157be"
 MEGATRON_LM = "NVIDIA/Megatron-LM@d98e8a6"
 ROWS = {row.id: row for row in references.find_rows("bigscience-1b3")}
 WHOLE_RAMP_UP = "steps=20000"
+SIGMOID = ("model.router_score=sigmoid", "model.router_choice_bias=true", "model.router_scale=2.5")
 WITHOUT_NORM = "model.embedding_norm=false"
 
 
@@ -76,6 +77,9 @@ def test_ramp_ups_are_accepted(pp: int, steps: str, tmp_path: Path) -> None:
         ("llama31-8b", ("layout.tp=2", "layout.sequence_parallel=true")),
         ("llama31-405b", ("layout={pp: 8, vp: 8, zero_stage: 1}",)),
         ("deepseek-v3", ("layout={pp: 8, vp: 4, zero_stage: 1}", "global_batch=512")),
+        ("mixtral-8x7b", ("layout={ep: 4, zero_stage: 1}", "training.routing=forced")),
+        ("qwen3-30b-a3b", ("layout.zero_stage=1", "model.router_normalize=false")),
+        ("qwen3-30b-a3b", ("layout.zero_stage=1", *SIGMOID)),
         ("llama31-8b", ("model.qk_norm=true", "model.sliding_window=512", "model.qkv_bias=true")),
         ("llama31-8b", ("model.partial_rotary_factor=0.5",)),
     ],

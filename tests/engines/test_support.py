@@ -68,6 +68,7 @@ EXAMPLES: dict[str, Any] = {
     "training.dtype": ("fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4", "mxfp4"),
     "training.fp8_recipe": "rowwise",
     "training.compile": "blocks",
+    "training.routing": ("learned", "forced"),
     "training.betas": (0.9, 0.99),
     "training.eps": 1e-6,
     "training.grad_clip": 0.5,
@@ -107,7 +108,8 @@ EXAMPLES: dict[str, Any] = {
 BY_WAY = {
     ("deepspeed_chat", "a checkout's"): {"program": "/code/main.py"},
     ("megatron", "checkout"): {"checkout": "/code/megatron"},
-    ("megatron_bridge", ""): {"checkout": "/opt/Megatron-Bridge"},
+    ("megatron_bridge", "performance recipes"): {"checkout": "/opt/Megatron-Bridge"},
+    ("megatron_bridge", "library recipes"): {"checkout": "/opt/Megatron-Bridge", "library": True},
     ("megatron_deepspeed", ""): {"checkout": "/code/megatron"},
     ("mlperf", ""): MLPERF,
     ("nemo", "launch"): NEMO,
@@ -116,6 +118,9 @@ BY_WAY = {
 }
 """Settings with which an engine is started in one of its ways."""
 FAMILIES = {"Llama": "tiny-llama", "OPT": "tiny-opt", "GPT-2": "tiny-gpt"}
+WITH_EXPERTS = {"num_experts": 4, "experts_per_token": 2}
+WAYS_WITH_EXPERTS = {"Mixtral": {}, "Qwen3-MoE": {"qk_norm": True}, "qwen3": {}}
+"""What makes a Llama one of these models, in addition to the experts."""
 WAYS = [(name, way) for name in engine_names() for way in engine(name).SUPPORT]
 
 
@@ -123,6 +128,8 @@ def changed(spec: RunSpec, field: str, value: Any) -> RunSpec:
     """The run with one field changed, whatever else would have to change with it."""
     if field == "model.kind":
         return spec.model_copy(update={"model": load_recipe("flux1-schnell").model})
+    if field == "training.routing" and spec.model.kind == "decoder":
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update=WITH_EXPERTS)})
     if field == "layout.schedule":
         return spec.model_copy(update={"layout": Layout(pp=2, schedule=value)})
     if field.startswith("lora.") and spec.lora is None:
@@ -164,6 +171,9 @@ def test_what_an_engine_lacks_is_refused_with_name_reason_and_remedy(name: str, 
     plain = make_spec(engine=name, engine_settings=settings)
     if way in FAMILIES:
         plain = plain.model_copy(update={"model": load_recipe(FAMILIES[way]).model})
+    if way in WAYS_WITH_EXPERTS:
+        shape = {**WITH_EXPERTS, **WAYS_WITH_EXPERTS[way]}
+        plain = plain.model_copy(update={"model": plain.model.model_copy(update=shape)})
     for field in support:
         assert refused_values(field, support), f"{field}: no example is beyond the limit"
         for value in refused_values(field, support):
@@ -180,8 +190,9 @@ def test_what_an_engine_lacks_is_refused_with_name_reason_and_remedy(name: str, 
 def test_nothing_else_is_said_of_a_kind_of_model_that_it_does_not_train():
     spec = make_spec(engine="torchtitan", layout=Layout(ep=2), lora=LORA)
     spec = changed(spec, "model.kind", "mmdit")
-    assert refusals(spec, engine("torchtitan").SUPPORT[""]) == [
-        "model.kind mmdit is not supported: it trains torchtitan's llama3; use model.kind=decoder"
+    assert refusals(spec, engine("torchtitan").SUPPORT["llama3"]) == [
+        "model.kind mmdit is not supported: it trains torchtitan's llama3 and qwen3; use "
+        "model.kind=decoder"
     ]
 
 
@@ -194,7 +205,7 @@ def test_a_published_run_is_refused_for_nothing():
 def test_the_list_of_features_says_what_an_engine_takes():
     done = paceline("recipes", "engines", "--features", "--where", "engine=torchtitan", "--json")
     rows = {row["feature"]: row for row in json.loads(done.stdout)}
-    assert rows.keys() == engine("torchtitan").SUPPORT[""].keys()
+    assert rows.keys() == engine("torchtitan").SUPPORT["llama3"].keys()
     assert (rows["training.dtype"]["takes"], rows["lora"]["takes"]) == ("fp32, bf16", "no")
 
 

@@ -141,6 +141,25 @@ def test_a_pipeline_takes_its_micro_batches_as_one_batch():
     assert parallelism["pipeline_parallel_layers_per_stage"] == 2
 
 
+def test_a_model_with_experts_is_torchtitans_qwen3():
+    experts = {"num_experts": 8, "experts_per_token": 2, "shared_ffn_size": 2 * SHAPE.ffn_size}
+    shape = SHAPE.model_copy(update=experts)
+    forced = training(routing="forced")
+    spec = spec_of(model=shape, cluster=GPU, layout=Layout(ep=2, zero_stage=3), training=forced)
+    assert unsupported(spec) == []
+    config = tomllib.loads(job(spec, "x").files["torchtitan.toml"])
+    assert config["model"]["name"] == "qwen3" and config["debug"]["moe_force_load_balance"]
+    assert config["parallelism"]["expert_parallel_degree"] == 2
+    of_experts = settings(spec)["shape"]["experts"]
+    assert (of_experts["top_k"], of_experts["num_shared_experts"]) == (2, 2)
+    assert of_experts["use_grouped_mm"]
+    on_cpu = spec_of(model=shape, layout=Layout(pp=2, ep=2))
+    problems = " ".join(unsupported(on_cpu))
+    assert "layout.ep > 1: torchtitan sorts" in problems and "no pipeline stages" in problems
+    odd = shape.model_copy(update={"shared_ffn_size": SHAPE.ffn_size + 1})
+    assert any("model.shared_ffn_size" in p for p in unsupported(spec_of(model=odd)))
+
+
 def test_on_a_cpu_its_program_goes_before():
     made = job(spec_of(), "x")
     assert made.program[-4:-2] == ("{python}", "cpu_program.py")

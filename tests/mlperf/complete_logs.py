@@ -116,7 +116,7 @@ def complete_log(
         **hyperparameters(benchmark, batch),
         **changes,
     }
-    run, step = EPOCH_MS + 60_000, 600_000
+    run, step, where = EPOCH_MS + 60_000, 600_000, {}
     lines = [line("cache_clear", True, EPOCH_MS - 1), line("init_start", None, EPOCH_MS)]
     lines += [line(key, value, EPOCH_MS + 1) for key, value in values.items() if key not in without]
     lines += [line("init_stop", None, run - 1), line("run_start", None, run)]

@@ -1,6 +1,7 @@
 """Hugging Face Trainer (transformers with accelerate): job creation and log format.
 
-The shape of a decoder becomes a configuration of transformers' Llama, OPT or GPT-2.
+The shape of a decoder becomes a configuration of transformers' Llama, OPT or GPT-2. With experts,
+it becomes one of Mixtral or Qwen3-MoE.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from paceline.engines.launch.programs import (
 )
 from paceline.engines.support import (
     DEEPSEEK,
+    LEARNED_ROUTING,
     NO_CHECKPOINTS,
     OPT_SHAPE,
     SHAPE_OPTIONS,
@@ -37,19 +39,23 @@ from paceline.engines.support import (
     small_vocabulary,
 )
 
-Family = Literal["llama", "opt", "gpt2"]
+Family = Literal["llama", "opt", "gpt2", "mixtral", "qwen3_moe"]
 
-TITLES: dict[Family, str] = {"llama": "Llama", "opt": "OPT", "gpt2": "GPT-2"}
+TITLES: dict[Family, str] = {
+    "llama": "Llama",
+    "opt": "OPT",
+    "gpt2": "GPT-2",
+    "mixtral": "Mixtral",
+    "qwen3_moe": "Qwen3-MoE",
+}
 OPT_OFFSET = 2
 """Unused position rows that OPT always adds, regardless of its configuration."""
 OPT_EPS = 1e-5
 """Epsilon of OPT's norms, which its configuration does not contain."""
+_ATTENTION: dict[LoraTarget, str] = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
 LAYERS: dict[Family, dict[LoraTarget, str]] = {
     "llama": {
-        "q": "q_proj",
-        "k": "k_proj",
-        "v": "v_proj",
-        "o": "o_proj",
+        **_ATTENTION,
         "gate": "gate_proj",
         "up": "up_proj",
         "down": "down_proj",
@@ -63,14 +69,30 @@ LAYERS: dict[Family, dict[LoraTarget, str]] = {
         "down": "fc2",
     },
     "gpt2": {},
+    "mixtral": _ATTENTION,
+    "qwen3_moe": _ATTENTION,
 }
-"""Layers for adapters; GPT-2 has one layer for queries, keys and values together."""
+"""Layers for adapters.
+
+GPT-2 has one layer for queries, keys and values together, and experts are stacked weights.
+"""
 
 
 _LLAMA, _GPT2 = "fixed in transformers' Llama", "fixed in transformers' GPT-2"
 _COMMON: Support = {
-    "model.num_experts": no("transformers' dense families have no experts"),
-    "model.embedding_norm": no("transformers' Llama, OPT and GPT-2 have none"),
+    "model.embedding_norm": no("transformers' models have none"),
+}
+_EXPERTS = "fixed in transformers' Mixtral and Qwen3-MoE"
+_WITH_EXPERTS: Support = {
+    "model.embedding_norm": _COMMON["model.embedding_norm"],
+    "model.positions": only("rope", reason=_EXPERTS),
+    "model.gated_ffn": only(True, reason=_EXPERTS),
+    "model.norm": only("rmsnorm", reason=_EXPERTS),
+    "model.norm_position": only("pre", reason=_EXPERTS),
+    "model.final_norm": only(True, reason=_EXPERTS),
+    "model.bias": only(False, reason=_EXPERTS),
+    "model.embedding_size": no(_EXPERTS),
+    "model.dropout": no(_EXPERTS),
 }
 FAMILIES: Mapping[Family, Support] = {
     "llama": {
@@ -94,12 +116,16 @@ FAMILIES: Mapping[Family, Support] = {
         "model.final_norm": only(True, reason=_GPT2),
         "model.bias": only(True, reason=_GPT2),
     },
+    "mixtral": _WITH_EXPERTS,
+    "qwen3_moe": _WITH_EXPERTS,
 }
 """Properties of a model family that its configuration cannot change."""
 
 
 def family(shape: DecoderShape) -> Family:
-    """Return the nearest family: by the norm, then by features that only OPT has."""
+    """Return the nearest family: by experts, by the norm, then by features that only OPT has."""
+    if shape.num_experts > 1:
+        return "qwen3_moe" if shape.qk_norm else "mixtral"
     if shape.norm == "rmsnorm":
         return "llama"
     return "opt" if shape.position_offset or shape.embedding_size else "gpt2"
@@ -107,6 +133,11 @@ def family(shape: DecoderShape) -> Family:
 
 def family_problems(shape: DecoderShape, lora: LoraSpec | None) -> Iterator[str]:
     """Yield problems that the support table cannot express: OPT's final norm, adapter layers."""
+    if shape.num_experts > 1 and (shape.shared_ffn_size or shape.expert_groups > 1):
+        yield (
+            "model.shared_ffn_size and expert_groups: transformers' Mixtral and Qwen3-MoE have no "
+            "shared expert and no groups of experts"
+        )
     if family(shape) == "opt" and shape.final_norm != (shape.norm_position == "pre"):
         yield f"model.final_norm {shape.final_norm}: OPT has it only with model.norm_position=pre"
     for target in lora.targets if lora else ():
@@ -126,7 +157,14 @@ def configuration(shape: DecoderShape) -> dict[str, Any]:
         "eos_token_id": None,
         "use_cache": False,
     }
-    return common | {"llama": _llama, "opt": _opt, "gpt2": _gpt2}[family(shape)](shape)
+    of_family = {
+        "llama": _llama,
+        "opt": _opt,
+        "gpt2": _gpt2,
+        "mixtral": _mixtral,
+        "qwen3_moe": _qwen3_moe,
+    }
+    return common | of_family[family(shape)](shape)
 
 
 def adapters(shape: DecoderShape, lora: LoraSpec) -> dict[str, Any]:
@@ -142,8 +180,38 @@ def adapters(shape: DecoderShape, lora: LoraSpec) -> dict[str, Any]:
 
 def _llama(shape: DecoderShape) -> dict[str, Any]:
     return {
-        "hidden_size": shape.hidden_size,
+        **_attention(shape),
         "intermediate_size": shape.ffn_size,
+        "attention_bias": shape.bias,
+        "mlp_bias": shape.bias,
+    }
+
+
+def _mixtral(shape: DecoderShape) -> dict[str, Any]:
+    return {
+        **_attention(shape),
+        "intermediate_size": shape.ffn_size,
+        "num_local_experts": shape.num_experts,
+        "num_experts_per_tok": shape.experts_per_token,
+    }
+
+
+def _qwen3_moe(shape: DecoderShape) -> dict[str, Any]:
+    return {
+        **_attention(shape),
+        "intermediate_size": shape.dense_ffn_size or shape.ffn_size,
+        "moe_intermediate_size": shape.ffn_size,
+        "num_experts": shape.num_experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "norm_topk_prob": shape.router_normalize,
+        "mlp_only_layers": list(range(shape.first_dense_layers)),
+    }
+
+
+def _attention(shape: DecoderShape) -> dict[str, Any]:
+    """Return the fields that Llama, Mixtral and Qwen3-MoE share."""
+    return {
+        "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.kv_heads,
@@ -152,8 +220,6 @@ def _llama(shape: DecoderShape) -> dict[str, Any]:
         "max_position_embeddings": shape.max_positions,
         "rms_norm_eps": shape.norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
-        "attention_bias": shape.bias,
-        "mlp_bias": shape.bias,
         "attention_dropout": shape.dropped_probabilities,
     }
 
@@ -211,6 +277,7 @@ ANY_SHAPE: Support = {
     **WITHOUT_RAMP_UP,
     **SHAPE_OPTIONS,
     **DEEPSEEK,
+    **LEARNED_ROUTING,
     **TOKEN_WINDOWS,
     "model.kind": only("decoder", reason="it trains decoder models"),
     "lora.train_rest": no("peft trains only its adapters"),
@@ -226,7 +293,10 @@ ANY_SHAPE: Support = {
     "layout.recompute": only("none", "full", reason="the Trainer recomputes full blocks or none"),
 }
 SUPPORT = {TITLES[name]: {**ANY_SHAPE, **limits} for name, limits in FAMILIES.items()}
-TESTED_PROGRAMS = (TestedProgram("transformers 5.23", "two ranks, LoRA"),)
+del SUPPORT[TITLES["mixtral"]]["model.qk_norm"]  # normed queries make it a Qwen3-MoE
+for _field in ("qk_norm", "router_normalize", "first_dense_layers", "dense_ffn_size"):
+    del SUPPORT[TITLES["qwen3_moe"]][f"model.{_field}"]
+TESTED_PROGRAMS = (TestedProgram("transformers 5.23", "two ranks, LoRA, experts"),)
 
 
 def unsupported(spec: RunSpec) -> list[str]:

@@ -246,6 +246,7 @@ FACT_NAMES = {
     "lora_rank": "rank of the adapters",
     "loss_on": "`text` if masks exclude targets from the loss and from the token counts",
     "profiled": "attached profiler",
+    "routing": "choice of experts: `forced` or `learned from scratch`",
     "submitter": "submitter of the result as printed",
     "platform": "system name as printed",
 }

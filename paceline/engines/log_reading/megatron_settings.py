@@ -47,6 +47,7 @@ With it, the printed global batch is that of one micro-batch per replica and is 
 """
 FLAGS = (
     *(b"params_dtype", b"group_query_attention", b"num_query_groups", b"deepspeed", b"fp8"),
+    *(b"num_experts", b"moe_router_force_load_balancing", b"load"),
     GROWS,
 )
 DTYPES = {
@@ -149,6 +150,8 @@ class MegatronSettings:
             facts.pop("zero_stage", None)
         if flags.get(GROWS, b"None") != b"None":
             facts.pop("global_batch", None)
+        if routing := self._routing():
+            facts["routing"] = routing
         if parameters := self._num_parameters():
             facts["num_parameters"] = parameters
 
@@ -187,11 +190,13 @@ class MegatronSettings:
         """Return the parameters of the whole model, or None.
 
         Ranks after the first repeat norms and tied embeddings, so the sum over ranks is not used.
+        With expert parallelism, a rank's number leaves out the other ranks' experts.
         """
         facts = self._log.facts
         if "num_parameters" in facts:
             return None
-        if list(self._parameters) == [(0, 0)] and facts.get("tp") == facts.get("pp") == 1:
+        is_whole = facts.get("tp") == facts.get("pp") == 1 == facts.get("ep", 1)
+        if list(self._parameters) == [(0, 0)] and is_whole:
             return self._parameters[0, 0]
         total = self._billions.get(b"Total number of parameters", math.nan)
         shard = self._billions.get(b"Number of parameters in most loaded shard", math.nan)
@@ -202,6 +207,15 @@ class MegatronSettings:
     def _take_peaks(self, pattern: re.Pattern[bytes], unit_bytes: int, text: bytes) -> None:
         for kind, number in pattern.findall(text):
             self._log.peak(kind.decode(), float(numbers([number])[0]) * unit_bytes)
+
+    def _routing(self) -> str | None:
+        """Return how experts are chosen; None without experts, or if a checkpoint was loaded."""
+        flags = self._flags
+        if not _is_count(flags.get(b"num_experts", b"")):
+            return None
+        if flags.get(b"moe_router_force_load_balancing") == b"True":
+            return "forced"
+        return "learned from scratch" if flags.get(b"load") == b"None" else None
 
     def _read_end(self, text: bytes) -> None:
         """Read how the run ended; later iterations mean that it was restarted."""

@@ -13,7 +13,8 @@ WHOLE = (
     "num-layers", "hidden-size", "num-attention-heads", "ffn-hidden-size", "kv-channels",
     "num-query-groups", "max-position-embeddings", "vocab-size", "seq-length", "micro-batch-size",
     "global-batch-size", "train-iters", "train-samples", "lr-warmup-iters", "lr-warmup-samples",
-    "lr-decay-iters", "lr-decay-samples", "exit-interval",
+    "lr-decay-iters", "lr-decay-samples", "exit-interval", "num-experts", "moe-ffn-hidden-size",
+    "moe-router-num-groups", "moe-router-group-topk", "moe-shared-expert-intermediate-size",
 )  # fmt: skip
 WHOLE_WITH_DEFAULT = {
     "make-vocab-size-divisible-by": 128,
@@ -24,6 +25,8 @@ WHOLE_WITH_DEFAULT = {
     "tensor-model-parallel-size": 1,
     "pipeline-model-parallel-size": 1,
     "context-parallel-size": 1,
+    "expert-model-parallel-size": 1,
+    "moe-router-topk": 2,
     "hysteresis": 2,
     "eval-iters": 100,
     "eval-interval": 1000,
@@ -51,6 +54,7 @@ SWITCHES = (
     "fp16", "bf16", "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce",
     "overlap-param-gather", "mock-data", "embed-layernorm", "log-throughput",
     "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
+    "qk-layernorm", "moe-router-force-load-balancing",
 )  # fmt: skip
 CHOICES = {
     "position-embedding-type": (("learned_absolute", "rope"), "learned_absolute"),
@@ -62,6 +66,8 @@ CHOICES = {
     "transformer-impl": (("local",), "local"),
     "tokenizer-type": (("NullTokenizer",), "NullTokenizer"),
     "distributed-backend": (("nccl", "gloo"), "nccl"),
+    "moe-router-dtype": (("fp32", "fp64"), None),
+    "moe-token-dispatcher-type": (("allgather", "alltoall"), "allgather"),
 }
 
 

@@ -17,6 +17,11 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe import moe_utils
+
+# Megatron-Core 0.16.1 reads this name even where importing it from Transformer Engine failed.
+if not hasattr(moe_utils, "te_general_gemm"):
+    moe_utils.te_general_gemm = None
 
 
 def transformer_config(args) -> TransformerConfig:
@@ -54,14 +59,39 @@ def transformer_config(args) -> TransformerConfig:
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         bias_dropout_fusion=False,
+        qk_layernorm=args.qk_layernorm,
+        **experts(args),
     )
+
+
+def experts(args) -> dict:
+    """Return the fields of the configuration for experts; every expert is a module of its own."""
+    if args.num_experts is None:
+        return {}
+    return {
+        "num_moe_experts": args.num_experts,
+        "moe_ffn_hidden_size": args.moe_ffn_hidden_size,
+        "moe_shared_expert_intermediate_size": args.moe_shared_expert_intermediate_size,
+        "moe_router_topk": args.moe_router_topk,
+        "moe_router_num_groups": args.moe_router_num_groups,
+        "moe_router_group_topk": args.moe_router_group_topk,
+        "moe_router_dtype": args.moe_router_dtype,
+        "moe_router_force_load_balancing": args.moe_router_force_load_balancing,
+        "moe_token_dispatcher_type": args.moe_token_dispatcher_type,
+        "expert_model_parallel_size": args.expert_model_parallel_size,
+        "expert_tensor_parallel_size": args.tensor_model_parallel_size,
+    }
 
 
 def gpt(args, config: TransformerConfig) -> GPTModel:
     """Return this pipeline rank's part of the model (`--embed-layernorm` is BigScience's)."""
     model = GPTModel(
         config,
-        get_gpt_layer_local_spec(normalization=args.normalization),
+        get_gpt_layer_local_spec(
+            num_experts=args.num_experts,
+            qk_layernorm=args.qk_layernorm,
+            normalization=args.normalization,
+        ),
         args.padded_vocab_size,
         args.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),

@@ -60,6 +60,7 @@ def initialize(args) -> None:
     parallel_state.initialize_model_parallel(
         args.tensor_model_parallel_size,
         args.pipeline_model_parallel_size,
+        expert_model_parallel_size=args.expert_model_parallel_size,
         distributed_timeout_minutes=args.distributed_timeout_minutes,
     )
     torch.manual_seed(args.seed)

@@ -45,6 +45,7 @@ def arguments(spec: RunSpec) -> Arguments:
         "distributed-backend": ["gloo" if spec.cluster.device == "cpu" else "nccl"],
         "distributed-timeout-minutes": [max(1, round(spec.hang_limit_s / 60))],
         **_shape(model, training.seq_len),
+        **_experts(spec, model),
         **dropout_arguments(model),
         **batch_arguments(training, stepwise=spelling(spec) == "new"),
         **length_arguments(training),
@@ -144,7 +145,7 @@ def _shape(model: DecoderShape, seq_len: int) -> Arguments:
         "add-qkv-bias": model.qkv_bias,
     }
     shape |= {name: [] for name, is_on in switches.items() if is_on}
-    return {**shape, **_window(model), **_experts(model), **_latents(model), **_mtp(model)}
+    return {**shape, **_window(model), **_latents(model), **_mtp(model)}
 
 
 def _window(model: DecoderShape) -> Arguments:
@@ -158,15 +159,33 @@ def _window(model: DecoderShape) -> Arguments:
     return arguments
 
 
-def _experts(model: DecoderShape) -> Arguments:
-    """Return the arguments of experts, a shared expert, and dense layers before the others."""
+def _experts(spec: RunSpec, model: DecoderShape) -> Arguments:
+    """Return the arguments of experts, a shared expert, and dense layers before the others.
+
+    The default dispatcher gathers all tokens on every rank. The other one needs CUDA streams.
+    """
     if model.num_experts == 1:
         return {}
+    on_gpu = spec.cluster.device != "cpu"
     arguments: Arguments = {
         "num-experts": [model.num_experts],
         "moe-router-topk": [model.experts_per_token],
         "moe-ffn-hidden-size": [model.ffn_size],
+        "moe-router-dtype": ["fp32"],
+        "moe-token-dispatcher-type": ["alltoall" if on_gpu else "allgather"],
     }
+    if on_gpu and spec.engine_settings.get("checkout") is not None:
+        arguments["moe-grouped-gemm"] = []
+    if spec.training.routing == "forced":
+        arguments["moe-router-force-load-balancing"] = []
+    if model.router_score != "softmax":
+        arguments["moe-router-score-function"] = [model.router_score]
+    elif not model.router_normalize:
+        arguments["moe-router-pre-softmax"] = []
+    if model.router_scale != 1:
+        arguments["moe-router-topk-scaling-factor"] = [model.router_scale]
+    if model.router_choice_bias:
+        arguments["moe-router-enable-expert-bias"] = []
     if model.expert_groups > 1:
         arguments["moe-router-num-groups"] = [model.expert_groups]
         arguments["moe-router-group-topk"] = [model.groups_per_token]

@@ -56,11 +56,11 @@ FAMILY: Support = {
 
 _CHECKOUT = "set engine_settings.checkout to a checkout of Megatron-LM"
 _CHECKOUT_ONLY = no("Paceline's program on Megatron-Core does not have it", _CHECKOUT)
-_CHECKOUT_SHAPE = ("qk_norm", "qkv_bias", "partial_rotary_factor", "sliding_window")
+_CHECKOUT_SHAPE = ("qkv_bias", "partial_rotary_factor", "sliding_window")
 CHECKOUT: Support = {
     field: limit
     for field, limit in FAMILY.items()
-    if field.removeprefix("model.") not in (*_CHECKOUT_SHAPE, "sliding_window_pattern")
+    if field.removeprefix("model.") not in (*_CHECKOUT_SHAPE, "sliding_window_pattern", "qk_norm")
 } | {
     "model.embedding_norm": no(
         "Megatron-LM has no argument for it", "use engine=megatron_deepspeed"
@@ -68,15 +68,13 @@ CHECKOUT: Support = {
     "training.dtype": only("fp32", "fp16", "bf16", "fp8", "mxfp8"),
 }
 PROGRAM: Support = {
-    **FAMILY,
+    **{field: limit for field, limit in FAMILY.items() if field != "model.qk_norm"},
     **DEEPSEEK,
-    "model.num_experts": _CHECKOUT_ONLY,
     "training.dtype": only(
         "fp32", "fp16", "bf16", reason="our program has no Transformer Engine", remedy=_CHECKOUT
     ),
     "layout.cp": _CHECKOUT_ONLY,
     "layout.vp": _CHECKOUT_ONLY,
-    "layout.ep": _CHECKOUT_ONLY,
     "layout.sequence_parallel": _CHECKOUT_ONLY,
     "layout.zero_stage": only(0, 1, reason="our program has no Megatron-FSDP", remedy=_CHECKOUT),
     "data.source": only("indexed", "tokens", "synthetic", "stdlib"),
@@ -144,6 +142,10 @@ def _shape_problems(spec: RunSpec) -> Iterator[str]:
         )
     if not float(shape.rope_theta).is_integer():
         yield f"model.rope_theta {shape.rope_theta:g} must be a whole number"
+    if shape.router_score == "sigmoid" and not shape.router_normalize:
+        yield "model.router_normalize false: Megatron-LM always normalizes sigmoid scores"
+    if shape.router_choice_bias and shape.router_score != "sigmoid":
+        yield "model.router_choice_bias needs model.router_score=sigmoid in Megatron-LM"
     if shape.positions != "rope" and (shape.latent_attention or shape.mtp_layers):
         yield "model.latent_attention and mtp_layers need model.positions=rope in Megatron-LM"
 

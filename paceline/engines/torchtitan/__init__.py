@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.core.job import Job
@@ -25,6 +25,7 @@ from paceline.engines.support import (
     SHAPE_OPTIONS,
     TOKEN_WINDOWS,
     WITHOUT_RAMP_UP,
+    Support,
     TestedProgram,
     no,
     only,
@@ -47,53 +48,68 @@ SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 ENGINE_SETTINGS = ("compile_loss",)
 REPLACEABLE = ("job.description", "metrics.log_freq", "metrics.disable_color_printing")
 """Settings that change no figure of a run, so that an extra argument replaces them."""
-_LLAMA = "fixed in torchtitan's llama3"
-SUPPORT = {
-    "": {
-        **NO_CHECKPOINTS,
-        **WITHOUT_RAMP_UP,
-        **SHAPE_OPTIONS,
-        **DEEPSEEK,
-        **TOKEN_WINDOWS,
-        "model.kind": only("decoder", reason="it trains torchtitan's llama3"),
-        "model.num_experts": no("llama3 has no experts"),
-        "model.norm": only("rmsnorm", reason=_LLAMA),
-        "model.norm_position": only("pre", reason=_LLAMA),
-        "model.positions": only("rope", reason=_LLAMA),
-        "model.gated_ffn": only(True, reason=_LLAMA),
-        "model.activation": only("silu", reason=_LLAMA),
-        "model.bias": only(False, reason=_LLAMA),
-        "model.tied_embeddings": only(False, reason=_LLAMA),
-        "model.final_norm": only(True, reason=_LLAMA),
-        "model.embedding_norm": no(_LLAMA),
-        "model.embedding_size": no(_LLAMA),
-        "model.head_size": no("llama3's head size is hidden_size / num_heads"),
-        "model.dropout": no(_LLAMA),
-        "model.attention_dropout": no(_LLAMA),
-        "lora": no("torchtitan trains all weights"),
-        "training.dtype": only("fp32", "bf16"),
-        "layout.ep": no("llama3 has no experts"),
-        "layout.zero_stage": only(0, 2, 3, reason="torchtitan has DDP (0) and FSDP2 (2, 3)"),
-        "layout.schedule": only(*SCHEDULES),
-        "layout.cp_exchange": only("all-gather", "all-to-all"),
-    }
+_FIXED = "fixed in torchtitan's models"
+ANY_MODEL: Support = {
+    **NO_CHECKPOINTS,
+    **WITHOUT_RAMP_UP,
+    **SHAPE_OPTIONS,
+    **DEEPSEEK,
+    **TOKEN_WINDOWS,
+    "model.kind": only("decoder", reason="it trains torchtitan's llama3 and qwen3"),
+    "model.norm": only("rmsnorm", reason=_FIXED),
+    "model.norm_position": only("pre", reason=_FIXED),
+    "model.positions": only("rope", reason=_FIXED),
+    "model.gated_ffn": only(True, reason=_FIXED),
+    "model.activation": only("silu", reason=_FIXED),
+    "model.bias": only(False, reason=_FIXED),
+    "model.tied_embeddings": only(False, reason=_FIXED),
+    "model.final_norm": only(True, reason=_FIXED),
+    "model.embedding_norm": no(_FIXED),
+    "model.embedding_size": no(_FIXED),
+    "model.dropout": no(_FIXED),
+    "model.attention_dropout": no(_FIXED),
+    "lora": no("torchtitan trains all weights"),
+    "training.dtype": only("fp32", "bf16"),
+    "layout.zero_stage": only(0, 2, 3, reason="torchtitan has DDP (0) and FSDP2 (2, 3)"),
+    "layout.schedule": only(*SCHEDULES),
+    "layout.cp_exchange": only("all-gather", "all-to-all"),
 }
-TESTED_PROGRAMS = (TestedProgram("torchtitan 0.2.2", "FSDP2 on two ranks"),)
+_QWEN3 = ("qk_norm", "router_score", "router_normalize", "router_scale")
+SUPPORT: Mapping[str, Support] = {
+    "llama3": {
+        **ANY_MODEL,
+        "model.head_size": no("llama3's head size is hidden_size / num_heads"),
+        "layout.ep": no("llama3 has no experts"),
+    },
+    "qwen3": {
+        field: limit
+        for field, limit in ANY_MODEL.items()
+        if field.removeprefix("model.") not in _QWEN3
+    },
+}
+"""Limits of torchtitan's models: llama3, and qwen3 for models with experts."""
+TESTED_PROGRAMS = (TestedProgram("torchtitan 0.2.2", "FSDP2 on two ranks, experts"),)
 
 
 def unsupported(spec: RunSpec) -> list[str]:
     """Return what torchtitan cannot do of `spec`, one sentence each."""
-    problems = refusals(spec, SUPPORT[""])
     if not isinstance(spec.model, DecoderShape):
-        return problems
+        return refusals(spec, ANY_MODEL)
+    problems = refusals(spec, SUPPORT[family(spec.model)])
     return [
         *unknown_settings(spec, ENGINE_SETTINGS),
         *problems,
         *small_vocabulary(spec),
         *_layout_problems(spec, spec.model),
+        *_expert_problems(spec, spec.model),
         *_precision_problems(spec),
         *_schedule_problems(spec),
     ]
+
+
+def family(model: DecoderShape) -> str:
+    """Return torchtitan's name of the model: qwen3 has experts, with or without normed queries."""
+    return "qwen3" if model.num_experts > 1 else "llama3"
 
 
 def missing(spec: RunSpec) -> str | None:
@@ -149,6 +165,7 @@ def _shape(spec: RunSpec) -> dict[str, Any]:
     model, training = spec.model, spec.training
     assert isinstance(model, DecoderShape), "unsupported refuses any other"
     return {
+        "family": family(model),
         "flavor": _flavor(spec),
         "model_args": {
             "dim": model.hidden_size,
@@ -156,14 +173,12 @@ def _shape(spec: RunSpec) -> dict[str, Any]:
             "n_heads": model.num_heads,
             "n_kv_heads": model.kv_heads,
             "vocab_size": model.padded_vocab(spec.layout.tp),
-            # torchtitan computes int(multiplier x 8/3 dim), rounded up to a multiple: to exactly
-            # this size.
-            "multiple_of": model.ffn_size,
-            "ffn_dim_multiplier": 0.25 * model.ffn_size / model.hidden_size,
             "norm_eps": model.norm_eps,
             "rope_theta": model.rope_theta,
             "max_seq_len": training.seq_len,
+            **(_widths(model) if model.num_experts == 1 else _widths_with_experts(model)),
         },
+        "experts": _experts(spec, model),
         "expected_parameters": spec.num_parameters,
         "data": data_settings(spec),
         "seq_len": training.seq_len,
@@ -173,18 +188,57 @@ def _shape(spec: RunSpec) -> dict[str, Any]:
     }
 
 
+def _widths(model: DecoderShape) -> dict[str, Any]:
+    """Return llama3's width: it computes int(multiplier x 8/3 dim), rounded up to a multiple."""
+    return {
+        "multiple_of": model.ffn_size,
+        "ffn_dim_multiplier": 0.25 * model.ffn_size / model.hidden_size,
+    }
+
+
+def _widths_with_experts(model: DecoderShape) -> dict[str, Any]:
+    return {
+        "head_dim": model.head_dim,
+        "qk_norm": model.qk_norm,
+        "moe_enabled": True,
+        "moe_inter_dim": model.ffn_size,
+    }
+
+
+def _experts(spec: RunSpec, model: DecoderShape) -> dict[str, Any] | None:
+    """Return the fields of torchtitan's MoEArgs; its loss-free balancing is off."""
+    if model.num_experts == 1:
+        return None
+    groups = model.expert_groups if model.expert_groups > 1 else None
+    return {
+        "num_experts": model.num_experts,
+        "num_shared_experts": model.shared_ffn_size // model.ffn_size,
+        "top_k": model.experts_per_token,
+        "score_func": model.router_score,
+        "route_norm": model.router_normalize,
+        "route_scale": model.router_scale,
+        "score_before_experts": False,
+        "num_expert_groups": groups,
+        "num_limited_groups": model.groups_per_token if groups else None,
+        "load_balance_coeff": None,
+        # Its grouped GEMM pads tokens by a Triton kernel.
+        "use_grouped_mm": spec.cluster.device != "cpu",
+    }
+
+
 def _flavor(spec: RunSpec) -> str:
     return re.sub(r"[^\w.-]", "-", spec.recipe)
 
 
 def _config(spec: RunSpec) -> dict[str, dict[str, Any]]:
     training, layout = spec.training, spec.layout
+    assert isinstance(spec.model, DecoderShape), "unsupported refuses any other"
     timeout_s = int(spec.hang_limit_s)
     microbatches = layout.num_microbatches(spec.world_size, training.global_batch)
     return {
         "job": {"dump_folder": "output", "description": spec.recipe},
         "metrics": {"log_freq": 1, "disable_color_printing": True},
-        "model": {"name": "llama3", "flavor": _flavor(spec)},
+        "model": {"name": family(spec.model), "flavor": _flavor(spec)},
         "optimizer": {
             "name": "AdamW",
             "lr": training.lr,
@@ -212,7 +266,10 @@ def _config(spec: RunSpec) -> dict[str, dict[str, Any]]:
         "compile": {"enable": training.compile == "blocks", "components": _compiled(spec)},
         "comm": {"init_timeout_seconds": timeout_s, "train_timeout_seconds": timeout_s},
         "experimental": {"custom_import": "shape_program"},
-        "debug": {"seed": training.seed},
+        "debug": {
+            "seed": training.seed,
+            **({"moe_force_load_balance": True} if training.routing == "forced" else {}),
+        },
     }
 
 
@@ -231,6 +288,7 @@ def _parallelism(spec: RunSpec) -> dict[str, Any]:
         "pipeline_parallel_degree": layout.pp,
         "context_parallel_degree": layout.cp,
         "context_parallel_rotate_method": layout.cp_exchange.replace("-to-", "to").replace("-", ""),
+        **({"expert_parallel_degree": layout.ep} if layout.ep > 1 else {}),
     }
     if layout.pp == 1:
         return sizes
@@ -282,6 +340,20 @@ def _layout_problems(spec: RunSpec, model: DecoderShape) -> Iterator[str]:
     if layout.dp_shard is not None and layout.dp_shard % layout.cp:
         yield f"layout.dp_shard {layout.dp_shard} must be a multiple of layout.cp {layout.cp}"
     yield from unequal_stages(spec, "torchtitan")
+
+
+def _expert_problems(spec: RunSpec, model: DecoderShape) -> Iterator[str]:
+    if model.num_experts == 1:
+        return
+    if spec.layout.pp > 1:
+        yield "layout.pp > 1: torchtitan's qwen3 has no pipeline stages; use layout.pp=1"
+    if spec.layout.ep > 1 and spec.cluster.device == "cpu":
+        yield "layout.ep > 1: torchtitan sorts tokens by a Triton kernel; on a CPU use layout.ep=1"
+    if model.shared_ffn_size % model.ffn_size:
+        yield (
+            f"model.shared_ffn_size {model.shared_ffn_size}: torchtitan's shared experts have the "
+            f"width of the others; use a multiple of model.ffn_size {model.ffn_size}"
+        )
 
 
 def _precision_problems(spec: RunSpec) -> list[str]:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
+import torch
 import torch._utils
 from torch.distributed.fsdp import FSDPModule
 
@@ -58,7 +59,8 @@ def main() -> None:
     # GPU.
     os.environ["LOCAL_RANK"] = "0"
     sum_gradients()
-    # Expert kernels need triton; no dense model calls them.
+    count_integers()
+    # They need triton. Only the grouped GEMM and expert parallelism call them.
     sys.modules["torchtitan.models.moe.kernels"] = mock.MagicMock()
     with on_cpu():
         from torchtitan.tools import utils
@@ -77,6 +79,16 @@ def on_cpu() -> AbstractContextManager[Any]:
         _get_available_device_type=lambda: "cpu",
         _get_device_module=lambda _: CpuModule("cpu"),
     )
+
+
+def count_integers() -> None:
+    """Make torch.histc accept integers, as it does on GPUs; routers count tokens with it."""
+    count = torch.histc
+
+    def count_any(values: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        return count(values.float(), *args, **options).to(values.dtype)
+
+    torch.histc = count_any
 
 
 def sum_gradients() -> None:

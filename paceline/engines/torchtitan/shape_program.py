@@ -2,7 +2,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUntypedBaseClass=false
 # pyright: reportUnknownParameterType=false
-"""Module that torchtitan imports before training: a Llama of the recipe's shape, and its samples.
+"""Module that torchtitan imports before training: a model of the recipe's shape, and its samples.
 
 Reads `shape.json` in the working folder and needs `token_windows_program.py` in the same folder.
 """
@@ -10,6 +10,7 @@ Reads `shape.json` in the working folder and needs `token_windows_program.py` in
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +20,18 @@ import torch
 from token_windows_program import TokenWindows
 from torch import Tensor
 from torchtitan.components.dataloader import ParallelAwareDataloader
-from torchtitan.models.llama3 import TransformerModelArgs, get_train_spec
+from torchtitan.models.moe import MoEArgs
 from torchtitan.protocols.train_spec import register_train_spec
 
 SETTINGS: dict[str, Any] = json.loads(Path("shape.json").read_text(encoding="utf-8"))
+FAMILY = importlib.import_module(f"torchtitan.models.{SETTINGS['family']}")
+ARGUMENTS = {"llama3": "TransformerModelArgs", "qwen3": "Qwen3ModelArgs"}
+"""Name of the class of a model's arguments."""
+ModelArgs: Any = getattr(FAMILY, ARGUMENTS[SETTINGS["family"]])
 
 
-class RecipeArgs(TransformerModelArgs):
-    """Arguments of torchtitan's Llama, checked against the recipe's number of parameters."""
+class RecipeArgs(ModelArgs):
+    """Arguments of torchtitan's model, checked against the recipe's number of parameters."""
 
     def get_nparams_and_flops(self, model: torch.nn.Module, seq_len: int) -> tuple[int, int]:
         """Return torchtitan's (parameters, FLOPs per token); SystemExit on a mismatch."""
@@ -73,11 +78,18 @@ def build_dataloader(
     )
 
 
+def model_args() -> RecipeArgs:
+    """Return the arguments of the recipe's model, with its experts if it has any."""
+    experts = SETTINGS["experts"]
+    extra = {"moe_args": MoEArgs(**experts)} if experts else {}
+    return RecipeArgs(**SETTINGS["model_args"], **extra)
+
+
 register_train_spec(
-    "llama3",
+    SETTINGS["family"],
     dataclasses.replace(
-        get_train_spec(),
-        model_args={SETTINGS["flavor"]: RecipeArgs(**SETTINGS["model_args"])},
+        FAMILY.get_train_spec(),
+        model_args={SETTINGS["flavor"]: model_args()},
         build_dataloader_fn=build_dataloader,
         build_tokenizer_fn=None,
         build_validator_fn=None,
