@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +127,13 @@ class Folders:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.index = Index.in_memory(root)
         for name in (CHANGED, BESIDE):
             shutil.copytree(RUNS / name, root / name)
+
+    @cached_property
+    def index(self) -> Index:
+        """Most verbs need none."""
+        return Index.in_memory(self.root)
 
     def read_with(self, change: Change, *verbs: str) -> list[str]:
         """Crashes in these verbs, or in all: `verb: place: error`. A clear error is not a crash."""
@@ -177,28 +182,30 @@ def _list(folders: Folders) -> str:
 
 
 def _show(folders: Folders) -> str:
-    report = evaluate(folders.root / CHANGED)
-    forms = (ReportFormat.text, ReportFormat.json, ReportFormat.md, ReportFormat.csv)
-    return "\n".join(output.render(run_document(report), form) for form in forms)
+    return _printed(_run(folders))
 
 
-def _page(folders: Folders) -> str:
-    return output.render(run_document(evaluate(folders.root / CHANGED)), ReportFormat.html)
+def _run(folders: Folders) -> Document:
+    return run_document(evaluate(folders.root / CHANGED))
 
 
-def _compare(folders: Folders) -> str:
-    comparison = compare_runs(folders.root, BESIDE, CHANGED, ComparisonOptions(0.01, (), ()))
-    return _everywhere(comparison_document(comparison))
+def _comparison(folders: Folders) -> Document:
+    options = ComparisonOptions(0.01, (), ())
+    return comparison_document(compare_runs(folders.root, BESIDE, CHANGED, options))
 
 
-def _history(folders: Folders) -> str:
+def _history(folders: Folders) -> Document:
     paths = [folders.root / CHANGED, folders.root / BESIDE]
-    return _everywhere(history_document(recipe_history(RECIPE, paths)))
+    return history_document(recipe_history(RECIPE, paths))
 
 
-def _everywhere(document: Document) -> str:
-    forms = (ReportFormat.text, ReportFormat.json, ReportFormat.md, ReportFormat.html)
+def _printed(document: Document) -> str:
+    forms = (ReportFormat.text, ReportFormat.json, ReportFormat.md, ReportFormat.csv)
     return "\n".join(output.render(document, form) for form in forms)
+
+
+def _page(document: Document) -> str:
+    return output.render(document, ReportFormat.html)
 
 
 def _names(folders: Folders) -> str:
@@ -208,12 +215,15 @@ def _names(folders: Folders) -> str:
 VERBS: dict[str, Callable[[Folders], str]] = {
     "list": _list,
     "show": _show,
-    "compare": _compare,
-    "history": _history,
+    "compare": lambda folders: _printed(_comparison(folders)),
+    "history": lambda folders: _printed(_history(folders)),
     "names": _names,
-    "page": _page,
+    "show page": lambda folders: _page(_run(folders)),
+    "compare page": lambda folders: _page(_comparison(folders)),
+    "history page": lambda folders: _page(_history(folders)),
 }
-"""What reads a run folder, by the verb that does."""
+"""What reads a run folder, by the verb that does. Pages with charts take most of the time."""
+PRINTED_VERBS = tuple(verb for verb in VERBS if not verb.endswith(" page"))
 
 
 def _documents(file: str, text: str) -> Iterator[tuple[int | None, Any]]:

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from paceline.core import stats
-from tests.attacks.fields import VERBS, Change, Folders, changes, sample
+from tests.attacks.fields import PRINTED_VERBS, VERBS, Change, Folders, changes, sample
 
 COUNT = 600
 SEED = 16
-FIRST = ("list", "show", "compare", "history", "names")
 
 
 def test_every_field_of_every_file_is_among_the_changes():
@@ -25,10 +24,10 @@ def test_every_field_of_every_file_is_among_the_changes():
 def test_no_field_of_a_run_folder_makes_a_verb_fall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each change is read by two verbs in turn, every fortieth by all and into the page."""
+    """Each change is read by two verbs in turn, every fortieth by all and into their pages."""
     monkeypatch.setattr(stats, "BOOTSTRAP_RESAMPLES", 10)
     folders, falls = Folders(tmp_path), {}
-    pairs = cycle(zip(FIRST, FIRST[1:] + FIRST[:1], strict=True))
+    pairs = cycle(zip(PRINTED_VERBS, PRINTED_VERBS[1:] + PRINTED_VERBS[:1], strict=True))
     for number, (change, pair) in enumerate(zip(sample(COUNT, SEED), pairs, strict=False)):
         for fall in folders.read_with(change, *(VERBS if number % 40 == 0 else pair)):
             falls[fall] = change
