@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from io import BufferedReader, TextIOWrapper
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, NoReturn, Protocol, TypeVar, cast
@@ -40,6 +41,10 @@ MAX_EXPANSION = 1000
 """Maximum ratio of a gzip file's content to its size; a repeated line reaches 300, zeros 1,032."""
 MIN_EXPANDED_BYTES = 1 << 26
 """Size in bytes up to which any ratio is accepted."""
+FOLDER_RECORDS = ("run.json", "campaign.json", "series.json", "bundle.json")
+"""Files by which a folder is recognized as one of a run or of several."""
+MAX_DEPTH = 5
+"""Maximum depth of a file that is read in such a folder."""
 MAX_CELL_BYTES = 1 << 20
 """Maximum size of one value in a database."""
 DATABASE_LIMIT_S = 300.0
@@ -66,18 +71,36 @@ def read_lines(path: Path) -> Iterator[str]:
             yield line
 
 
-def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
+def open_regular(path: Path, *, follow: bool = True, leave_folder: bool = False) -> BufferedReader:
     """Open a regular file for reading; raise OSError, also for a pipe, a folder or a device.
 
-    `follow` must be false for files whose text is shown and whose folder is somebody else's.
+    A file of a run folder is not read if a link leads out of that folder, unless `leave_folder` is
+    set for logs, which other tools link. `follow` must be false for files whose text is shown and
+    whose folder is somebody else's.
     """
     # Without O_NONBLOCK, opening a pipe would wait for its writer.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        if not leave_folder and _leaves_folder(path):
+            raise OSError(errno.ELOOP, "is a link out of its folder", str(path))
+        return os.fdopen(handle, "rb")
+    except BaseException:
         os.close(handle)
-        raise OSError(errno.EINVAL, "is not a regular file", str(path))
-    return os.fdopen(handle, "rb")
+        raise
+
+
+def _leaves_folder(path: Path) -> bool:
+    """Return True if a link leads from a path in a run folder to a file outside of it."""
+    stated, real = path.absolute(), path.resolve()
+    if stated == real:
+        return False
+    for folder in islice(stated.parents, MAX_DEPTH):
+        if any((folder / name).exists() for name in FOLDER_RECORDS):
+            return not real.is_relative_to(folder.resolve())
+    return False
 
 
 class _BoundedGzip(gzip.GzipFile):
@@ -113,11 +136,11 @@ class _BoundedGzip(gzip.GzipFile):
 
 
 def open_expanded(path: Path) -> BinaryIO:
-    """Open a regular file, decompressed if its first bytes are those of gzip; raise OSError.
+    """Open a log or trace, decompressed if its first bytes are those of gzip; raise OSError.
 
     Reading raises EOFError, zlib.error or OSError for damaged or oversized compression.
     """
-    file = open_regular(path)
+    file = open_regular(path, leave_folder=True)
     is_packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
     file.seek(0)
     return cast(BinaryIO, _BoundedGzip(file)) if is_packed else file

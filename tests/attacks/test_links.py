@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.files.documents import read_text
 from tests.attacks.reproductions import stored_run
 from tests.command import paceline
 
@@ -81,3 +82,42 @@ def test_an_imported_log_outside_the_folder_is_not_read(tmp_path: Path, log: str
     done = paceline("runs", "show", run, runs=tmp_path / "runs")
 
     assert done.returncode == 1 and "is not in the run folder" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("run.json", 2, "is a link out of its folder"),
+        ("steps/rank-00001.jsonl", 0, "step files of 1 rank of 2"),
+        ("telemetry/vm.jsonl", 2, "is a link out of its folder"),
+        ("steps", 0, '"steps_done": 0'),
+        ("inventory.json", 0, '"steps_done": 24'),
+    ],
+)
+def test_what_a_link_leads_to_outside_of_a_run_folder_is_not_read(
+    tmp_path: Path, name: str, code: int, words: str
+) -> None:
+    """The link leads to what was there, so that a reader that followed it would find all well."""
+    run = stored_run(tmp_path / "runs")
+    (run / "result.json").unlink()
+    target = (run / name).rename(tmp_path / "target")
+    (run / name).symlink_to(target)
+    for path in (run / name).glob("*") if name == "steps" else [run / name]:
+        with pytest.raises(OSError, match="is a link out of its folder"):
+            read_text(path)
+
+    done = paceline("runs", "show", run, "--json", runs=tmp_path / "runs")
+
+    assert (done.returncode, words in done.stdout + done.stderr) == (code, True), done.stderr
+
+
+def test_links_inside_a_run_folder_and_to_it_are_followed(tmp_path: Path) -> None:
+    run = stored_run(tmp_path / "runs")
+    (run / "steps").rename(run / "other")
+    (run / "steps").symlink_to("other")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "linked").symlink_to(run)
+
+    done = paceline("runs", "show", "linked", runs=tmp_path / "elsewhere")
+
+    assert done.returncode == 0, done.stderr
