@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM at moments of the first seconds, when modules are loaded and a run begins.
+"""Ctrl-C, SIGTERM and SIGHUP at moments of the first seconds of a command, when modules are loaded
+and its work begins.
 
 PACELINE_INTERRUPTS says at how many moments; 400 of them take about ten minutes.
 """
@@ -11,22 +12,33 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
+from collections.abc import Iterator
+from itertools import cycle, islice, product
 from pathlib import Path
 
 import psutil
 import pytest
 
-MOMENTS = int(os.environ.get("PACELINE_INTERRUPTS", "12"))
+from paceline.core.interrupts import SIGNALS
+from paceline.files.temporary import PREFIX
+from tests.attacks.reproductions import recipe_with, stored_run
+from tests.logs.example import megatron_log
+from tests.staging.mirror import Mirror, serving
+from tests.surroundings import own_folders
+
+MOMENTS = int(os.environ.get("PACELINE_INTERRUPTS", "15"))
+VERBS = ("run", "parse", "report", "download", "convert")
 FIRST_SECONDS = 2.0
 LIMIT_S = 120
 SEED = 16
 MARK = "PACELINE_TEST_MARK"
 DRAWN = random.Random(SEED)
 CASES = [
-    ((signal.SIGINT, signal.SIGTERM)[number % 2], round(DRAWN.uniform(0, FIRST_SECONDS), 4))
-    for number in range(MOMENTS)
+    (verb, number, round(DRAWN.uniform(0, FIRST_SECONDS), 4))
+    for verb, number in islice(cycle(product(VERBS, SIGNALS)), MOMENTS)
 ]
 SWALLOWING = """
 import os, signal, time, weakref
@@ -76,25 +88,53 @@ def marked(mark: str) -> list[int]:
     return pids
 
 
-@pytest.mark.parametrize(("number", "after_s"), CASES, ids=lambda value: str(value))
-def test_an_interrupt_of_the_first_seconds_ends_all_with_its_code(
-    tmp_path: Path, number: signal.Signals, after_s: float
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """URL of a server whose one file begins and never ends."""
+    mirror, released = Mirror(files={"/data/set": b"x" * 100_000}), threading.Event()
+    mirror.fail("/data/set", *[("slow", released, 1000)] * 10_000)
+    with serving(mirror):
+        yield mirror.url
+        released.set()
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log that takes longer to read than the processor's share of the first seconds."""
+    path = tmp_path_factory.mktemp("log") / "train.log"
+    path.write_text(megatron_log([1.0, 1.1] * 100_000))
+    return path
+
+
+def prepared(verb: str, folder: Path, server: str, log: Path) -> list[object]:
+    """The words of a command, after what it reads was made."""
+    if verb == "parse":
+        return ["parse", log, "--json"]
+    if verb == "report":
+        stored_run(folder / "runs")
+        return ["runs", "report", "last", "--output", folder / "page.html"]
+    if verb == "run":
+        return ["run", "tiny-gpt", "--no-probe", "--devices", 1, "--set", "steps=2000"]
+    asset = f"{{name: set, kind: url, source: {server}/data, files: [{{path: set}}]}}"
+    assets = "assets:" if verb == "convert" else f"assets:\n  - {asset}"
+    recipe = recipe_with(folder / "recipe.yaml", "assets:", assets)
+    return ["recipes", "stage", recipe, "--to", folder / "stage"]
+
+
+@pytest.mark.parametrize(("verb", "number", "after_s"), CASES, ids=str)
+def test_an_interrupt_ends_all_with_its_code_and_one_line(
+    tmp_path: Path, verb: str, number: signal.Signals, after_s: float, server: str, log: Path
 ):
-    mark = uuid.uuid4().hex
+    mark, temporary, runs = uuid.uuid4().hex, tmp_path / "tmp", tmp_path / "runs"
+    temporary.mkdir()
+    words = [str(word) for word in prepared(verb, tmp_path, server, log)]
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "paceline", "run", "tiny-gpt", "--no-probe"),
-            *("--devices", "1", "--set", "steps=2000"),
-        ],
-        env={
-            **os.environ,
-            MARK: mark,
-            "PACELINE_RUNS": str(tmp_path / "runs"),
-            "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        },
+        [sys.executable, "-m", "paceline", *words],
+        env={**os.environ, **own_folders(runs), MARK: mark, "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     # Before the interpreter reads the first line of paceline there is nothing that could own it.
     while not has_owner(process.pid):
@@ -103,16 +143,22 @@ def test_an_interrupt_of_the_first_seconds_ends_all_with_its_code(
     time.sleep(after_s)
     process.send_signal(number)
     out, err = process.communicate(timeout=LIMIT_S)
-    runs = tmp_path / "runs"
-    folders = [entry for entry in runs.glob("*") if entry.is_dir()]
-    # A run that had started is reported as cancelled; before that there is nothing to report.
-    assert process.returncode == (4 if folders else 130), err
     for words in ("Traceback", "Exception ignored", "KeyboardInterrupt"):
         assert words not in out + err
     assert marked(mark) == []
-    for folder in folders:
-        record = json.loads((folder / "run.json").read_text())
-        result = json.loads((folder / "result.json").read_text())
+    assert list(temporary.iterdir()) + list(tmp_path.rglob(f".{PREFIX}*")) == []
+    folders = [entry for entry in runs.glob("*/run.json") if verb == "run"]
+    # A run that had started is reported as cancelled; before that there is nothing to report.
+    if folders:
+        assert process.returncode == 4, err
+    elif process.returncode == 0:
+        assert verb != "run" and out, "ended before the signal"
+    else:
+        assert process.returncode == 130 and err.splitlines()[-1] == "interrupted", err
+        assert out == ""
+    for path in folders:
+        record = json.loads(path.read_text())
+        result = json.loads(path.with_name("result.json").read_text())
         assert record["status"] == result["status"] == "cancelled"
 
 
