@@ -14,9 +14,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -78,8 +80,10 @@ class LocalRun(Handle):
 
     process: subprocess.Popen[bytes]
     deadline: float | None
-    guard: subprocess.Popen[bytes] | None = None
-    """Process that ends what has left the job's family, also after the death of this process."""
+    guard: subprocess.Popen[bytes] | None
+    """Process that ends what has left the job's family, also after the death of this process. It
+    has no default, because a handle without it would end the job; None on other systems than
+    Linux."""
     _family: dict[int, psutil.Process] = field(default_factory=dict[int, psutil.Process])
 
     def poll(self) -> int | None:
@@ -167,6 +171,9 @@ class LocalRun(Handle):
         self._family |= {child.pid: child for child in children}
 
 
+RunT = TypeVar("RunT", bound=LocalRun)
+
+
 def prepare(job: Job, folder: Path) -> None:
     """Write the job's files and its script into the run folder."""
     for name, text in job.files.items():
@@ -176,16 +183,27 @@ def prepare(job: Job, folder: Path) -> None:
         (folder / name).mkdir(exist_ok=True)
 
 
-def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRun:
+def submit(job: Job, folder: Path) -> LocalRun:
+    """Start the script that `prepare` wrote as `start` does."""
+    return start(job, folder, None, LocalRun)
+
+
+def start(
+    job: Job,
+    folder: Path,
+    env: dict[str, str] | None,
+    handle: Callable[[subprocess.Popen[bytes], float | None, subprocess.Popen[bytes] | None], RunT],
+) -> RunT:
     """Start the script that `prepare` wrote; its output goes to logs/launcher.log.
 
-    `env` replaces this process's environment variables if given. If this process dies, the kernel
-    sends SIGTERM to the launcher, and the ranks end with it; the guard ends all others. Raises
-    SystemFaultError if the job cannot be started.
+    `env` replaces this process's environment variables if given. `handle` makes the handle of the
+    process, its deadline and its guard. If this process dies, the kernel sends SIGTERM to the
+    launcher, and the ranks end with it; the guard ends all others. Raises SystemFaultError if the
+    job cannot be started.
     """
     mark = secrets.token_hex(16)
     deadline = None if job.timeout_s is None else time.monotonic() + job.timeout_s
-    runs: list[LocalRun] = []
+    runs: list[RunT] = []
     try:
         # An interrupt inside Popen would leave a process that nobody knows and nobody stops.
         with (folder / LOGS_FOLDER / LAUNCHER_LOG).open("ab") as log, deferred_interrupts():
@@ -206,7 +224,7 @@ def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRu
                 if sys.platform == "linux"
                 else None,
             )
-            runs.append(LocalRun(process, deadline, guard))
+            runs.append(handle(process, deadline, guard))
     except OSError as error:
         raise SystemFaultError(
             str(folder), f"the job cannot be started: {error.strerror}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from pydantic import ValidationError
@@ -17,6 +20,7 @@ from paceline.core.hardware import Cluster
 from paceline.core.job import Job
 from paceline.machines import local
 from tests.machines.ranks import exit_code, rank_pids, wait_gone
+from tests.waiting import wait_until
 
 RANK = """
 import os, sys, time
@@ -104,6 +108,29 @@ def test_a_newline_in_the_name_cannot_leave_the_comment():
 
 def test_a_failing_rank_fails_the_job(tmp_path: Path):
     assert exit_code(start(make_job(RANK, "0", "7"), tmp_path)) != 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the guard needs /proc")
+def test_every_handle_of_a_job_holds_the_guard_whose_end_is_that_of_the_job(tmp_path: Path):
+    @dataclass
+    class Named(local.LocalRun):
+        name: str = ""
+
+    with pytest.raises(TypeError, match="guard"):
+        local.LocalRun(Mock(), None)  # pyright: ignore[reportCallIssue]
+    job = make_job(RANK, "600", "0")
+    local.prepare(job, tmp_path)
+    run = local.start(job, tmp_path, None, partial(Named, name="a"))
+    try:
+        wait_until(lambda: len(rank_pids(tmp_path)) == 2, "both ranks")
+        gc.collect()
+        assert run.guard is not None and run.guard.poll() is None and run.poll() is None
+        (guard := run.guard).stdin.close()
+        run.guard = None
+        wait_until(lambda: run.process.poll() is not None, "the end of the job")
+        guard.wait()
+    finally:
+        run.stop(0.1)
 
 
 def test_stop_ends_ranks_that_ignore_sigterm(tmp_path: Path):

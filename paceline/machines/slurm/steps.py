@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError, UserError
@@ -126,11 +127,8 @@ def submit_step(job: Job, folder: Path, allocation: str) -> StepRun:
     """
     check_allocation(allocation, job.cluster.hosts if job.cluster else (), job.nodes)
     QUEUE.watch(allocation)
-    run = local.submit(job, folder, client.environment(job.env))
-    limit_s = job.timeout_s
-    return StepRun(
-        run.process, None, run.guard, folder=folder, allocation=allocation, limit_s=limit_s
-    )
+    handle = partial(StepRun, folder=folder, allocation=allocation, limit_s=job.timeout_s)
+    return local.start(job, folder, client.environment(job.env), handle)
 
 
 def check_allocation(allocation: str, hosts: Sequence[str], nodes: int) -> None:
