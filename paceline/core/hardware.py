@@ -138,6 +138,7 @@ KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0
 LabelKey = Annotated[
     str, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?$")
 ]
+WorkloadKind = Literal["jobset", "job", "pytorchjob", "trainjob", "mpijob"]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00-\x1f:]+$")]
 TolerationText = Annotated[
     str,
@@ -151,7 +152,7 @@ class KubernetesSettings(Value):
 
     image: str | None = Field(default=None, pattern=r"^[\w./:@-]+$")
     """Container image of the pods; required."""
-    kind: Literal["jobset", "job", "pytorchjob", "trainjob", "mpijob"] = "jobset"
+    kind: WorkloadKind = "jobset"
     """Kind of the workload. `job` needs no operator."""
     context: str | None = None
     """Context of kubectl. Unset is its current one."""

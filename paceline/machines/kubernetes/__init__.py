@@ -15,16 +15,17 @@ from paceline.core.errors import PacelineError, SystemFaultError
 from paceline.core.hardware import Cluster
 from paceline.core.hosts import Host
 from paceline.core.job import Job
-from paceline.files.documents import read_text, write_text, write_value
+from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import SCRIPT_FILE
 from paceline.machines import UnfitHost
 from paceline.machines.kubernetes.checks import require_consistent
-from paceline.machines.kubernetes.client import Kubectl
+from paceline.machines.kubernetes.client import Kubectl, well_formed
 from paceline.machines.kubernetes.manifest import (
     gpu_resource,
     manifest_text,
     manifests,
     workload_name,
+    workload_reference,
 )
 from paceline.machines.kubernetes.run import (
     RECORD_FILE,
@@ -78,17 +79,22 @@ def ended_code(folder: Path) -> int | None:
 def cancel_orphan(folder: Path) -> str | None:
     """Delete the job of a run whose controller has died; return its name, if there is any.
 
-    Raises SystemFaultError if Kubernetes does not answer, because the job may then still run.
+    The run folder may be somebody else's: only a workload with the label of the run is deleted, and
+    Kubernetes deletes what it owns. Raises SystemFaultError if Kubernetes does not answer, because
+    the job may then still run.
     """
     record = read_record(folder)
     if record is None or record.exit_code is not None:
         return None
-    manifest = read_text(folder / SCRIPT_FILE)
-    Kubectl(record.context, record.namespace).delete_text(manifest)
+    kubectl = Kubectl(record.context, record.namespace)
+    workload = workload_reference(record.kind, record.name)
+    if kubectl.exists(workload):
+        kubectl.delete([workload])
     write_value(folder / RECORD_FILE, record.model_copy(update={"exit_code": ENDED_BY_US}))
     return record.name
 
 
+@well_formed()
 def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, UnfitHost]:
     """Return the named hosts on which no pod can start; none if nodes may not be listed."""
     if not cluster.hosts:
@@ -106,6 +112,7 @@ def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, UnfitHost]:
     }
 
 
+@well_formed()
 def available_hosts(cluster: Cluster) -> tuple[Host, ...]:
     """Return the ready nodes that have the devices of one pod, without the excluded ones."""
     try:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import KubernetesSettings
@@ -57,6 +57,15 @@ def fault(text: str) -> SystemFaultError:
         return SystemFaultError("Kubernetes", f"the cluster has no {kind}", remedy=remedy)
     remedy = next((remedy for pattern, remedy in _REMEDIES if pattern.search(text)), None)
     return SystemFaultError("Kubernetes", what, remedy=remedy)
+
+
+@contextlib.contextmanager
+def well_formed() -> Iterator[None]:
+    """Raise SystemFaultError if an object lacks a field that Kubernetes requires."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise fault("kubectl printed an object with a missing or invalid field") from error
 
 
 @dataclass(frozen=True)
@@ -104,12 +113,19 @@ class Kubectl:
         return _document(result.stdout)
 
     def exists(self, document: dict[str, Any]) -> bool:
-        """Return True if Kubernetes has the object; raises SystemFaultError without an answer."""
-        options = ("--filename=-", "--ignore-not-found", "--output=name")
+        """Return True if Kubernetes has the object with its labels.
+
+        Raises SystemFaultError without an answer.
+        """
+        options = ("--filename=-", "--ignore-not-found", "--output=json")
         result = self.ask("get", *options, text=json.dumps(document))
         if result.returncode:
             raise fault(result.stderr)
-        return bool(result.stdout.strip())
+        if not result.stdout.strip():
+            return False
+        with well_formed():
+            labels = _document(result.stdout)["metadata"].get("labels") or {}
+            return document["metadata"]["labels"].items() <= labels.items()
 
     def set_owner(self, owner: dict[str, Any], documents: Sequence[dict[str, Any]]) -> None:
         """Let Kubernetes delete objects together with their owner.
@@ -130,12 +146,8 @@ class Kubectl:
 
         Raises SystemFaultError if Kubernetes does not do so.
         """
-        self.delete_text(json.dumps(_as_list(documents)))
-
-    def delete_text(self, text: str) -> None:
-        """Delete the objects of a manifest in the same way."""
         options = ("--filename=-", "--ignore-not-found", "--wait=false", "--cascade=foreground")
-        result = self.ask("delete", *options, text=text)
+        result = self.ask("delete", *options, text=json.dumps(_as_list(documents)))
         if result.returncode:
             raise fault(result.stderr)
 
@@ -206,10 +218,14 @@ class KubectlStream:
             text = self._text.decode("utf-8", "ignore")
             try:
                 value, end = _DECODER.raw_decode(text)
+            except RecursionError:
+                self._text = b""
+                return
             except ValueError:
                 return
             self._text = self._text[len(text[:end].encode()) :]
-            yield value
+            if isinstance(value, dict):
+                yield cast(dict[str, Any], value)
 
     def close(self) -> None:
         """End the command."""

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
-from paceline.core.hardware import Cluster, KubernetesSettings
+from paceline.core.hardware import Cluster, KubernetesSettings, WorkloadKind
 from paceline.core.job import Job
 from paceline.files import catalog
 from paceline.machines.node.script import rendezvous_port, secret_variables
@@ -28,6 +28,8 @@ RUN_LABEL = "paceline/run"
 """Label of all objects of a run. Its value is the name of the workload."""
 ROLE_LABEL = "paceline/role"
 """Label of pods: `node`, or `launcher` for the pod of an MPIJob that runs mpirun."""
+NAME = r"^paceline(-[a-z0-9]+)*-[0-9a-f]{8}$"
+"""Pattern of the name of a workload."""
 MAX_NAME = 33
 """Maximum length of a workload's name; operators append up to 30 characters for a pod."""
 ROOT = "/mnt/paceline"
@@ -79,6 +81,11 @@ def manifests(job: Job, name: str) -> list[Manifest]:
         _with_metadata(document, settings, name)
         for document in (*objects, WORKLOADS[settings.kind](job, name))
     ]
+
+
+def workload_reference(kind: WorkloadKind, name: str) -> Manifest:
+    """Return what identifies the workload of a run."""
+    return {**WORKLOAD_TYPES[kind], "metadata": {"name": name, "labels": {RUN_LABEL: name}}}
 
 
 def manifest_text(documents: Sequence[Manifest]) -> str:
@@ -378,11 +385,10 @@ def _queue_labels(settings: KubernetesSettings) -> dict[str, str]:
     return {}
 
 
-def _workload(api: str, kind: str, job: Job, name: str, spec: Manifest) -> Manifest:
+def _workload(kind: WorkloadKind, job: Job, name: str, spec: Manifest) -> Manifest:
     labels = _queue_labels(cluster_of(job).kubernetes)
     return {
-        "apiVersion": api,
-        "kind": kind,
+        **WORKLOAD_TYPES[kind],
         "metadata": {"name": name, **_without_empty(labels=labels)},
         "spec": spec,
     }
@@ -406,7 +412,7 @@ def _job_spec(job: Job, template: Manifest) -> Manifest:
 def _job(job: Job, name: str) -> Manifest:
     spec = _job_spec(job, _pod(job, name, JOB_NAME, f"{name}-0.{name}"))
     settings = {**_suspend(job), "ttlSecondsAfterFinished": TTL_S}
-    return _workload("batch/v1", "Job", job, name, {**settings, **spec})
+    return _workload("job", job, name, {**settings, **spec})
 
 
 def _jobset(job: Job, name: str) -> Manifest:
@@ -424,7 +430,7 @@ def _jobset(job: Job, name: str) -> Manifest:
             {"name": JOB_NAME, "replicas": 1, "template": {"spec": _job_spec(job, template)}}
         ],
     }
-    return _workload("jobset.x-k8s.io/v1alpha2", "JobSet", job, name, spec)
+    return _workload("jobset", job, name, spec)
 
 
 def _pytorchjob(job: Job, name: str) -> Manifest:
@@ -436,7 +442,7 @@ def _pytorchjob(job: Job, name: str) -> Manifest:
         "runPolicy": _run_policy(job),
         "pytorchReplicaSpecs": {"Master": {"replicas": 1, **replica}, **others},
     }
-    return _workload("kubeflow.org/v1", "PyTorchJob", job, name, spec)
+    return _workload("pytorchjob", job, name, spec)
 
 
 def _run_policy(job: Job) -> Manifest:
@@ -481,7 +487,7 @@ def _mpijob(job: Job, name: str) -> Manifest:
         "Worker": {"replicas": job.nodes, "template": worker},
     }
     mpi = {"slotsPerWorker": 1, "runPolicy": _run_policy(job), "mpiReplicaSpecs": replicas}
-    return _workload("kubeflow.org/v2beta1", "MPIJob", job, name, mpi)
+    return _workload("mpijob", job, name, mpi)
 
 
 def _trainjob(job: Job, name: str) -> Manifest:
@@ -514,7 +520,7 @@ def _trainjob(job: Job, name: str) -> Manifest:
             {"manager": "paceline/launcher", "trainingRuntimeSpec": runtime},
         ],
     }
-    return _workload("trainer.kubeflow.org/v1alpha1", "TrainJob", job, name, spec)
+    return _workload("trainjob", job, name, spec)
 
 
 MPI_LAUNCHER_FIELDS = (
@@ -536,6 +542,13 @@ TRAINJOB_PATCH = (
 )
 """Fields of a pod that a TrainJob may patch; its runtime sets all others."""
 
+WORKLOAD_TYPES: Mapping[WorkloadKind, Manifest] = {
+    "jobset": {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"},
+    "job": {"apiVersion": "batch/v1", "kind": "Job"},
+    "pytorchjob": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"},
+    "trainjob": {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob"},
+    "mpijob": {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob"},
+}
 WORKLOADS: Mapping[str, Callable[[Job, str], Manifest]] = {
     "jobset": _jobset,
     "job": _job,

@@ -76,21 +76,21 @@ class PodState:
 
 
 def pod_state(pod: Mapping[str, Any], role_label: str) -> PodState:
-    """Return the state that a pod's JSON describes."""
+    """Return the state that a pod's JSON describes; other JSON is for `well_formed`."""
     metadata, status = pod["metadata"], pod.get("status", {})
     containers = status.get("containerStatuses") or [{}]
     state = containers[0].get("state", {})
     end, waiting = state.get("terminated"), state.get("waiting", {})
     phase = status.get("phase", "Pending")
-    code = end.get("exitCode", 1) if end else None
+    code = int(end.get("exitCode", 1)) if end else None
     if code is None and phase in ("Succeeded", "Failed"):
         code = 0 if phase == "Succeeded" else 1
     reason = waiting.get("reason", "")
     message = f"{reason}: {waiting['message']}" if waiting.get("message") else reason
     return PodState(
-        name=metadata["name"],
-        role=metadata.get("labels", {}).get(role_label, "node"),
-        node=pod.get("spec", {}).get("nodeName", ""),
+        name=str(metadata["name"]),
+        role=str(metadata.get("labels", {}).get(role_label, "node")),
+        node=str(pod.get("spec", {}).get("nodeName", "")),
         started="terminated" in state or "running" in state,
         exit_code=code,
         failure=_failure(status, end or {}) if code or _disruption(status) else None,
@@ -135,7 +135,7 @@ def _with_message(what: str, message: str | None) -> str:
 def _waiting_for(status: Mapping[str, Any], container: str) -> str:
     for condition in status.get("conditions", ()):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return condition.get("message") or condition.get("reason") or "not scheduled"
+            return str(condition.get("message") or condition.get("reason") or "not scheduled")
     return container or "not scheduled yet"
 
 

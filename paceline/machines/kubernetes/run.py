@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import errno
 import io
 import math
+import re
 import tarfile
 import time
 import zlib
@@ -16,19 +18,30 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pydantic import Field
+
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
+from paceline.core.hardware import KubernetesName, WorkloadKind
 from paceline.core.hosts import compress
 from paceline.core.job import Job
 from paceline.core.units import pluralize, si
 from paceline.core.value import Value
 from paceline.files.documents import read_value, write_value
-from paceline.files.run_folder import LOGS_FOLDER, RUN_FILE, SCRIPT_FILE, STEPS_FOLDER
+from paceline.files.run_folder import (
+    LOGS_FOLDER,
+    RESULT_FILE,
+    RUN_FILE,
+    SCRIPT_FILE,
+    STEPS_FOLDER,
+)
 from paceline.machines import Handle, JobEnd
-from paceline.machines.kubernetes.client import Kubectl, KubectlStream
+from paceline.machines.kubernetes.client import Kubectl, KubectlStream, well_formed
 from paceline.machines.kubernetes.manifest import (
     CONTAINER_NAMES,
     GRACE_S,
     JOB_NAME,
+    MAX_NAME,
+    NAME,
     ROLE_LABEL,
     RUN_LABEL,
     Manifest,
@@ -58,7 +71,15 @@ DRAIN_S = 10.0
 """Time in seconds that the last records have to arrive after the end of all pods."""
 SILENT_S = 10.0
 """Time in seconds without an answer of Kubernetes after which the phase reports it."""
+MAX_RECORD_BYTES = 1 << 20
+"""Maximum size in bytes of a record's content; a pod sends up to 32 KiB."""
+MAX_FILE_BYTES = 1 << 34
+"""Maximum size in bytes of a file of a pod."""
+MAX_LINE = 200
+"""Maximum number of characters of a pod's last line that are shown."""
 POLL_S = 0.1
+UNUSABLE_NAME = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+"""Errors of a path that no file of a pod can have."""
 KILLED = 137
 """Exit code of a container that was ended by SIGKILL."""
 LOST_CODE = 255
@@ -69,11 +90,11 @@ ENDED_BY_US = 143
 class KubernetesRecord(Value):
     """Contents of kubernetes.json in a run folder."""
 
-    name: str
+    name: str = Field(max_length=MAX_NAME, pattern=NAME)
     """Name of the workload."""
-    kind: str
+    kind: WorkloadKind
     context: str | None = None
-    namespace: str | None = None
+    namespace: KubernetesName | None = None
     exit_code: int | None = None
     """Exit code of the job, once it has ended."""
 
@@ -186,7 +207,7 @@ class KubernetesRun(Handle):
             return JobEnd("failed", f"{first.title}: was deleted by another user or controller")
         line = self._last_lines.get(first.name)
         signal = " (killed)" if first.exit_code == KILLED else ""
-        reason = f"ended with code {first.exit_code}{signal}{f': {line[:200]}' if line else ''}"
+        reason = f"ended with code {first.exit_code}{signal}{f': {line}' if line else ''}"
         return JobEnd("failed", f"{first.title}: {reason}", (first.node,) if first.node else ())
 
     @property
@@ -249,11 +270,12 @@ class KubernetesRun(Handle):
             self._unseen_pods.clear()
 
     def _update_pod(self, event: dict[str, Any]) -> None:
-        pod = event.get("object", {})
-        if pod.get("kind") == "Pod":
-            state = pod_state(pod, ROLE_LABEL)
+        with well_formed():
+            pod, is_deleted = event.get("object", {}), event.get("type") == "DELETED"
+            state = pod_state(pod, ROLE_LABEL) if pod.get("kind") == "Pod" else None
+        if state is not None:
             self._unseen_pods.discard(state.name)
-            self._store(replace(state, deleted=event["type"] == "DELETED"))
+            self._store(replace(state, deleted=is_deleted))
 
     def _store(self, state: PodState) -> None:
         """Store the state of a pod, and what an earlier state of it says about its end."""
@@ -320,31 +342,38 @@ class KubernetesRun(Handle):
                 self._write(name, offset, data)
             case ["@start", _, _]:
                 return
-            case ["@end", node, code] if node.isdecimal() and code.isdecimal():
+            case ["@end", node, code] if _is_end(node, code, self.job.nodes):
                 self.ends.setdefault(int(node), int(code))
                 self._reporting_pods.add(pod)
                 if code != "0":
                     self._note_failure(self.pods.get(pod) or PodState(pod, "node"))
             case _ if text.strip():
-                self._last_lines[pod] = text.strip()
+                self._last_lines[pod] = text.strip()[:MAX_LINE]
 
     def _write(self, name: str, offset: str, data: str) -> None:
-        """Write content of a file of a pod; a record that was cut off is ignored."""
+        """Write content of a file of a pod; a record that is cut off or invalid is ignored."""
         path = PurePosixPath(name.replace("%20", " "))
         try:
-            content = zlib.decompress(base64.b64decode(data, validate=True))
+            packed = base64.b64decode(data, validate=True)
+            content = zlib.decompressobj().decompress(packed, MAX_RECORD_BYTES)
             position = int(offset)
         except (ValueError, binascii.Error, zlib.error):
             return
-        is_inside = not path.is_absolute() and ".." not in path.parts
-        if not is_inside or str(path) in (RUN_FILE, RECORD_FILE, SCRIPT_FILE):
+        is_inside = not path.is_absolute() and ".." not in path.parts and "\0" not in name
+        if not is_inside or str(path) in (RUN_FILE, RECORD_FILE, SCRIPT_FILE, RESULT_FILE):
+            return
+        if not 0 <= position <= MAX_FILE_BYTES:
             return
         file = self.folder / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if file.parent.resolve().is_relative_to(self.folder):
-            with file.open("r+b" if file.exists() else "wb") as target:
-                target.seek(position)
-                target.write(content)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if file.parent.resolve().is_relative_to(self.folder) and not file.is_symlink():
+                with file.open("r+b" if file.exists() else "wb") as target:
+                    target.seek(position)
+                    target.write(content)
+        except OSError as error:
+            if error.errno not in UNUSABLE_NAME:
+                raise
 
     def _start_fault(self) -> SystemFaultError | None:
         """Return the error for pods that cannot start, once their retries are pointless."""
@@ -437,12 +466,14 @@ class KubernetesRun(Handle):
         Kubernetes reports an exceeded quota, a missing queue or volume only there.
         """
         try:
-            events = self.kubectl.get("events", "--field-selector=type=Warning")["items"]
-        except (PacelineError, KeyError):
+            events = self.kubectl.get("events", "--field-selector=type=Warning")
+        except PacelineError:
             return ""
-        ours = [e for e in events if e["involvedObject"]["name"].startswith(self.record.name)]
-        ours.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
-        return " ".join(ours[-1].get("message", "").split())[:300] if ours else ""
+        with well_formed():
+            named = [(e["involvedObject"]["name"], e) for e in events["items"]]
+            ours = [event for name, event in named if name.startswith(self.record.name)]
+            ours.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+            return " ".join(ours[-1].get("message", "").split())[:300] if ours else ""
 
 
 def start_run(job: Job, folder: Path, name: str) -> KubernetesRun:
@@ -533,6 +564,12 @@ def _data(job: Job, folder: Path, name: str) -> list[Manifest]:
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
         documents.append({**secret, "type": "Opaque", "stringData": secrets})
     return documents
+
+
+def _is_end(node: str, code: str, num_nodes: int) -> bool:
+    """Return True if a record names a node of the run and an exit code."""
+    is_code = all(re.fullmatch("[0-9]{1,9}", text) for text in (node, code))
+    return is_code and int(node) < num_nodes and int(code) <= 255
 
 
 def _folder(name: str) -> tarfile.TarInfo:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import base64
+import json
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.machines.kubernetes.client import Kubectl, fault
-from paceline.machines.kubernetes.manifest import ROLE_LABEL
+from paceline.core.errors import SystemFaultError
+from paceline.machines import kubernetes
+from paceline.machines.kubernetes.client import Kubectl, KubectlStream, fault
+from paceline.machines.kubernetes.manifest import ROLE_LABEL, RUN_LABEL
 from paceline.machines.kubernetes.pods import PodState, pending_text, pod_state
-from paceline.machines.kubernetes.run import KubernetesRecord, KubernetesRun
+from paceline.machines.kubernetes.run import MAX_RECORD_BYTES, KubernetesRecord, KubernetesRun
 from tests.machines.kubernetes.clusters import job_on
 
 
@@ -146,7 +149,7 @@ def test_a_refusal_of_kubernetes_says_what_to_do(text: str, words: str) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> KubernetesRun:
     """A run whose kubectl is never started."""
-    record = KubernetesRecord(name="r", kind="jobset")
+    record = KubernetesRecord(name="paceline-r-0123abcd", kind="jobset")
     (tmp_path / "logs").mkdir()
     return KubernetesRun(job_on({}), tmp_path, record, Kubectl(), [])
 
@@ -173,10 +176,108 @@ def test_a_record_cannot_replace_files_of_the_controller(run: KubernetesRun, nam
     assert sorted(run.folder.parent.rglob("*")) == before
 
 
-@pytest.mark.parametrize("text", ["@file 0 a 0 ===", "@file 0 a x eJw=", "@end x y", "@end 0 -1"])
+EMPTY = base64.b64encode(zlib.compress(b"")).decode()
+BROKEN = [
+    *("@file 0 a 0 ===", "@file 0 a x eJw=", f"@file 0 a -1 {EMPTY}", f"@file 0 a {2**70} {EMPTY}"),
+    *(f"@file 0 logs 0 {EMPTY}", f"@file 0 . 0 {EMPTY}", f"@file 0 a\0b 0 {EMPTY}"),
+    *(f"@file 0 logs/f/x 0 {EMPTY}", f"@file 0 {'a' * 300} 0 {EMPTY}", f"@file 0  0 {EMPTY}"),
+    *(
+        f"@file 0 result.json 0 {EMPTY}",
+        f"@file 0 ./run.json 0 {EMPTY}",
+        f"@file 0 a \u00b2 {EMPTY}",
+    ),
+    *("@end x y", "@end 0 -1", "@end 7 0", "@end 0 256", "@end \u0663 0", f"@end {'9' * 5000} 0"),
+]
+
+
+@pytest.mark.parametrize("text", BROKEN)
 def test_a_broken_record_is_ignored(run: KubernetesRun, text: str) -> None:
+    (run.folder / "logs" / "f").write_text("a file\n")
+    before = sorted(run.folder.parent.rglob("*"))
     run._handle_line(f"[pod/p-0/node] {text}")
-    assert not run.ends and not (run.folder / "a").exists()
+    assert not run.ends and sorted(run.folder.parent.rglob("*")) == before
+
+
+def test_a_record_that_expands_without_end_is_bounded(run: KubernetesRun) -> None:
+    packed = base64.b64encode(zlib.compress(bytes(1 << 26))).decode()
+    run._handle_line(f"[pod/p-0/node] @file 0 a 0 {packed}")
+    assert (run.folder / "a").stat().st_size == MAX_RECORD_BYTES
+
+
+def test_a_record_follows_no_link(run: KubernetesRun) -> None:
+    (target := run.folder.parent / "target").write_text("kept")
+    (run.folder / "a").symlink_to(target)
+    run._handle_line(record_of("a", 0, b"x"))
+    assert target.read_text() == "kept"
+
+
+BAD_END = {"exitCode": "x"}
+NO_PODS: list[Any] = [
+    *({}, {"metadata": None}, {"metadata": {}}, {"metadata": {"name": "a"}, "status": 7}),
+    {"metadata": {"name": "a"}, "status": {"containerStatuses": [7]}},
+    {"metadata": {"name": "a"}, "status": {"containerStatuses": container(terminated="x")}},
+    {
+        "metadata": {"name": "a"},
+        "status": {"containerStatuses": container(terminated={"exitCode": "x"})},
+    },
+    {"metadata": {"name": "a"}, "status": {"conditions": 7}},
+    {"metadata": {"name": "a"}, "status": {"reason": ["x"], "phase": "Failed"}},
+]
+
+
+@pytest.mark.parametrize("content", NO_PODS)
+def test_an_object_that_is_no_pod_is_a_clear_error(run: KubernetesRun, content: Any) -> None:
+    with pytest.raises(SystemFaultError, match="a missing or invalid field"):
+        run._update_pod({"type": "ADDED", "object": {"kind": "Pod", **content}})
+    with pytest.raises(SystemFaultError, match="a missing or invalid field"):
+        run._update_pod({"type": "ADDED", "object": 7})
+
+
+@pytest.mark.parametrize("text", ["7", "[" * 20_000, '"x"', "null"])
+def test_what_is_no_object_is_no_event(tmp_path: Path, text: str) -> None:
+    (tmp_path / "text").write_text(text + ' {"type": "ADDED"}')
+    stream = KubectlStream.start(["cat", str(tmp_path / "text")], tmp_path / "messages")
+    stream.process.wait()
+    assert list(stream.values()) in ([], [{"type": "ADDED"}])
+    stream.close()
+
+
+FAKE = """#!/bin/sh
+for word; do case $word in get) verb=get;; delete) verb=delete;; esac; done
+if [ $verb = get ]; then cat > /dev/null; cat {folder}/answer; else cat >> {folder}/deleted; fi
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "is_deleted"),
+    [
+        ("paceline-r-0123abcd", {RUN_LABEL: "paceline-r-0123abcd"}, True),
+        ("paceline-r-0123abcd", {RUN_LABEL: "paceline-other-0123abcd"}, False),
+        ("paceline-r-0123abcd", {}, False),
+        ("paceline-r-0123abcd", None, False),
+        ("production", {RUN_LABEL: "production"}, False),
+        ("--all", {RUN_LABEL: "--all"}, False),
+    ],
+)
+def test_a_run_folder_of_somebody_else_deletes_no_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, labels: Any, is_deleted: bool
+) -> None:
+    """Its record names any object, and its manifest holds any."""
+    (kubectl := tmp_path / "kubectl").write_text(FAKE.format(folder=tmp_path))
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    answer = {"metadata": {"name": name, "labels": labels}}
+    (tmp_path / "answer").write_text(json.dumps(answer))
+    (tmp_path / "kubernetes.json").write_text(json.dumps({"name": name, "kind": "job"}))
+    (tmp_path / "job.sh").write_text("apiVersion: v1\nkind: Namespace\nmetadata: {name: all}\n")
+
+    assert kubernetes.cancel_orphan(tmp_path) == (name if "-" in name[2:] else None)
+
+    deleted = tmp_path / "deleted"
+    objects = json.loads(deleted.read_text())["items"] if deleted.exists() else []
+    assert [(each["kind"], each["metadata"]["name"]) for each in objects] == (
+        [("Job", name)] if is_deleted else []
+    )
 
 
 def event(kind: str, **status: Any) -> dict[str, Any]:
