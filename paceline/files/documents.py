@@ -94,10 +94,10 @@ def open_regular(path: Path, *, follow: bool = True, leave_folder: bool = False)
 
 def _leaves_folder(path: Path) -> bool:
     """Return True if a link leads from a path in a run folder to a file outside of it."""
-    stated, real = path.absolute(), path.resolve()
-    if stated == real:
+    absolute, real = path.absolute(), path.resolve()
+    if absolute == real:
         return False
-    for folder in islice(stated.parents, MAX_DEPTH):
+    for folder in islice(absolute.parents, MAX_DEPTH):
         if any((folder / name).exists() for name in FOLDER_RECORDS):
             return not real.is_relative_to(folder.resolve())
     return False

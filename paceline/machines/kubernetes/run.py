@@ -470,8 +470,11 @@ class KubernetesRun(Handle):
         except PacelineError:
             return ""
         with well_formed():
-            named = [(e["involvedObject"]["name"], e) for e in events["items"]]
-            ours = [event for name, event in named if name.startswith(self.record.name)]
+            ours = [
+                event
+                for event in events["items"]
+                if event["involvedObject"]["name"].startswith(self.record.name)
+            ]
             ours.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
             return " ".join(ours[-1].get("message", "").split())[:300] if ours else ""
 
