@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from paceline.cli import host_options as place
-from paceline.cli.options import Device, DeviceKind, Json, Panel, Prometheus, RunsDir
+from paceline.cli.options import ClusterName, Device, DeviceKind, Json, Panel, Prometheus, RunsDir
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, PacelineError, UserError
+from paceline.files import catalog
 from paceline.files.documents import write_output
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import HostPlacement
@@ -57,6 +58,7 @@ def check(
             rich_help_panel=Panel.limits,
         ),
     ] = False,
+    cluster: ClusterName = None,
     max_parallel: Annotated[
         int | None,
         typer.Option(
@@ -127,11 +129,13 @@ def check(
 
       paceline check --allocation 4711 --fail-on-findings
 
+      paceline check --cluster eks.yaml            all nodes of a Kubernetes selector
+
       paceline check --hosts hosts.txt --devices-only --drain-file bad.txt
     """
     if devices_only and (fast or max_parallel):
         raise UserError("--devices-only", "cannot be combined with --fast or --max-parallel")
-    if node and (fast or devices_only or max_parallel or drain_file or location != HERE):
+    if node and (fast or devices_only or max_parallel or drain_file or cluster or location != HERE):
         raise UserError(
             "--node",
             "checks this host alone, one device at a time",
@@ -147,6 +151,7 @@ def check(
         where=placement,
         device=device.value,
         devices=devices,
+        site=catalog.cluster(cluster) if cluster else None,
         seconds=seconds,
         num_rounds=partners,
         at_once=max_parallel,

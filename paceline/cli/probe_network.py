@@ -95,7 +95,8 @@ def network(
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="Cluster of the catalog or YAML file whose link bandwidths are expected.",
+            help="Cluster of the catalog or YAML file. Its launcher is used, and its link "
+            "bandwidths are expected.",
             rich_help_panel=Panel.hosts,
         ),
     ] = None,
@@ -133,6 +134,7 @@ def network(
         return
     request = NetworkRequest(
         where=location.where(),
+        site=links,
         device=device.value,
         devices=devices,
         operations=_operations(operations),

@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli import host_options as place
 from paceline.cli.model_options import DEVICES_PER_NODE
-from paceline.cli.options import Device, DeviceKind, Json, Panel, RunsDir
+from paceline.cli.options import ClusterName, Device, DeviceKind, Json, Panel, RunsDir
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_INCOMPLETE, UserError
@@ -21,6 +21,7 @@ from paceline.core.units import binary, percent, pluralize, si
 from paceline.estimate.calibrate.lookup import evidence_for, is_cpu
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import estimate
+from paceline.files import catalog
 from paceline.files.run_folder import find_run, read_record, runs_root
 from paceline.report.document import Column, Document, Notes, Table, Verdict
 from paceline.runs.outcome import evaluate
@@ -104,6 +105,7 @@ def storage(
         ),
     ] = 10.0,
     wait: place.Wait = 600.0,
+    cluster: ClusterName = None,
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -132,6 +134,7 @@ def storage(
         raise UserError("--assume-devices", "requires --recipe", remedy="--recipe R")
     request = StorageRequest(
         where=placement,
+        site=catalog.cluster(cluster) if cluster else None,
         paths=tuple(dict.fromkeys(paths or [Path()])),
         device=device.value,
         devices=devices,

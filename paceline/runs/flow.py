@@ -112,7 +112,8 @@ def run(
 
     A failed run is a result with a status, not an exception. KeyboardInterrupt ends the run's
     processes and becomes CancelledRunError. Raises UnwrittenReportError when the disk is full.
-    Raises UserError, and leaves no folder, if the engine's framework is not installed.
+    Raises UserError, and leaves no folder, if the engine's framework is not installed or the
+    launcher refuses the cluster's settings.
 
     `group`, `repeat` and `trial` say what the run is part of. `is_cancelled` is polled: it ends a
     run in a thread, which a KeyboardInterrupt does not reach. `submit` replaces the launcher's
@@ -121,6 +122,7 @@ def run(
     absent = engine(plan.spec.engine).missing(plan.spec)
     if absent:
         raise UserError(f"engine {plan.spec.engine}", absent)
+    _ = plan.script  # settings that the launcher refuses are refused before there is a folder
     make_tokens(plan.token_files, lambda phase: watch(Progress(phase)))
     membership = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
     for place in (Path(tempfile.gettempdir()), root):

@@ -177,6 +177,9 @@ def test_a_run_over_two_pods_ends_well_and_leaves_nothing(
     }
     starts = [p.read_text().splitlines()[0] for p in (folder / STEPS_FOLDER).iterdir()]
     assert {json.loads(line)["host"] for line in starts} == {"node-002", "node-003"}
+    fabric = result_of(tmp_path)["fabric"]
+    assert fabric["between_nodes"] == ["sockets"] and len(fabric["interfaces"]) == 1
+    assert "Collectives: TCP sockets between nodes" in errors
 
 
 @pytest.mark.parametrize(

@@ -47,15 +47,23 @@ POLL_S = 0.1
 
 
 def cluster_of(
-    where: HostPlacement, device: str = "auto", devices: int | None = None
+    where: HostPlacement,
+    device: str = "auto",
+    devices: int | None = None,
+    site: Cluster | None = None,
 ) -> tuple[Cluster, list[str]]:
-    """Return the hosts as a cluster with devices like this machine's, and notices.
+    """Return the hosts as a cluster with the devices of `site` or of this machine, and notices.
 
-    `devices` is the number per host; None means the hosts' slots, the number of GPUs as on this
-    machine, or one process. Raises UserError for hosts with different numbers of slots.
+    `devices` is the number per host; None means the hosts' slots, those of `site`, the number of
+    GPUs as on this machine, or one process. Raises UserError for hosts with different numbers of
+    slots.
     """
+    if site is not None and site.runs_here:
+        site = None  # it only describes links
+    if site is not None:
+        where = replace(where, launcher=where.kind(os.environ, site.launcher))
     machine = inventory()
-    kind, notices = device_kind(device, machine)
+    kind, notices = (site.device, list[str]()) if site else device_kind(device, machine)
     can = capabilities(where.kind(os.environ))
     if can.allocations and not where.hosts:
         number = where.allocation or os.environ.get("SLURM_JOB_ID")
@@ -67,9 +75,14 @@ def cluster_of(
             "hosts", "have different numbers of slots", remedy="check them in two parts"
         )
     alone = 2 if can.runs_here else 1
-    count = devices or next(iter(slots), None) or (alone if kind == "cpu" else None)
-    name = "cpu" if kind == "cpu" else machine["gpus"][0]["name"]
-    cluster = local_cluster(machine, name, None, count)
+    count = devices or next(iter(slots), None)
+    if site is None and kind == "cpu":
+        count = count or alone
+    if site is not None:
+        cluster = site.model_copy(update={"devices_per_node": count or site.devices_per_node})
+    else:
+        name = "cpu" if kind == "cpu" else machine["gpus"][0]["name"]
+        cluster = local_cluster(machine, name, None, count)
     # Each host chooses the threads per rank by its own number of cores.
     cluster = cluster.model_copy(update={"threads_per_device": None, "bind": "auto"})
     cluster = with_placement(cluster, where, has_limit=True)
@@ -149,6 +162,8 @@ class CheckRequest:
     device: str = "auto"
     devices: int | None = None
     """Number of devices per host; None means slots, the GPUs of this machine, or one process."""
+    site: Cluster | None = None
+    """Cluster with the launcher, the hosts and the settings of the site."""
     seconds: float = 2.0
     """Seconds per measurement."""
     num_rounds: int = 7
@@ -183,7 +198,7 @@ def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     did not start the check in time; its job is then cancelled.
     """
     started_s, created = time.monotonic(), datetime.now(UTC)
-    cluster, notices = cluster_of(request.where, request.device, request.devices)
+    cluster, notices = cluster_of(request.where, request.device, request.devices, request.site)
     references = _references(request.against, cluster)
     folder = new_folder(root / CHECKS_FOLDER, f"{created:%Y-%m-%d}-{cluster.nodes}x{cluster.name}")
     folder = folder.resolve()

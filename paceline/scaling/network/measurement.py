@@ -36,6 +36,8 @@ class NetworkRequest:
     """Options of a network measurement."""
 
     where: HostPlacement
+    site: Cluster | None = None
+    """Cluster with the launcher, the hosts and the settings of the site."""
     device: str = "auto"
     devices: int | None = None
     operations: tuple[str, ...] = tuple(OPERATIONS)
@@ -71,7 +73,7 @@ def measure_network(
     IncompleteError when Slurm did not start the job in time.
     """
     started_s, created = time.monotonic(), datetime.now(UTC)
-    cluster, notices = cluster_of(request.where, request.device, request.devices)
+    cluster, notices = cluster_of(request.where, request.device, request.devices, request.site)
     if cluster.world_size < 2:
         raise UserError(
             "network", "one device has no network", remedy="--devices, --nodes or --hosts"

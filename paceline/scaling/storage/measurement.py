@@ -35,6 +35,8 @@ class StorageRequest:
 
     where: HostPlacement
     paths: tuple[Path, ...]
+    site: Cluster | None = None
+    """Cluster with the launcher, the hosts and the settings of the site."""
     device: str = "auto"
     devices: int | None = None
     """Number of processes per host at once; None means the number of its devices."""
@@ -70,7 +72,7 @@ def measure_storage(
     nothing was measured, and IncompleteError when Slurm did not start the job in time.
     """
     started_s, created = time.monotonic(), datetime.now(UTC)
-    cluster, notices = cluster_of(request.where, request.device, request.devices)
+    cluster, notices = cluster_of(request.where, request.device, request.devices, request.site)
     needed_demand = demand(cluster) if demand else None
     if needed_demand and request.sample_bytes:
         needed_demand = needed_demand.model_copy(update={"sample_bytes": request.sample_bytes})

@@ -25,6 +25,7 @@ from paceline.machines.kubernetes.manifest import (
     toleration,
     workload_name,
 )
+from tests.command import paceline
 from tests.machines.kubernetes.clusters import SITES, job_on
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -267,3 +268,10 @@ def test_a_dry_run_of_the_command_line_is_yaml(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     kinds = [document["kind"] for document in read_yaml_1_1(done.stdout)]
     assert kinds == ["Service", "Job"]
+
+
+def test_a_missing_image_is_refused_before_a_run_starts(tmp_path: Path) -> None:
+    words = ["run", "tiny-llama", "--launcher", "kubernetes", "--device", "cpu"]
+    done = paceline(*words, runs=tmp_path)
+    assert done.returncode == 1 and "kubernetes.image: is missing" in done.stderr
+    assert "starting" not in done.stderr and not list(tmp_path.glob("*/run.json"))
