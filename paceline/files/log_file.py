@@ -15,8 +15,8 @@ BLOCK_BYTES = 1 << 18
 MAX_LINE_BYTES = 1 << 20
 """Longer lines are truncated, so that a file without line ends cannot fill the memory."""
 
-RECORD_BYTES = 1 << 14
-"""Maximum size of a record that may be split by the end of a block."""
+RECORD_BYTES = 1 << 16
+"""Minimum size up to which a record over several lines is never split by the end of a block."""
 
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 FIRST_BYTES = 1 << 12

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +18,11 @@ from paceline.engines.log_reading.log_content import (
     Fact,
     LogContent,
     LogFormat,
-    decimal_step,
     excerpt,
     numbers,
     whole_numbers,
 )
+from paceline.engines.log_reading.printed_values import printed_digit, values_of, without_commas
 from paceline.engines.log_reading.records import (
     LARGEST_SETTING,
     Records,
@@ -29,7 +31,7 @@ from paceline.engines.log_reading.records import (
     product,
     product_of,
     ratio,
-    significant_step,
+    required_literal,
     store_total_steps,
     watch_end,
     whole_setting,
@@ -46,12 +48,10 @@ from paceline.engines.log_reading.table_format import (
     is_timed,
     placeholders,
 )
+from paceline.files.log_file import RECORD_BYTES
 
 PRECEDENCE = 7
 """Tables come after formats with a reader of their own."""
-CLOCK_FACTORS = (1.0, 60.0, 3600.0, 86400.0)
-"""Seconds in the parts of a clock, from the last one."""
-SUFFIXES = dict(zip(b"KMGBTPE", (b"e3", b"e6", b"e9", b"e9", b"e12", b"e15", b"e18"), strict=True))
 COLUMNS = frozenset(
     {
         *("step_time_s", "loss", "grad_norm", "tokens", "global_batch", "samples_per_s"),
@@ -75,6 +75,8 @@ RATE_ERROR = 1e-4
 MIN_WHOLE = 0.9
 """Minimum share of lines whose rate and time give a whole batch."""
 ROWS_AT_ONCE = 1 << 16
+MAX_RECORD_BYTES = RECORD_BYTES // 2
+"""Maximum size of a record over several lines without colors, which a block never splits."""
 MICRO_STEPS = "step times are those of the micro-steps in the log, times the micro-steps per step"
 
 
@@ -120,6 +122,9 @@ class _Reader:
         self.line_groups: dict[tuple[str, str], list[int]] = {}
         for group, key in enumerate(zip(names, kinds, strict=True), start=1):
             self.line_groups.setdefault(key, []).append(group)
+        self._record = re.compile(b"(?:" + self.line.pattern + rb")([^\n]*)()", self.line.flags)
+        """A step line with the rest of its record; two groups make each match a tuple."""
+        self._literal = required_literal(self.line)
         self._step_groups = [n for n, name in enumerate(names, start=1) if name == "step"]
         self.fields = [_field(text) for text in table.fields]
         self.settings = [_statement(text) for text in table.settings]
@@ -134,18 +139,72 @@ class _Reader:
         """Patterns of settings that apply to the steps after them only."""
         self.incomplete = _incomplete(table)
 
-    def matches(self, text: bytes) -> list[re.Match[bytes]]:
-        """Return the lines with a step number, which the pattern may make optional."""
-        lines = self.line.finditer(text)
-        if not self._step_groups:
-            return list(lines)
-        return [m for m in lines if any((m[n] or b"").strip(b",") for n in self._step_groups)]
+    def rows(self, text: bytes) -> list[tuple[bytes, ...]]:
+        """Return the groups of each step line with a number, and the rest of its record.
+
+        The number may be optional in the pattern.
+        """
+        records = self._records(text)
+        rows = self._record.findall(records)
+        if not rows:
+            return []
+        # The rest of a torn line may hold another step, which then starts a line of its own.
+        if not self._literal or records.count(self._literal) != len(rows):
+            rests = b"\n".join(row[-2] for row in rows)
+            if self._literal in rests and self.line.search(rests):
+                rows = self._record.findall(self.line.sub(rb"\n\g<0>", records))
+        groups = [n - 1 for n in self._step_groups]
+        if groups and not all(map(itemgetter(groups[0]), rows)):
+            rows = [row for row in rows if any(row[n].strip(b",") for n in groups)]
+        return rows
+
+    def _records(self, text: bytes) -> bytes:
+        """Return the lines with a mark; for records over several lines, each with those after it.
+
+        A record over several lines ends before the line of the next mark, where blocks are split.
+        """
+        marks = [mark for mark in self.marks if mark in text]
+        if not marks:
+            return b""
+        if self.table.several_lines:
+            starts = dict.fromkeys(text.rfind(b"\n", 0, at) + 1 for at in _places(text, marks[0]))
+            records = (_record(text[start:end]) for start, end in pairwise([*starts, len(text)]))
+            return b"\n".join([record.replace(b"\n", b" ") for record in records])
+        lines = text.split(b"\n")
+        # The line that ends the text has no line end; all others must keep theirs.
+        lines[:-1] = [line + b"\n" for line in lines[:-1]]
+        if len(marks) == 1:
+            return b"".join([line for line in lines if marks[0] in line])
+        return b"".join([line for line in lines if any(mark in line for mark in marks)])
 
     def parts(self, text: bytes) -> Iterator[bytes]:
         """Yield a text in parts that start with settings for the steps after them."""
-        starts = sorted({m.start() for pattern in self._headers for m in pattern.finditer(text)})
+        starts = sorted(
+            {
+                match.start()
+                for pattern in self._headers
+                if required_literal(pattern) in text
+                for match in pattern.finditer(text)
+            }
+        )
         for start, end in zip([0, *starts], [*starts, len(text)], strict=True):
             yield text[start:end]
+
+
+def _record(text: bytes) -> bytes:
+    """Return a record over several lines without what may be in another block."""
+    if len(text) <= MAX_RECORD_BYTES:
+        return text
+    end = text.find(b"\n", MAX_RECORD_BYTES)
+    return text if end < 0 else text[:end]
+
+
+def _places(text: bytes, literal: bytes) -> Iterator[int]:
+    """Yield the places of a literal in a text."""
+    at = text.find(literal)
+    while at >= 0:
+        yield at
+        at = text.find(literal, at + len(literal))
 
 
 def _statement(text: str) -> tuple[re.Pattern[bytes], list[str], list[str]]:
@@ -212,8 +271,14 @@ class _Settings:
     def read(self, text: bytes) -> None:
         """Read the settings in `text`; a restart repeats them."""
         for pattern, names, kinds in self._reader.settings:
-            for match in pattern.finditer(text):
-                for name, kind, value in zip(names, kinds, match.groups(), strict=True):
+            if required_literal(pattern) not in text:
+                continue
+            # Records may repeat a setting; of equal ones the last counts.
+            printed = reversed(
+                dict.fromkeys(reversed([m.groups() for m in pattern.finditer(text)]))
+            )
+            for values in printed:
+                for name, kind, value in zip(names, kinds, values, strict=True):
                     if value:
                         self._store(name, kind, value)
         for mark, facts in self._reader.flags.items():
@@ -232,7 +297,7 @@ class _Settings:
         if name in TEXTS:
             log.facts[name] = excerpt(text.lower() if name == "dtype" else text)
             return
-        value = PARSERS.get(kind, numbers)([text]).item()
+        value = values_of(kind, [text]).item()
         if name in MEMORY:
             column, factor = MEMORY[name]
             if value > 0:
@@ -333,8 +398,8 @@ def _read(reader: _Reader, blocks: Iterable[bytes], log: LogContent) -> None:
         text = without_colors(block).replace(b"\r", b"\n")
         for part in reader.parts(text):
             settings.read(part)
-            if matches := reader.matches(part):
-                count += _add_steps(reader, part, matches, log, totals, settings, count)
+            if rows := reader.rows(part):
+                count += _add_steps(reader, rows, log, totals, settings, count)
         if not count and not example:
             example = _line_with_mark(text, reader.marks)
     settings.finish()
@@ -363,35 +428,29 @@ def _line_with_mark(text: bytes, marks: Iterable[bytes]) -> bytes:
 
 def _add_steps(
     reader: _Reader,
-    text: bytes,
-    matches: list[re.Match[bytes]],
+    rows: list[tuple[bytes, ...]],
     log: LogContent,
     totals: _Totals,
     settings: _Settings,
     count: int,
 ) -> int:
-    """Add the steps that start at `matches`, after `count` earlier ones; return their number."""
+    """Add the steps in `rows`, after `count` earlier ones; return their number."""
     table = reader.table
+    groups = list(zip(*rows, strict=True))
     printed = {
-        key: [next((value for n in groups if (value := match[n])), b"") for match in matches]
-        for key, groups in reader.line_groups.items()
+        key: _first_printed(groups[n - 1] for n in numbers_of_groups)
+        for key, numbers_of_groups in reader.line_groups.items()
     }
-    ends = _record_ends(text, matches, reader.marks[0] if table.several_lines else None)
-    rests = [
-        text[match.end() : end].replace(b"\n", b" ")
-        for match, end in zip(matches, ends, strict=True)
-    ]
-    records = Records(rests)
+    records = Records(groups[-2])
     for name, pattern, kind in reader.fields:
         if (texts := records.texts(pattern)) is not None:
             earlier = printed.get((name, kind))
-            pairs = zip(earlier or texts, texts, strict=True)
-            printed[name, kind] = [first or second for first, second in pairs]
-    index = np.arange(count + 1, count + 1 + len(matches), dtype=np.int64)
+            printed[name, kind] = _first_printed([earlier, texts]) if earlier else texts
+    index = np.arange(count + 1, count + 1 + len(rows), dtype=np.int64)
     columns, last_rows = dict[str, FloatColumn](), dict[str, int]()
     for (name, kind), texts in printed.items():
         if name == "step":
-            index = whole_numbers([text.replace(b",", b"") for text in texts])
+            index = whole_numbers(without_commas(texts))
         elif name == "total_steps":
             store_total_steps(log, texts)
         elif name == "position":
@@ -400,28 +459,28 @@ def _add_steps(
             columns[name] = whole_numbers(texts).astype(np.float64)
         else:
             column, factor = FACTORS[name]
-            values = PARSERS.get(kind, numbers)(texts)
+            values = values_of(kind, texts)
             values = values * factor if factor >= 1 else values / round(1 / factor)
             earlier = columns.get(column, values)
             columns[column] = np.where(np.isnan(earlier), values, earlier)
-            row = max((n for n, text in enumerate(texts) if text), default=-1)
+            row = next((n for n in reversed(range(len(texts))) if texts[n]), -1)
             if row >= last_rows.get(column, 0):
                 last_rows[column], last = row, texts[row]
-                digit = _digit(kind, last, table.digits) * factor
+                digit = printed_digit(kind, last, table.digits) * factor
                 if column == "step_time_s":
                     log.resolution_s = digit
                 elif column in ("elapsed_s", "interval_s", "micro_step_s"):
                     totals.clock_step_s = digit
                 elif column == "steps_per_s":
-                    rate = PARSERS.get(kind, numbers)([last]).item()
+                    rate = values_of(kind, [last]).item()
                     log.resolution_s = digit / rate**2 if SLOWEST < rate < LARGEST else 0.0
     # Sums need every line, also of a block in which no line has its time.
     for column in reader.summed:
         columns.setdefault(column, np.full(len(index), np.nan))
     # A row without any value is the head of a validation, or of a record without figures.
     has_value = [~np.isnan(values) for values in columns.values()]
-    rows = np.any([np.zeros(len(index), dtype=np.bool_), *has_value], axis=0)
-    index, columns = index[rows], {name: values[rows] for name, values in columns.items()}
+    kept = np.any([np.zeros(len(index), dtype=np.bool_), *has_value], axis=0)
+    index, columns = index[kept], {name: values[kept] for name, values in columns.items()}
     names = {name for (name, _), texts in printed.items() if any(texts)}
     for name in table.notes.keys() & names:
         log.remark(table.notes[name])
@@ -429,25 +488,17 @@ def _add_steps(
         new = _complete(columns, index, totals, log, settings.tokens)
         new_columns = {name: values[new] for name, values in columns.items() if name in COLUMNS}
         log.add_steps(index[new], **new_columns)
-    return len(matches)
+    return len(rows)
 
 
-def _record_ends(text: bytes, matches: list[re.Match[bytes]], mark: bytes | None) -> list[int]:
-    """Return where the record of each step ends: at the next one, or before that with its line.
-
-    A record over several lines ends before the line of the next `mark`, where blocks are split.
-    """
-    ends: list[int] = []
-    next_starts = [*(match.start() for match in matches[1:]), len(text)]
-    for match, next_start in zip(matches, next_starts, strict=True):
-        if mark is None:
-            end = text.find(b"\n", match.end(), next_start)
-        elif (at := text.find(mark, match.end())) >= 0:
-            end = max(match.end(), text.rfind(b"\n", 0, at) + 1)
-        else:
-            end = len(text)
-        ends.append(next_start if end < 0 else end)
-    return ends
+def _first_printed(columns: Iterable[Sequence[bytes]]) -> Sequence[bytes]:
+    """Return the first text that is not empty of each row of columns."""
+    first, *others = columns
+    for other in others:
+        if all(first):
+            break
+        first = [text or second for text, second in zip(first, other, strict=True)]
+    return first
 
 
 def _complete(
@@ -579,64 +630,3 @@ def _spread(values: FloatColumn, new: npt.NDArray[np.bool_]) -> FloatColumn:
     column = np.full(len(new), np.nan)
     column[new] = values
     return column
-
-
-def _digit(kind: str, text: bytes, digits: int | None) -> float:
-    """Return the resolution of a printed value, which may have `digits` significant digits only."""
-    if kind == "clock":
-        return 1.0
-    value = PARSERS.get(kind, numbers)([text]).item()
-    mantissa = text.replace(b",", b"").rstrip(bytes(SUFFIXES))
-    if digits and len(mantissa.replace(b".", b"")) <= digits:
-        return significant_step(value, digits)
-    scale = float(b"1" + SUFFIXES[text[-1]]) if text[-1] in SUFFIXES else 1.0
-    return decimal_step(mantissa) * scale
-
-
-def _numbers_with_suffix(texts: list[bytes]) -> FloatColumn:
-    """Return numbers with a suffix K, M, B (or G), T, P or E."""
-    return numbers(
-        [
-            text[:-1] + SUFFIXES[text[-1]] if text and text[-1] in SUFFIXES else text
-            for text in texts
-        ]
-    )
-
-
-def _clocks(texts: list[bytes]) -> FloatColumn:
-    """Return the seconds of clocks such as 01:02:03 and `1 day, 2:03:04`."""
-    return np.array([_clock(text) for text in texts])
-
-
-def _clock(text: bytes) -> float:
-    if not text:
-        return float("nan")
-    days, _, time = text.rpartition(b", ")
-    parts = [*reversed(time.split(b":")), *([b"0"] if time.count(b":") < 2 else [])]
-    parts += [days.split()[0]] if days else []
-    return sum(int(part) * factor for part, factor in zip(parts, CLOCK_FACTORS, strict=False))
-
-
-def _dates(texts: list[bytes]) -> FloatColumn:
-    """Return dates as seconds since 1970 in the time zone of the log."""
-    return np.array([_date(text) for text in texts])
-
-
-def _date(text: bytes) -> float:
-    digits = text.replace(b"/", b"-").replace(b",", b".").replace(b" ", b"T").decode()
-    try:
-        return float(np.datetime64(digits[:23], "ms").astype(np.int64)) / 1e3
-    except ValueError:
-        return float("nan")
-
-
-def _counts(texts: list[bytes]) -> FloatColumn:
-    return numbers([text.replace(b",", b"") for text in texts])
-
-
-PARSERS: Mapping[str, Callable[[list[bytes]], FloatColumn]] = {
-    "suffix": _numbers_with_suffix,
-    "clock": _clocks,
-    "date": _dates,
-    "count": _counts,
-}
