@@ -55,7 +55,8 @@ def _nearest_format(text: bytes) -> str:
     lines = [line for line in without_colors(text).split(b"\n") if line.strip()]
     formats = log_formats()
     scope = f"{pluralize(len(lines), 'line')} compared with {len(formats)} log formats"
-    hits = {name: hit for name, kind in formats.items() if (hit := _first_hit(lines, kind))}
+    joined = b"\n".join(lines)
+    hits = {name: hit for name, kind in formats.items() if (hit := _first_hit(joined, kind))}
     if not hits:
         return f"{scope}: no line contains the identifying text of a format"
     tables = format_tables()
@@ -73,10 +74,9 @@ def _nearest_format(text: bytes) -> str:
     )
 
 
-def _first_hit(lines: list[bytes], kind: LogFormat) -> tuple[int, int] | None:
-    """Return the length of the longest mark in the log, and the first line that has it."""
+def _first_hit(text: bytes, kind: LogFormat) -> tuple[int, int] | None:
+    """Return the length of the longest mark in a text, and the number of its first line."""
     for mark in sorted(kind.marks, key=len, reverse=True):
-        numbers = [n for n, line in enumerate(lines) if mark in line]
-        if numbers:
-            return len(mark), numbers[0]
+        if (at := text.find(mark)) >= 0:
+            return len(mark), text.count(b"\n", 0, at)
     return None

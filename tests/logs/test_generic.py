@@ -53,6 +53,33 @@ def test_step_times_are_found_in_lines(tmp_path: Path, form: str):
     assert any("generic reader: steps are column" in text for text in document.warnings)
 
 
+METERS = {
+    "ImageNet": "Epoch: [{e}][{n:4}/ 20]\tTime  0.500 ( 0.900)\tData  0.010 ( 0.20)\t"
+    "Loss 6.9000e+00 (6.9500e+00)\tAcc@1   0.00 (  0.10)",
+    "torchvision": "Epoch: [{e}]  [{n:3}/20]  eta: 0:00:30  lr: 0.1  img/s: 128.0  "
+    "loss: 6.9000 (6.9500)  time: 0.5000  data: 0.0003  max mem: 3000",
+    "MMCV": "Epoch [{e}][{n}/20]\tlr: 2.0e-02, eta: 1 day, 2:03:04, time: 0.500, data_time: 0.01, "
+    "memory: 4000, loss: 6.9000",
+    "Swin": "Train: [{e}/300][{n}/20]\teta 1:02:03 lr 0.000100\ttime 0.5000 (0.9000)\t"
+    "loss 6.9000 (6.9500)\tgrad_norm 1.2 (1.3)\tmem 8000MB",
+}
+
+
+@pytest.mark.parametrize("form", METERS.values(), ids=METERS)
+def test_values_of_meters_are_read_without_their_means(tmp_path: Path, form: str):
+    evaluation = "Test: [ 0/10]\tTime  3.000 ( 3.000)\tLoss 1.0000e+00 (1.0000e+00)\n"
+    text = "".join(
+        "".join(form.format(e=epoch, n=n) + "\n" for n in range(0, 20, 2)) + evaluation
+        for epoch in range(3)
+    )
+    parsing = parse(tmp_path, text)
+    assert parsing.document.status == "ok", parsing.document.reason
+    assert parsing.steps.index.tolist() == list(range(0, 60, 2))
+    times = parsing.document.step_time_s
+    assert times and times.median == pytest.approx(0.5)
+    assert parsing.steps["loss"][0] == pytest.approx(6.9)
+
+
 UNITS = {
     "ms/step": "Step {n} | loss 2.0 | 500 ms/step | 1234 tok/s",
     "milliseconds": "step: {n} step time: 500 milliseconds",

@@ -33,6 +33,7 @@ MAX_RECORDS = 2_000_000
 MAX_NAMES = 64
 """Maximum number of values in a record; longer ones are data, not step lines."""
 MAX_LINE = 4_000
+MIN_LINE = len("a=1 b=2")
 MAX_DEPTH = 3
 MIN_RECORDS = 3
 MIN_GROWING = 0.9
@@ -85,6 +86,15 @@ _RATE_WORD = re.compile(
     r"(?![\w/]|\s{0,4}[:=])"
 )
 """Value, suffix, and a unit of time per step or an amount per second, without a name."""
+_METER_POSITION = re.compile(
+    r"(?<!\w)(?:Epoch|Train):? {0,2}\[ {0,6}(\d{1,9})(?:/\d{1,9})?\]\s{0,2}"
+    r"\[ {0,12}(\d{1,12})/ {0,12}(\d{1,12})\]"
+)
+"""Epoch, step in it, and steps of an epoch, as in PyTorch's ImageNet example, MMCV and Swin."""
+_METER = re.compile(
+    rf"(?<![\w.])([A-Za-z][\w@]{{0,24}}):?\s{{1,4}}({_DIGITS}|nan) \(\s{{0,4}}(?:{_DIGITS}|nan)\)"
+)
+"""Name and value of a meter, before its mean in parentheses."""
 _STEPS = (
     *("global_step", "train/global_step", "trainer/global_step", "step", "steps", "iteration"),
     *("iter", "it", "update", "train_step", "num_steps", "batch", "num_updates", "n_iter", "_step"),
@@ -648,10 +658,11 @@ def _text_record(line: str) -> Record:
 
     A progress bar has the steps that it counts. Lines of evaluations have none.
     """
+    if len(line) < MIN_LINE:
+        return {}
     if bar := _BAR.search(line):
         return _bar_record(line, bar)
-    record: Record = {}
-    first = len(line)
+    record, first = _meter_record(line)
     for pair in _PAIR.finditer(line):
         number = _number(pair[2])
         if number is None:
@@ -661,7 +672,7 @@ def _text_record(line: str) -> Record:
         if unit:
             number *= 60.0 if unit == "m" else UNITS[unit]
         record.setdefault(f"{name} (s)" if unit else name, number * _SUFFIXES.get(pair[3], 1.0))
-    if not _step_name(record) and (word := _STEP_WORD.search(line)):
+    if (not record or not _step_name(record)) and (word := _STEP_WORD.search(line)):
         record["step"] = float(word[1])
         first = min(first, word.start())
     if _EVALUATION.search(line[:first]):
@@ -678,6 +689,23 @@ def _text_record(line: str) -> Record:
     if record and (stamp := _STAMP.search(line, 0, first)):
         record[STAMP] = _seconds_since_1970(stamp[0])
     return record
+
+
+def _meter_record(line: str) -> tuple[Record, int]:
+    """Return epoch, step, and values of a line such as `Epoch: [0][10/500] Time 0.3 (0.4)`.
+
+    A value is that of the last step or steps, and its mean over the epoch in parentheses is left
+    out. The start of the line's values comes second.
+    """
+    position = _METER_POSITION.search(line)
+    if position is None:
+        return {}, len(line)
+    epoch, step, total = position.groups()
+    record = {"epoch": float(epoch), "step": float(step), f"{BAR}{total}": 0.0}
+    for name, text in _METER.findall(line, position.end()):
+        if (number := _number(text)) is not None:
+            record.setdefault(name, number)
+    return record, position.start()
 
 
 def _bar_record(line: str, bar: re.Match[str]) -> Record:
