@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import inf
@@ -42,6 +42,16 @@ MAX_BUS_DIFFERENCE = 0.03
 """Relative difference between printed and computed bus bandwidth that rounding can explain."""
 MIN_COMPARED_BUS = 1.0
 """Bus bandwidth in GB/s from which on its two decimals are precise enough to compare."""
+TRAITS = {
+    "all_reduce": (True, False, True),
+    "reduce_scatter": (True, False, True),
+    "send_recv": (True, False, False),
+    "all_gather": (False, False, True),
+    "all_to_all": (False, False, False),
+    "broadcast": (False, True, True),
+    "reduce": (True, True, True),
+}
+"""Whether nccl-tests prints an operator and a root, and checks the in-place result (src/*.cu)."""
 
 
 @dataclass
@@ -55,7 +65,7 @@ class _Output:
     columns: list[str] = field(default_factory=list)
     port_unit: str | None = None
     both_directions: bool = False
-    collectives: list[CollectiveTiming] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
     ports: list[PairRow] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
@@ -79,7 +89,7 @@ class _Output:
         elif self.port_unit and re.match(r"\s*\d+\s+\d{1,18}\s+[\d.]+\s+\d{1,12}\.\d+\s", line):
             self._read_port(line.split(), _PORT_BYTES[self.port_unit])
         elif self.columns and re.match(r"\s*\d+\s+\d+\s+\w+\s", line):
-            self._read_collective(line.split(), number)
+            self._read_row(line.split(), number)
 
     def _read_port(self, cells: list[str], unit: float) -> None:
         rate = float(cells[3]) * unit / (2 if self.both_directions else 1)
@@ -96,58 +106,121 @@ class _Output:
             )
         )
 
-    def _read_collective(self, cells: list[str], number: int) -> None:
-        """Add the out-of-place result of a row."""
-        where = f"{self.where}:{number}"
+    def _read_row(self, cells: list[str], number: int) -> None:
         if len(cells) < len(self.columns) - 1:  # The last column may be an empty time stamp.
             return
-        row = dict(zip(reversed(self.columns), reversed(cells[: len(self.columns)]), strict=False))
+        cells = cells[: len(self.columns)]
+        pairs = list(zip(reversed(self.columns), reversed(cells), strict=False))
+        where = f"{self.where}:{number}"
+        self.rows.append(_Row(where, dict(pairs), dict(reversed(pairs)), self.program, self.ranks))
+
+    def collectives(self) -> Iterator[CollectiveTiming]:
+        """Yield the out-of-place result of each row."""
+        inferred: str | None = None
+        if unnamed := [row for row in self.rows if row.program is None]:
+            inferred = max(unnamed, key=lambda row: row.bus).inferred_operation()
+        for row in self.rows:
+            if (timing := row.timing(inferred)) is not None:
+                yield timing
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Row of a table of collectives."""
+
+    where: str
+    out_of_place: dict[str, str]
+    in_place: dict[str, str]
+    program: str | None
+    all_ranks: list[tuple[str, str, str]]
+
+    @property
+    def bus(self) -> float:
+        """Printed bus bandwidth in GB/s; 0 if it is not a number."""
+        try:
+            return float(self.out_of_place["busbw"])
+        except (KeyError, ValueError):
+            return 0.0
+
+    def timing(self, inferred: str | None) -> CollectiveTiming | None:
+        """Return the result of the row, None for an empty one."""
+        row = self.out_of_place
         try:
             size, time_us, printed = int(row["size"]), float(row["time"]), float(row["busbw"])
             wrong = int(float(row.get("#wrong", "0").replace("N/A", "0")))
             rate = size / (time_us * 1e-6)
         except (KeyError, ValueError, ArithmeticError) as error:
-            raise UserError(where, f"does not match the header of the table ({error})") from error
-        if not (size > 0 and 0 < rate < inf):
-            return
-        operation, ranks = self._operation(where), self._ranks(where)
-        bus = rate * bus_factor(operation, ranks)
-        if printed >= MIN_COMPARED_BUS and abs(bus / 1e9 / printed - 1) > MAX_BUS_DIFFERENCE:
             raise UserError(
-                where,
+                self.where, f"does not match the header of the table ({error})"
+            ) from error
+        if not (size > 0 and 0 < rate < inf):
+            return None
+        operation, ranks = self._operation(inferred), self._ranks()
+        bus = rate * bus_factor(operation, ranks)
+        if not _agree(bus / 1e9, printed):
+            raise UserError(
+                self.where,
                 f"prints a bus bandwidth of {printed:g} GB/s, but {OPERATIONS[operation]} of "
                 f"{ranks} ranks has {bus / 1e9:.2f} GB/s at this time",
                 remedy="give the output of one run, with its lines `# Rank` and program name",
             )
-        self.collectives.append(
-            CollectiveTiming(
-                operation=operation,
-                bytes=size,
-                ranks=ranks,
-                latency_s=time_us * 1e-6,
-                slowest_s=None,
-                bytes_per_s=rate,
-                bus_bytes_per_s=bus,
-                n=1,
-                spread=None,
-                wrong=wrong,
-            )
+        return CollectiveTiming(
+            operation=operation,
+            bytes=size,
+            ranks=ranks,
+            latency_s=time_us * 1e-6,
+            slowest_s=None,
+            bytes_per_s=rate,
+            bus_bytes_per_s=bus,
+            n=1,
+            spread=None,
+            wrong=wrong,
         )
 
-    def _operation(self, where: str) -> str:
+    def inferred_operation(self) -> str | None:
+        """Return the operation of a table without its program, if its columns decide.
+
+        The bus factor, the operator, the root and the check of in-place results differ.
+        """
+        row, in_place = self.out_of_place, self.in_place
+        if self.bus < MIN_COMPARED_BUS or "redop" not in row or row.get("#wrong") == "N/A":
+            return None
+        traits = (row["redop"] != "none", row.get("root") != "-1", in_place["#wrong"] != "N/A")
+        try:
+            rate = float(row["algbw"])
+        except (KeyError, ValueError):
+            return None
+        operations = [
+            operation
+            for operation, each in TRAITS.items()
+            if each == traits and _agree(rate * bus_factor(operation, self._ranks()), self.bus)
+        ]
+        return operations[0] if len(operations) == 1 else None
+
+    def _operation(self, inferred: str | None) -> str:
+        if self.program is None and inferred:
+            return inferred
         if self.program not in PROGRAMS:
             raise UserError(
-                where,
-                f"is of {self.program}" if self.program else "does not name its program",
+                self.where,
+                f"is of {self.program}"
+                if self.program
+                else "does not name its program, and its columns do not decide it",
                 allowed=f"the output of {', '.join(PROGRAMS)}, with the command or its first lines",
+                remedy=None if self.program else "write the program's name in a line above it",
             )
         return PROGRAMS[self.program]
 
-    def _ranks(self, where: str) -> int:
-        first_group = [group for group, _, _ in self.ranks if group == self.ranks[0][0]]
+    def _ranks(self) -> int:
+        first_group = [group for group, _, _ in self.all_ranks if group == self.all_ranks[0][0]]
         if len(first_group) < 2:
-            raise UserError(where, "has no lines `# Rank` of two or more ranks above it")
+            raise UserError(self.where, "has no lines `# Rank` of two or more ranks above it")
         return len(first_group)
+
+
+def _agree(bus: float, printed: float) -> bool:
+    """Return whether a bus bandwidth in GB/s rounds to the printed one, or is too small to tell."""
+    return printed < MIN_COMPARED_BUS or abs(bus / printed - 1) <= MAX_BUS_DIFFERENCE
 
 
 def read_benchmark(path: Path, intra: str | None, inter: str | None) -> NetworkReport:
@@ -163,7 +236,8 @@ def read_benchmark(path: Path, intra: str | None, inter: str | None) -> NetworkR
         raise unreadable(str(path), error) from error
     for number, line in enumerate(re.split(r"[\r\n]", "".join(blocks)), 1):
         output.read(line, number)
-    if not output.collectives and not output.ports:
+    collectives = tuple(output.collectives())
+    if not collectives and not output.ports:
         raise UserError(
             str(path),
             "holds no results of nccl-tests, rccl-tests or perftest",
@@ -172,7 +246,7 @@ def read_benchmark(path: Path, intra: str | None, inter: str | None) -> NetworkR
     hosts = Counter(host for _, host, _ in output.ranks)
     per_node = max(hosts.values(), default=1)
     return network_report(
-        collectives=tuple(output.collectives),
+        collectives=collectives,
         pairs=tuple(_best(output.ports)),
         identity={
             "device": _device({name for _, _, name in output.ranks}),

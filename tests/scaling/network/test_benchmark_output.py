@@ -64,6 +64,39 @@ def test_ranks_on_several_hosts_are_compared_with_the_network(tmp_path: Path):
     assert report.fabric[0].link == "InfiniBand-NDR"
 
 
+PASTED = {
+    "all_reduce": ("sum", "-1", 1.5, "0"),
+    "reduce_scatter": ("sum", "-1", 0.75, "0"),
+    "send_recv": ("sum", "-1", 1.0, "N/A"),
+    "all_gather": ("none", "-1", 0.75, "0"),
+    "all_to_all": ("none", "-1", 0.75, "N/A"),
+    "broadcast": ("none", "0", 1.0, "0"),
+    "reduce": ("sum", "0", 1.0, "0"),
+}
+
+
+@pytest.mark.parametrize("operation", PASTED)
+def test_the_columns_of_a_pasted_table_identify_the_collective(tmp_path: Path, operation: str):
+    operator, root, factor, in_place = PASTED[operation]
+    rows = ""
+    for size, time_us in ((1024, 20.0), (134217728, 640.0)):
+        rate = size / time_us / 1e3
+        result = f"{time_us:8.1f} {rate:7.2f} {rate * factor:7.2f}"
+        rows += f"{size:12} {size // 4:12} float {operator:>7} {root:>7} "
+        rows += f"{result} 0 {result} {in_place:>7}\n"
+    report = read_benchmark(written(tmp_path, ranks(1, 4) + HEADER + rows), None, None)
+    assert [row.operation for row in report.collectives] == [operation] * 2
+    assert report.collectives[1].bus_bytes_per_s == pytest.approx(134217728 / 640e-6 * factor)
+
+
+@pytest.mark.parametrize(("operator", "root", "factor"), [("none", "0", 0.75), ("sum", "-1", 1.2)])
+def test_a_table_of_another_collective_is_refused(tmp_path: Path, operator, root, factor):
+    rows = f"134217728 33554432 float {operator} {root} 640 209.72 {209.72 * factor:.2f} 0 "
+    rows += f"640 209.72 {209.72 * factor:.2f} 0\n"
+    with pytest.raises(UserError, match="its columns do not decide it"):
+        read_benchmark(written(tmp_path, ranks(1, 4) + HEADER + rows), None, None)
+
+
 OLD_RCCL = """\
 # Rank  0 Pid  123 on node-a device  0 [0000:0c:00.0] AMD Instinct MI250X
 # Rank  1 Pid  123 on node-a device  1 [0000:22:00.0] AMD Instinct MI250X
@@ -134,7 +167,10 @@ def test_both_directions_of_a_port_are_halved(tmp_path: Path):
             "holds no results of nccl-tests, rccl-tests or perftest",
         ),
         ("hello\n", "holds no results of nccl-tests, rccl-tests or perftest"),
-        (ranks(1, 4) + HEADER + ROWS, r"output.txt:10: does not name its program; allowed: .*"),
+        (
+            ranks(1, 4) + HEADER + ROWS.replace("       0", "     N/A"),
+            r"output.txt:10: does not name its program, and its columns do not decide it.*above it",
+        ),
         ("gather_perf\n" + ranks(1, 4) + HEADER + ROWS, "is of gather_perf; allowed: .*alltoall"),
         ("all_reduce_perf\n" + HEADER + ROWS, "has no lines `# Rank` of two or more ranks"),
         (
