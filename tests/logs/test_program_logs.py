@@ -64,6 +64,36 @@ def test_paddlenlp_prints_the_time_since_the_line_before(tmp_path: Path):
     assert document.reported["tokens_per_s_per_device"] == pytest.approx(8192, rel=1e-3)
 
 
+def test_evaluations_between_all_lines_are_subtracted(tmp_path: Path):
+    """Ten steps take 20 s, and the evaluation after each line 30 s."""
+    text = PADDLE_HEAD
+    for step in range(10, 210, 10):
+        seconds = 50.0 if step > 10 else 20.0
+        rate = f"interval_samples_per_second: {640 / seconds:.4f}, "
+        rate += f"interval_tokens_per_second_per_device: {640 * 2048 / 8 / seconds:.4f}, "
+        text += paddle_line(step, seconds, f"{rate}interval_steps_per_second: {10 / seconds:.4f}")
+        text += "[2026-01-01 10:00:30,000] [    INFO] - eval_loss: 2.9, eval_runtime: 30.0\n"
+    document = parsed(tmp_path, text)
+    assert values(document) == ("paddlenlp", "ok", pytest.approx(2.0))
+    assert document.samples_per_s == pytest.approx(32.0)
+    assert any("evaluations between step lines are subtracted" in w for w in document.warnings)
+
+
+def test_a_fairseq_line_after_an_evaluation_has_no_time(tmp_path: Path):
+    """The evaluation after every second line doubles the time of the next one."""
+    text = "2026-01-01 10:00:00 | INFO | fairseq_cli.train | training on 8 devices (GPUs/TPUs)\n"
+    for step in range(100, 2100, 100):
+        seconds = 7.4 if step % 200 == 100 and step > 100 else 3.7
+        text += FAIRSEQ_TEXT.format(
+            step=step, epoch=1, place=step, rate=262144 / seconds, ups=1 / seconds
+        )
+        if step % 200 == 0:
+            text += "10:00:00 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 8.1\n"
+    document = parsed(tmp_path, text)
+    assert values(document) == ("fairseq", "ok", pytest.approx(3.7, rel=1e-3))
+    assert document.step_time_s and document.step_time_s.p95 == pytest.approx(3.7, rel=1e-3)
+
+
 def test_an_old_paddlenlp_divides_one_batch_by_the_time_of_ten_steps(tmp_path: Path):
     """The printed 3.2 samples/s are a tenth of the rate."""
     text = PADDLE_HEAD + "".join(

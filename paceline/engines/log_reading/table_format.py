@@ -200,6 +200,9 @@ class FormatTable(Value):
     """Settings that follow from a text anywhere in the log."""
     figures: tuple[Pattern, ...] = ()
     """Patterns of rates of the whole run, with one placeholder each."""
+    evaluation: Pattern | None = None
+    """Pattern in the line of an evaluation, whose time the next step line includes. It is
+    subtracted from `interval_s` if the pattern has `{evaluation_s}`; else that line has no time."""
     several_lines: bool = False
     """True if the fields of a step are on the lines up to the next step."""
     numbering: Literal["from 0", "from 1"] = "from 1"
@@ -228,6 +231,7 @@ class FormatTable(Value):
             ("recognition: ", (self.recognition or "",), set[str]()),
             ("settings: ", self.settings, settings),
             ("figures: ", self.figures, set(RATES)),
+            ("evaluation: ", (self.evaluation or "",), {"evaluation_s"}),
         ):
             for name in (name for text in texts for name in placeholders(text)):
                 if name not in allowed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -77,6 +78,11 @@ MIN_WHOLE = 0.9
 ROWS_AT_ONCE = 1 << 16
 MAX_RECORD_BYTES = RECORD_BYTES // 2
 """Maximum size of a record over several lines without colors, which a block never splits."""
+INTERVAL_RATES = {"samples_per_s", "steps_per_s", "tokens_per_s", "tokens_per_s_per_device"}
+SUBTRACTED = "evaluations between step lines are subtracted from their times, by their own lines"
+NOT_TIMED = (
+    "the first step line after an evaluation has no time, because it includes the evaluation"
+)
 MICRO_STEPS = "step times are those of the micro-steps in the log, times the micro-steps per step"
 
 
@@ -136,7 +142,10 @@ class _Reader:
         self._headers = [
             pattern for pattern, names, _ in self.settings if not header.isdisjoint(names)
         ]
-        """Patterns of settings that apply to the steps after them only."""
+        """Patterns of settings and evaluations that apply to the steps after them only."""
+        self._evaluation = compile_pattern(table.evaluation)[0] if table.evaluation else None
+        if self._evaluation:
+            self._headers.append(self._evaluation)
         self.incomplete = _incomplete(table)
 
     def rows(self, text: bytes) -> list[tuple[bytes, ...]]:
@@ -177,8 +186,19 @@ class _Reader:
             return b"".join([line for line in lines if marks[0] in line])
         return b"".join([line for line in lines if any(mark in line for mark in marks)])
 
+    def evaluation_s(self, part: bytes) -> float:
+        """Return the seconds of the evaluation that a part starts with, NaN if unknown; 0 if none.
+
+        The next step line includes them.
+        """
+        match = self._evaluation.match(part) if self._evaluation else None
+        if match is None:
+            return 0.0
+        seconds = numbers(match.groups() or [b""]).item()
+        return seconds if 0 <= seconds < LARGEST else math.nan
+
     def parts(self, text: bytes) -> Iterator[bytes]:
-        """Yield a text in parts that start with settings for the steps after them."""
+        """Yield a text in parts that start with what applies to the steps after it."""
         starts = sorted(
             {
                 match.start()
@@ -356,6 +376,20 @@ class _Totals(RunningTotals):
         self._num_steps, self._position = 0, -1
         self.clock_step_s = 1.0
         """Resolution of the clock in seconds."""
+        self.evaluation_s = 0.0
+        """Seconds of evaluations since the last step line; NaN if unknown."""
+
+    def subtract_evaluations(self, columns: dict[str, FloatColumn], log: LogContent) -> None:
+        """Subtract evaluations from the interval of the first line, whose rates include them."""
+        if self.evaluation_s == 0.0:
+            return
+        for name in INTERVAL_RATES & columns.keys():
+            columns[name][0] = math.nan
+        if "interval_s" in columns:
+            columns["interval_s"][0] -= self.evaluation_s
+        is_known = "interval_s" in columns and not math.isnan(self.evaluation_s)
+        log.remark(SUBTRACTED if is_known else NOT_TIMED)
+        self.evaluation_s = 0.0
 
     def since_first_line(self, dates: FloatColumn) -> FloatColumn:
         """Return the seconds since the first date of the log."""
@@ -398,6 +432,7 @@ def _read(reader: _Reader, blocks: Iterable[bytes], log: LogContent) -> None:
         text = without_colors(block).replace(b"\r", b"\n")
         for part in reader.parts(text):
             settings.read(part)
+            totals.evaluation_s += reader.evaluation_s(part)
             if rows := reader.rows(part):
                 count += _add_steps(reader, rows, log, totals, settings, count)
         if not count and not example:
@@ -485,6 +520,7 @@ def _add_steps(
     for name in table.notes.keys() & names:
         log.remark(table.notes[name])
     if len(index):
+        totals.subtract_evaluations(columns, log)
         new = _complete(columns, index, totals, log, settings.tokens)
         new_columns = {name: values[new] for name, values in columns.items() if name in COLUMNS}
         log.add_steps(index[new], **new_columns)
