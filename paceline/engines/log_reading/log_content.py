@@ -290,12 +290,16 @@ def numbers(texts: Sequence[bytes]) -> FloatColumn:
 
 
 def whole_numbers(texts: Sequence[bytes]) -> IntColumn:
-    """Return the integers in `texts` (digits only); beyond 64 bits, the largest integer."""
+    """Return the integers in `texts`; the largest integer for others and beyond 64 bits."""
     try:
         return np.fromiter(map(int, texts), dtype=np.int64, count=len(texts))
     except (OverflowError, ValueError):
         largest = np.iinfo(np.int64).max
-        return np.array([min(int(text[:MAX_DIGITS]), largest) for text in texts], dtype=np.int64)
+        return np.array([_integer(text, largest) for text in texts], dtype=np.int64)
+
+
+def _integer(text: bytes, largest: int) -> int:
+    return min(int(text[:MAX_DIGITS]), largest) if text.isdigit() else largest
 
 
 def decimal_step(text: bytes) -> float:

@@ -131,7 +131,7 @@ class _Reader:
         self._record = re.compile(b"(?:" + self.line.pattern + rb")([^\n]*)()", self.line.flags)
         """A step line with the rest of its record; two groups make each match a tuple."""
         self._literal = required_literal(self.line)
-        self._step_groups = [n for n, name in enumerate(names, start=1) if name == "step"]
+        self._step_groups = [n for n, name in enumerate(names) if name == "step"]
         self.fields = [_field(text) for text in table.fields]
         self.settings = [_statement(text) for text in table.settings]
         self.figures = [_statement(text) for text in table.figures]
@@ -162,9 +162,9 @@ class _Reader:
             rests = b"\n".join(row[-2] for row in rows)
             if self._literal in rests and self.line.search(rests):
                 rows = self._record.findall(self.line.sub(rb"\n\g<0>", records))
-        groups = [n - 1 for n in self._step_groups]
+        groups = self._step_groups
         if groups and not all(map(itemgetter(groups[0]), rows)):
-            rows = [row for row in rows if any(row[n].strip(b",") for n in groups)]
+            rows = [row for row in rows if any(row[group] for group in groups)]
         return rows
 
     def _records(self, text: bytes) -> bytes:
