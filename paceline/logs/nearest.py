@@ -55,8 +55,8 @@ def _nearest_format(text: bytes) -> str:
     lines = [line for line in without_colors(text).split(b"\n") if line.strip()]
     formats = log_formats()
     scope = f"{pluralize(len(lines), 'line')} compared with {len(formats)} log formats"
-    joined = b"\n".join(lines)
-    hits = {name: hit for name, kind in formats.items() if (hit := _first_hit(joined, kind))}
+    all_lines = b"\n".join(lines)
+    hits = {name: hit for name, kind in formats.items() if (hit := _first_hit(all_lines, kind))}
     if not hits:
         return f"{scope}: no line contains the identifying text of a format"
     tables = format_tables()

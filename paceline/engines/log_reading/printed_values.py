@@ -36,8 +36,8 @@ def printed_digit(kind: str, text: bytes, digits: int | None) -> float:
 
 def without_commas(texts: Sequence[bytes]) -> Sequence[bytes]:
     """Return texts without thousands separators."""
-    joined = b"\n".join(texts)
-    return joined.replace(b",", b"").split(b"\n") if b"," in joined else texts
+    text = b"\n".join(texts)
+    return text.replace(b",", b"").split(b"\n") if b"," in text else texts
 
 
 def _counts(texts: Sequence[bytes]) -> FloatColumn:
@@ -46,10 +46,10 @@ def _counts(texts: Sequence[bytes]) -> FloatColumn:
 
 def _numbers_with_suffix(texts: Sequence[bytes]) -> FloatColumn:
     """Return numbers with a suffix K, M, B (or G), T, P or E."""
-    joined = b"\n".join(texts) + b"\n"
+    text = b"\n".join(texts) + b"\n"
     for suffix, exponent in SUFFIXES.items():
-        joined = joined.replace(b"%c\n" % suffix, exponent + b"\n")
-    return numbers(joined[:-1].split(b"\n"))
+        text = text.replace(b"%c\n" % suffix, exponent + b"\n")
+    return numbers(text[:-1].split(b"\n"))
 
 
 def _clocks(texts: Sequence[bytes]) -> FloatColumn:
@@ -67,8 +67,8 @@ def _clocks(texts: Sequence[bytes]) -> FloatColumn:
 
 def _dates(texts: Sequence[bytes]) -> FloatColumn:
     """Return dates as seconds since 1970 in the time zone of the log."""
-    joined = b"\n".join(texts).translate(_DATE_SIGNS)
-    dates = [text[:23] for text in joined.decode().split("\n")]
+    text = b"\n".join(texts).translate(_DATE_SIGNS)
+    dates = [text[:23] for text in text.decode().split("\n")]
     try:
         milliseconds = np.array([date or "NaT" for date in dates], "datetime64[ms]")
     except ValueError:  # A date such as 2026-02-30.

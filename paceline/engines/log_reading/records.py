@@ -93,8 +93,8 @@ def required_literal(pattern: re.Pattern[bytes]) -> bytes:
     """
     if pattern.flags & re.IGNORECASE:
         return b""
-    parsed: Iterable[Any] = re_parser.parse(pattern.pattern, pattern.flags)  # type: ignore[attr-defined]
-    items = cast("Iterable[tuple[Any, Any]]", parsed)
+    tree: Iterable[Any] = re_parser.parse(pattern.pattern, pattern.flags)  # type: ignore[attr-defined]
+    items = cast("Iterable[tuple[Any, Any]]", tree)
     runs = [bytearray()]
     for operation, value in items:
         if str(operation) == "LITERAL":

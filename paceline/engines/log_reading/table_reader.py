@@ -514,8 +514,8 @@ def _add_steps(
         columns.setdefault(column, np.full(len(index), np.nan))
     # A row without any value is the head of a validation, or of a record without figures.
     has_value = [~np.isnan(values) for values in columns.values()]
-    kept = np.any([np.zeros(len(index), dtype=np.bool_), *has_value], axis=0)
-    index, columns = index[kept], {name: values[kept] for name, values in columns.items()}
+    has_any = np.any([np.zeros(len(index), dtype=np.bool_), *has_value], axis=0)
+    index, columns = index[has_any], {name: values[has_any] for name, values in columns.items()}
     names = {name for (name, _), texts in printed.items() if any(texts)}
     for name in table.notes.keys() & names:
         log.remark(table.notes[name])

@@ -51,7 +51,7 @@ TRAITS = {
     "broadcast": (False, True, True),
     "reduce": (True, True, True),
 }
-"""Whether nccl-tests prints an operator and a root, and checks the in-place result (src/*.cu)."""
+"""Operator printed, root printed, in-place result checked (nccl-tests, src/*.cu)."""
 
 
 @dataclass
@@ -116,11 +116,11 @@ class _Output:
 
     def collectives(self) -> Iterator[CollectiveTiming]:
         """Yield the out-of-place result of each row."""
-        inferred: str | None = None
-        if unnamed := [row for row in self.rows if row.program is None]:
-            inferred = max(unnamed, key=lambda row: row.bus).inferred_operation()
+        fallback: str | None = None
+        if without_program := [row for row in self.rows if row.program is None]:
+            fallback = max(without_program, key=lambda row: row.bus).inferred_operation()
         for row in self.rows:
-            if (timing := row.timing(inferred)) is not None:
+            if (timing := row.timing(fallback)) is not None:
                 yield timing
 
 
@@ -142,7 +142,7 @@ class _Row:
         except (KeyError, ValueError):
             return 0.0
 
-    def timing(self, inferred: str | None) -> CollectiveTiming | None:
+    def timing(self, fallback: str | None) -> CollectiveTiming | None:
         """Return the result of the row, None for an empty one."""
         row = self.out_of_place
         try:
@@ -155,7 +155,7 @@ class _Row:
             ) from error
         if not (size > 0 and 0 < rate < inf):
             return None
-        operation, ranks = self._operation(inferred), self._ranks()
+        operation, ranks = self._operation(fallback), self._ranks()
         bus = rate * bus_factor(operation, ranks)
         if not _agree(bus / 1e9, printed):
             raise UserError(
@@ -197,9 +197,9 @@ class _Row:
         ]
         return operations[0] if len(operations) == 1 else None
 
-    def _operation(self, inferred: str | None) -> str:
-        if self.program is None and inferred:
-            return inferred
+    def _operation(self, fallback: str | None) -> str:
+        if self.program is None and fallback:
+            return fallback
         if self.program not in PROGRAMS:
             raise UserError(
                 self.where,
