@@ -46,6 +46,7 @@ from paceline.runs.goodput.ledger import GoodputLedger
 from paceline.runs.watch.reader import WatchState
 from paceline.scaling.campaigns.record import Campaign
 from paceline.scaling.campaigns.result import CampaignResult
+from paceline.scaling.experts.report import ExpertsReport
 from paceline.scaling.network.report import NetworkReport
 from paceline.scaling.storage.report import StorageReport
 
@@ -76,6 +77,7 @@ FORMATS: dict[str, type[BaseModel]] = {
     "explanation": Explanation,
     "watch": WatchState,
     "goodput": GoodputLedger,
+    "experts": ExpertsReport,
     "network": NetworkReport,
     "storage": StorageReport,
     "event-start": StartEvent,

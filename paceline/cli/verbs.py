@@ -36,6 +36,7 @@ COMMON_OPTIONS = {
     "scale": "--from --sizes --rounds --set --hosts --nodes --cluster --name --resume --dry-run",
     "stage": "--to --asset --engine --hosts --local --dry-run --verify --jobs",
     "probe_network": "--hosts --nodes --cluster --ops --pairs --max-bytes --seconds",
+    "probe_experts": "--hosts --nodes --devices --tokens --hidden --experts --top-k --seconds",
     "probe_storage": "--recipe --run --hosts --nodes --ops --size --seconds",
     "profile": "--tool --from --ranks --steps --set --devices --hosts --html --dry-run",
     "mlperf_run": "--tiny --trials --data --engine --set --hosts --cluster --dry-run --status",
@@ -362,6 +363,8 @@ probe
     Measure all-reduce between the devices of this machine, by payload.
   network = probe_network:network
     Measure all collectives, and the latency and bandwidth between all hosts.
+  experts = probe_experts:experts
+    Measure dispatch, expert GEMMs and combine of a layer with experts on all devices.
   storage = probe_storage:storage
     Measure the storage bandwidth for data loading and checkpoints.
   latency = probe_machine:latency

@@ -90,7 +90,7 @@ def measure_network(
     names = host_names(cluster, lines)
     collectives = collective_rows(lines)
     pairs = pair_rows(lines, names, cluster.devices_per_node)
-    faults = _faults(lines, names, cluster, end)
+    faults = network_faults(lines, names, cluster, end)
     if not collectives and not pairs:
         raise SystemFaultError(
             str(folder), f"nothing was measured: {'; '.join(faults) or 'no rank wrote a line'}"
@@ -149,7 +149,7 @@ def _identity(cluster: Cluster, request: NetworkRequest) -> dict[str, Any]:
     }
 
 
-def _faults(
+def network_faults(
     lines: Sequence[Mapping[str, Any]],
     names: Sequence[str],
     cluster: Cluster,

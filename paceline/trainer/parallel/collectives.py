@@ -191,9 +191,19 @@ def reduce_scatter_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
     return _wait_for(_scatter_single(out, x, group=group, async_op=True), out)
 
 
-def all_to_all_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
-    """Fill part i of `out` (size x n, ...) with rank i's part of `x` for this rank."""
-    return _wait_for(dist.all_to_all_single(out, x, group=group, async_op=True), out)
+def all_to_all_into(
+    out: Tensor,
+    x: Tensor,
+    group: Group,
+    out_rows: list[int] | None = None,
+    x_rows: list[int] | None = None,
+) -> Tensor:
+    """Fill part i of `out` (size x n, ...) with rank i's part of `x` for this rank.
+
+    `out_rows` and `x_rows` are the rows of each part; None for equal parts.
+    """
+    work = dist.all_to_all_single(out, x, out_rows, x_rows, group=group, async_op=True)
+    return _wait_for(work, out)
 
 
 def send_recv_ring(

@@ -1,0 +1,1 @@
+"""Measurement of token dispatch and expert GEMMs over devices."""
