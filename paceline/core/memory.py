@@ -85,6 +85,8 @@ class _Stage:
     frozen: float
     """Parameters without a gradient."""
     trainable: float
+    experts: float
+    """Parameters of experts among all parameters. ZeRO shards them over dp x cp / ep ranks."""
     embedding_and_head: float
     """Parameters outside the blocks: embedding, positions, head."""
     layers: int
@@ -150,6 +152,7 @@ def _stage(x: ParallelRun) -> _Stage:
     return _Stage(
         frozen=frozen,
         trainable=trainable,
+        experts=_expert_parameters(x),
         embedding_and_head=embedding_and_head,
         layers=x.layers,
         layers_in_flight=layers_in_flight(
@@ -158,6 +161,15 @@ def _stage(x: ParallelRun) -> _Stage:
         levels=stage_levels(x.shape, layout, x.stages),
         has_head=x.has_last,
     )
+
+
+def _expert_parameters(x: ParallelRun) -> float:
+    """Return the parameters of experts on one rank of a stage."""
+    if x.shape.kind == "mmdit":
+        return 0.0
+    layers = x.layers * (1 - x.shape.first_dense_layers / x.shape.num_layers)
+    layers += x.shape.mtp_layers * x.has_last
+    return layers * expert_weights(x.shape) / x.layout.ep / x.layout.tp
 
 
 def _block_parameters_per_rank(
@@ -187,7 +199,13 @@ def _memory(x: ParallelRun, stage: _Stage, context_bytes: float, masters: bool) 
     `masters` is True if fp32 master weights are optimizer states.
     """
     zero = x.layout.zero_stage
-    shards = x.shards if zero >= 2 else 1
+    trains_experts = x.lora is None or x.lora.train_rest
+    trained_experts = stage.experts if trains_experts else 0.0
+
+    def trainable(from_stage: int) -> float:
+        return _on_rank(x, stage.trainable, trained_experts, zero >= from_stage)
+
+    frozen = _on_rank(x, stage.frozen, stage.experts - trained_experts, zero >= 2)
     logits = x.tokens * x.shape.padded_vocab(x.layout.tp) / x.layout.tp if stage.has_head else 0
     weights = x.compute_bytes if masters else MASTER_BYTES
     gradients = x.compute_bytes if masters else GRADIENT_BYTES
@@ -195,14 +213,21 @@ def _memory(x: ParallelRun, stage: _Stage, context_bytes: float, masters: bool) 
     # Gradients accumulate over micro-batches before ZeRO-2 or 3 shards them.
     whole_gradients = x.layout.gradient_sync == "last" and x.num_microbatches > 1
     return Memory(
-        weights_bytes=(weights * stage.trainable + x.compute_bytes * stage.frozen) / shards,
-        gradients_bytes=gradients * stage.trainable / (1 if whole_gradients else shards),
-        optimizer_bytes=optimizer * stage.trainable / (x.shards if zero >= 1 else 1),
+        weights_bytes=weights * trainable(2) + x.compute_bytes * frozen,
+        gradients_bytes=gradients * (stage.trainable if whole_gradients else trainable(2)),
+        optimizer_bytes=optimizer * trainable(1),
         copies_bytes=_copies(x, stage, masters),
         activations_bytes=_activations(x, stage),
         logits_bytes=min(2 * 4 * logits, LOGITS_BYTES),
         context_bytes=context_bytes,
     )
+
+
+def _on_rank(x: ParallelRun, parameters: float, experts: float, is_sharded: bool) -> float:
+    """Return the parameters that a rank holds of a stage's; `experts` are those of experts."""
+    if not is_sharded:
+        return parameters
+    return (parameters - experts) / x.shards + experts / max(1.0, x.shards / x.layout.ep)
 
 
 def _copies(x: ParallelRun, stage: _Stage, masters: bool) -> float:

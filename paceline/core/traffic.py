@@ -38,8 +38,10 @@ def unsupported_reason(x: ParallelRun) -> str | None:
     """Return why no formula covers the run, in one sentence; None if one does."""
     layout, shape = x.layout, x.shape
     sharded = layout.zero_stage >= 2 and x.data_ranks > 1
-    if shape.kind != "decoder" or shape.num_experts > 1:
-        return "traffic is only modeled for decoders without experts"
+    if shape.kind != "decoder":
+        return "traffic is only modeled for decoders"
+    if shape.num_experts > 1 and (shape.first_dense_layers or shape.shared_ffn_size):
+        return "traffic is not modeled for shared experts and for dense layers before experts"
     if shape.latent_attention is not None or shape.mtp_layers:
         return "traffic is not modeled for latent attention and multi-token prediction"
     if x.lora is not None:

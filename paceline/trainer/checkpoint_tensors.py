@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from paceline.trainer.parallel.mesh import Mesh, MeshAxis
-from paceline.trainer.parallel.tensor import ParamPlan
+from paceline.trainer.parallel.mesh import ALONE, Mesh, MeshAxis
+from paceline.trainer.parallel.tensor import EXPERT_FSDP_DIM, ParamPlan
 from paceline.trainer.replica.replica import Replica
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -39,7 +39,7 @@ def state_tensors(
     tensors that are equal on all replicas.
     """
     mesh, slices, states = replica.mesh, replica.slices, optimizer.state
-    copies = mesh.replicate if replica.sharded else mesh.data
+    all_copies = mesh.replicate if replica.sharded else mesh.data
     tied = {part.tied_copy for part in replica.parts} if to_save else set[str | None]()
     by_key: dict[str, Tensor] = {}
 
@@ -50,6 +50,8 @@ def state_tensors(
         if name in tied:
             continue
         plan = replica.tp_plan[name]
+        is_spread = name in replica.experts
+        copies = mesh.expert_data if is_spread and not replica.sharded else all_copies
         owner = not to_save or i % copies.size == copies.index
         if owner:
             by_key[f"{WEIGHTS}{name}"] = as_dtensor(plan, parameter.detach(), mesh)
@@ -58,7 +60,7 @@ def state_tensors(
             state, shape = states[part.weight], tuple(parameter.shape)
             for moment in MOMENTS:
                 values = state[moment]
-                by_key[f"{moment}/{name}"] = as_flat_slice(plan, values, shape, part.begin, mesh.tp)
+                by_key[f"{moment}/{name}"] = as_flat_slice(plan, values, shape, part.begin, mesh)
         elif slices is None and optimizer_parameter(parameter) in states and owner:
             state = states[optimizer_parameter(parameter)]
             for moment in MOMENTS:
@@ -85,21 +87,43 @@ def as_dtensor_like(parameter: nn.Parameter, values: Tensor) -> Tensor:
 
 
 def as_dtensor(plan: ParamPlan, tensor: Tensor, mesh: Mesh) -> Tensor:
-    """Return this tensor rank's part of a parameter as a DTensor."""
+    """Return this rank's part of a parameter as a DTensor, of spread experts as a FlatSlice."""
+    if plan.by_expert and mesh.ep.size > 1:
+        return _expert_slice(plan, tensor, mesh)
     if isinstance(tensor, DTensor) or mesh.tp.size == 1:
         return tensor
     assert mesh.device_mesh is not None
     return DTensor.from_local(tensor, mesh.device_mesh["tp"], [plan.placement], run_check=False)
 
 
+def _expert_slice(plan: ParamPlan, tensor: Tensor, mesh: Mesh) -> FlatSlice:
+    """Return this rank's part of stacked experts, which FSDP may have sharded."""
+    fsdp = mesh.expert_data if isinstance(tensor, DTensor) else ALONE
+    values = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    shape = tuple(values.shape)
+    return as_flat_slice(plan, values.view(-1), shape, 0, mesh, fsdp)
+
+
 def as_flat_slice(
-    plan: ParamPlan, values: Tensor, local: tuple[int, ...], begin: int, tp: MeshAxis
+    plan: ParamPlan,
+    values: Tensor,
+    local: tuple[int, ...],
+    begin: int,
+    mesh: Mesh,
+    fsdp: MeshAxis = ALONE,
 ) -> FlatSlice:
-    """Return `values` (n,), this rank's elements from `begin` on, as a slice of the tensor."""
-    whole, origin, dim = list(local), [0] * len(local), plan.shard_dim
-    if dim is not None:
-        whole[dim] *= tp.size
-        origin[dim] = tp.index * local[dim]
+    """Return `values` (n,), this rank's elements from `begin` on, as a slice of the tensor.
+
+    The rank's part has the shape `local`. `fsdp` are the ranks over which FSDP shards experts.
+    """
+    whole, origin = list(local), [0] * len(local)
+    # From the innermost part outwards: FSDP shards what tensor and expert ranks hold.
+    shards = [(EXPERT_FSDP_DIM, fsdp), (plan.shard_dim, mesh.tp)]
+    shards += [(0, mesh.ep)] if plan.by_expert else []
+    for dim, axis in shards:
+        if dim is not None and axis.size > 1:
+            origin[dim] += axis.index * whole[dim]
+            whole[dim] *= axis.size
     boxes = [
         (tuple(o + i for o, i in zip(origin, offsets, strict=True)), sizes)
         for offsets, sizes in rectangles(local, begin, begin + len(values))

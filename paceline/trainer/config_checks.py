@@ -43,6 +43,8 @@ def config_problems(config: TrainerConfig, world_size: int) -> list[str]:
             ("seq_len", seq_len, "2 x cp", 2 * cp if cp > 1 else 1),
             ("seq_len", seq_len, "tp x cp", tp * cp if layout.sequence_parallel else 1),
             ("query heads", model.num_heads, "tp x cp", head_ranks),
+            ("num_experts", model.num_experts, "ep", layout.ep),
+            ("dp x cp", ranks, "ep", layout.ep),
         ]
     problems += [
         f"{what} {size}: {by} {number} does not divide it"

@@ -23,6 +23,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return fused AdamW without weight decay on vectors, sharded over `shard_state` (ZeRO 1).
 
+    The state of experts is sharded over the ranks that hold the same ones.
+
     LoRA adapters with their own learning rate are a separate parameter group.
     """
     parameters = [(name, p) for name, p in replica.named_parameters() if p.requires_grad]
@@ -37,7 +39,9 @@ def make_optimizer(
     ]
     groups = [group for group in groups if group["params"]]
     if shard_state is not None:
-        replica.slices = WeightSlices((p for _, p in parameters), shard_state)
+        dense = (p for name, p in parameters if name not in replica.experts)
+        experts = (p for name, p in parameters if name in replica.experts)
+        replica.slices = WeightSlices((dense, shard_state), (experts, replica.mesh.expert_data))
         slices = replica.slices.slices
         for group in groups:
             group["params"] = [slices[p].weight for p in group["params"] if p in slices]

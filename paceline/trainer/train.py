@@ -85,9 +85,9 @@ def group_axes(mesh: Mesh) -> dict[str, str]:
     Groups that shard optimizer states count as `dp`.
     """
     axes = {name: getattr(mesh, name) for name in reversed(MESH_AXES)}
-    states = [mesh.data, mesh.replicate, mesh.shard]
+    states = [mesh.data, mesh.replicate, mesh.shard, mesh.expert_data]
     groups: dict[str, str] = {}
-    for name, axis in [*axes.items(), *(("dp", axis) for axis in states)]:
+    for name, axis in [*axes.items(), ("ep", mesh.ep), *(("dp", axis) for axis in states)]:
         if axis.group is not None:
             groups.setdefault(axis.group.group_name, name)
     return groups

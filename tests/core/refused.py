@@ -36,7 +36,7 @@ EXAMPLES: tuple[dict[str, Any], ...] = (
     {"vp": 2},
     {"pp": 2, "schedule": "interleaved"},
     # ep
-    {"ep": 2},
+    {"ep": 2, "dp_shard": 1, "zero_stage": 3},
     # of no one axis
     {"recompute": "budget"},
     {"recompute_budget": 0.5},

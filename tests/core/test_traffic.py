@@ -20,10 +20,10 @@ GPT = {"bias": True, "norm": "layernorm", "positions": "learned", "tied_embeddin
 RANKS, STEPS = 2, 2
 
 
-def spec_of(layout: dict[str, Any], shape: dict[str, Any]) -> RunSpec:
-    """Two micro-batches or more of two samples."""
+def spec_of(layout: dict[str, Any], shape: dict[str, Any], ranks: int = RANKS) -> RunSpec:
+    """One micro-batch or more of two samples."""
     return make_spec(
-        ranks=RANKS,
+        ranks=ranks,
         model=SHAPE.model_copy(update=shape),
         layout=Layout(micro_batch=2, **layout),
         training=Training(seq_len=32, global_batch=8, steps=STEPS, dtype="bf16"),
@@ -31,11 +31,12 @@ def spec_of(layout: dict[str, Any], shape: dict[str, Any]) -> RunSpec:
     )
 
 
+EXPERTS = {"num_experts": 4, "experts_per_token": 2}
 BOTH = {"norm_position": "both", "qk_norm": True}
 
 
 @pytest.mark.parametrize(
-    "shape", [{}, GPT, {"norm": "layernorm", "embedding_size": 16} | GPT, BOTH, GPT | BOTH]
+    "shape", [{}, GPT, {"norm": "layernorm", "embedding_size": 16} | GPT, BOTH, GPT | BOTH, EXPERTS]
 )
 def test_weights_of_a_whole_model_are_its_parameters(shape: dict[str, Any]) -> None:
     x = spec_of({}, shape).parallel

@@ -113,6 +113,37 @@ TABLE = """
 4  tp2 zero2 mb3                                     mixtral
 4  pp2 vp2 interleaved cp2 mb3                       mixtral
 2  tp2                                               qwen3-moe
+2  ep2 mb3                                           mixtral
+2  ep2 zero1 mb3                                     mixtral
+2  ep2 zero2 mb3                                     mixtral
+2  ep2 zero3 mb3 full                                mixtral
+4  ep2 mb1                                           mixtral
+4  ep2 zero1 mb1                                     mixtral
+4  ep2 zero3 mb1                                     mixtral
+4  ep4 zero3                                         mixtral
+4  ep2 tp2 mb3                                       mixtral
+4  ep2 tp2 sp zero3 mb3                              mixtral
+4  ep2 pp2 mb3                                       mixtral
+4  ep2 pp2 zero3 mb3                                 mixtral
+4  ep2 pp2 vp2 interleaved mb3                       mixtral
+4  ep2 pp2 zero-bubble mb3                           mixtral
+2  ep2 cp2                                           mixtral
+4  ep4 cp2 zero2                                     mixtral
+2  ep2 compile                                       mixtral
+2  ep2 mb3 full compile                              mixtral
+2  ep2 mb3 selective                                 mixtral
+2  ep2 mb3 budget40                                  mixtral
+2  ep2 mb3 zero3 last                                mixtral
+2  ep2 cp2 ring                                      mixtral
+2  ep2 cp2 all-to-all                                mixtral
+4  ep2 pp2 gpipe mb3                                 mixtral
+8  ep2 tp2 sp pp2 vp2 interleaved zero3 mb3          mixtral
+2  ep2 masked                                        mixtral
+2  mb3 selective compile                             mixtral
+4  pp2 gpipe cp2 ring mb3                            mixtral
+4  pp2 cp2 all-to-all budget40 mb3                   mixtral
+4  pp2 zero-bubble zero1 mb3                         mixtral
+4  zero3 shard2 mb1 last                             mixtral
 2  cp2 all-to-all compile                            gemma3
 2  tp2 selective                                     phi4
 4  pp2 cp2 all-to-all mb3                            gpt

@@ -107,10 +107,15 @@ def init_parameter(self: Network, name: str, whole: Tensor, generator: torch.Gen
 def pieces(replica: Replica, gradients: bool) -> dict[str, TensorShard | None]:
     """This rank's gradients or weights."""
     mesh, plan = replica.mesh, replica.tp_plan
-    return {
-        name: TensorShard.of(p.grad if gradients else p, plan[name].shard_dim, mesh.tp, mesh.shard)
-        for name, p in replica.named_parameters()
-    }
+
+    def piece(name: str, tensor: Tensor | None) -> TensorShard | None:
+        dim = plan[name].shard_dim
+        if name in replica.experts:
+            assert dim is not None
+            return TensorShard.of_experts(tensor, dim, mesh)
+        return TensorShard.of(tensor, dim, mesh.tp, mesh.shard)
+
+    return {name: piece(name, p.grad if gradients else p) for name, p in replica.named_parameters()}
 
 
 def run(case: dict[str, Any], world: World, folder: Path) -> dict[str, Any] | None:

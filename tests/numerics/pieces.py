@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from paceline.trainer.parallel.mesh import MeshAxis
+from paceline.trainer.parallel.mesh import Mesh, MeshAxis
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,20 @@ class TensorShard:
     begin: int = 0
     rows: int | None = None
     """How many the piece has, `begin` being the first of them here; None where all are."""
+    outer: tuple[tuple[int, int, int], ...] = ()
+    """(dim, index, count) of pieces that the piece is itself a piece of, the outermost first."""
+
+    @staticmethod
+    def of_experts(tensor: Tensor | None, dim: int, mesh: Mesh) -> TensorShard | None:
+        """A copy of what this rank holds of experts that ranks share out."""
+        if tensor is None:
+            return None
+        outer = ((0, mesh.ep.index, mesh.ep.size), (dim, mesh.tp.index, mesh.tp.size))
+        copies = mesh.expert_data
+        if not isinstance(tensor, DTensor):
+            return TensorShard(tensor.detach().clone(), outer=outer)
+        local = tensor.to_local().detach().clone()
+        return TensorShard(local, 1, copies.index, copies.size, outer=outer)
 
     @staticmethod
     def of(
@@ -67,12 +81,16 @@ def _put(joined: Joined, name: str, piece: TensorShard) -> None:
     if piece.rows is not None:
         shape[0] = piece.rows
     size = shape[piece.dim] if shape else 1
+    if shape:
+        shape[piece.dim] *= piece.count
+    for dim, _, count in piece.outer:
+        shape[dim] *= count
     if name not in joined.tensors:
-        if shape:
-            shape[piece.dim] *= piece.count
         joined.tensors[name] = piece.tensor.new_full(shape, math.nan)
         joined.apart[name] = 0.0
     place = joined.tensors[name]
+    for dim, index, count in piece.outer:
+        place = place.chunk(count, dim)[index]
     if place.ndim:
         place = place.narrow(piece.dim, piece.index * size, size)
         place = place.narrow(0, piece.begin, len(piece.tensor))

@@ -44,6 +44,12 @@ lora   2  zero3        2  pp2 mb3
 sft    2  pp2 mb3      2  tp2
 flux   2  tp2          2  zero3
 flux   2  zero3        2  cp2
+mixtral  1             4  ep2 zero3 mb1
+mixtral  2  ep2 mb3    4  ep4 zero3
+mixtral  4  ep2 zero3 mb1  1
+mixtral  4  ep4 zero3  4  tp2 zero1
+mixtral  4  ep2 zero1 mb1  4  ep4 zero2
+mixtral  4  ep2 tp2 sp zero3 mb3  4  ep2 zero1 mb1
 """
 
 
@@ -88,7 +94,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("layouts")
     rows = pairs()
     sources = dict.fromkeys(before for before, _ in rows)
-    whole = [Case(1, "", model, "fp64") for model in ("llama", "gpt", "lora", "sft", "flux")]
+    whole = [
+        Case(1, "", model, "fp64") for model in ("llama", "gpt", "lora", "sft", "flux", "mixtral")
+    ]
     for ranks in (1, 2, 4):
         saving = [task(case, case.name, None) for case in sources if case.ranks == ranks]
         going_on = [

@@ -17,6 +17,7 @@ from paceline.core.parallel_run import ParallelRun
 from paceline.core.shape import DecoderShape, LoraSpec
 from paceline.files.recipe import load_recipe, recipe_names
 from tests.core.shapes import FLUX, LLAMA_8B
+from tests.numerics import expert_layouts
 from tests.numerics.cases import GLOBAL_BATCH, RAMP_UP, Case, by_inductor, rounded, table
 from tests.numerics.models import MODELS
 from tests.numerics.test_faults import BROKEN
@@ -75,12 +76,13 @@ AT_THE_ENDS = {
     "gemma3": {"pp", "1f1b", "cp", "all-to-all", "compile"},
     "phi4": {"tp", "selective"},
     "mixtral": {
-        *("dp", "tp", "tp+sp", "pp", "vp", "interleaved", "cp"),
-        *("zero1", "zero2", "zero3", "full"),
+        *("dp", "tp", "tp+sp", "pp", "vp", "gpipe", "1f1b", "interleaved", "zero-bubble"),
+        *("cp", "all-to-all", "ring", "zero1", "zero2", "zero3", "hybrid"),
+        *("full", "selective", "budget", "compile"),
     },
     "qwen3-moe": {"tp"},
 }
-OTHER_DATA = {"masked": {"llama", "ends", "gpt", "lora", "sft"}, "ramp": {"gpt"}}
+OTHER_DATA = {"masked": {"llama", "ends", "gpt", "lora", "sft", "mixtral"}, "ramp": {"gpt"}}
 TINY = [name for name in recipe_names() if name.endswith("-tiny")]
 RANKS = 16
 CASES = table()
@@ -250,6 +252,13 @@ def test_masks_and_growing_batches_occur_with_every_kind_of_axis() -> None:
         assert {case.model for case in cases} == models
         found = {name for model in models for names in occurring(model, cases) for name in names}
         assert {"dp", "pp"} <= found
+
+
+def test_the_page_of_layouts_with_experts_is_current_and_leaves_nothing_unproved() -> None:
+    text = expert_layouts.page()
+
+    assert expert_layouts.PAGE.read_text("utf-8") == text
+    assert "not proved" not in text and text.count("refused: ") == len(expert_layouts.EXPERT_MODELS)
 
 
 def structure(shape: Shape, lora: LoraSpec | None) -> tuple[dict[str, Any], Any]:

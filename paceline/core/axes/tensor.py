@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.core.axes.axis import Axis, AxisTraffic, Rule, refuse
-from paceline.core.axes.weights import block_weights, decoder, end_weights
+from paceline.core.axes.weights import block_weights, decoder, end_weights, router_weights
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.recompute import stage_levels
 from paceline.core.shape import vectors_of_norm
@@ -118,9 +118,9 @@ def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
     else:
         sums = (4 * x.layers + left_again) * stream_bytes + ends * embedding_bytes
         yield AxisTraffic("tp", "all_reduce", m * sums, "activations")
-        if shape.qk_norm:
-            of_heads = 2 * shape.head_dim * vectors_of_norm(shape)
-            yield AxisTraffic("tp", "all_reduce", w * x.layers * of_heads, "shares")
+        of_heads = 2 * shape.head_dim * vectors_of_norm(shape) if shape.qk_norm else 0
+        shares = x.layers * (of_heads + router_weights(x))
+        yield AxisTraffic("tp", "all_reduce", w * shares, "shares")
     if x.has_last:
         numbers = layout.tp * x.tokens * LOSS_NUMBERS * w
         yield AxisTraffic("tp", "all_gather", m * numbers, "loss")

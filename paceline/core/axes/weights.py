@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.core.parallel_run import ParallelRun
-from paceline.core.shape import DecoderShape, linear_sizes, vectors_of_norm
+from paceline.core.shape import FFN, DecoderShape, linear_sizes, vectors_of_norm
 
 COLUMN_CUT, ROW_CUT = ("q", "k", "v", "up", "gate"), ("o", "down")
 """Linear layers whose output features, and whose input features, are split over tensor-parallel
@@ -43,13 +43,40 @@ def decoder(x: ParallelRun) -> DecoderShape:
 
 
 def block_weights(x: ParallelRun) -> list[Weight]:
-    """Return the parameters of one block on a tensor rank."""
+    """Return the parameters of one block on a tensor rank that all data ranks hold.
+
+    Experts are among them only if `ep` is 1.
+    """
+    return _dense_weights(x) + (stacked_experts(x) if x.layout.ep == 1 else [])
+
+
+def stacked_experts(x: ParallelRun) -> list[Weight]:
+    """Return the weights of a block's experts on one rank; a row is one expert."""
+    shape, layout = decoder(x), x.layout
+    if shape.num_experts == 1:
+        return []
+    expert = Weight(shape.num_experts // layout.ep, shape.hidden_size * shape.ffn_size // layout.tp)
+    return [expert] * shape.num_ffn_matrices
+
+
+def router_weights(x: ParallelRun) -> int:
+    """Return the number of weights of a block's router; 0 without experts."""
+    shape = decoder(x)
+    return shape.num_experts * shape.hidden_size if shape.num_experts > 1 else 0
+
+
+def _dense_weights(x: ParallelRun) -> list[Weight]:
+    """Return the parameters of one block on a tensor rank without those of experts."""
     shape, tp = decoder(x), x.layout.tp
     norm = Weight(shape.hidden_size, 1, whole=True)
     num_norms = 4 if shape.norm_position == "both" else 2
     of_head = [Weight(shape.head_dim, 1, whole=True)] * (2 if shape.qk_norm else 0)
     weights = ([norm] * num_norms + of_head) * vectors_of_norm(shape)
+    if shape.num_experts > 1:
+        weights.append(Weight(shape.num_experts, shape.hidden_size, whole=True))
     for name, (inputs, outputs) in linear_sizes(shape).items():
+        if shape.num_experts > 1 and name in FFN:
+            continue
         if name in COLUMN_CUT:
             weights.append(Weight(outputs // tp, inputs))
         else:

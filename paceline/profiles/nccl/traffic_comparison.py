@@ -39,7 +39,8 @@ def axis_groups(layout: Layout, dp: int) -> dict[tuple[int, ...], str]:
 
     Tensor-parallel ranks are neighbours, then context-parallel ranks, as in the native trainer and
     in Megatron. Ranks that share states are `dp` (dp x cp of them), with hybrid sharding `dp_shard`
-    and `dp_replicate`.
+    and `dp_replicate`. With expert parallelism, consecutive ones are `ep`, and `expert_data` hold
+    the same experts.
     """
     tp, cp, pp, shards = layout.tp, layout.cp, layout.pp, layout.shards(dp)
     groups: dict[tuple[int, ...], str] = {}
@@ -55,6 +56,11 @@ def axis_groups(layout: Layout, dp: int) -> dict[tuple[int, ...], str]:
                     _name(groups, states[i : i + shards], "dp_shard")
                 for i in range(shards):
                     _name(groups, states[i::shards], "dp_replicate")
+            if layout.ep > 1:
+                for i in range(0, dp * cp, layout.ep):
+                    _name(groups, states[i : i + layout.ep], "ep")
+                for i in range(layout.ep):
+                    _name(groups, states[i :: layout.ep], "expert_data")
             for i in range(dp):
                 _name(groups, states[i * cp : (i + 1) * cp], "cp")
         for outer in range(dp * cp):

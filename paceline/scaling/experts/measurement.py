@@ -51,8 +51,8 @@ class ExpertsRequest:
     def problem(self, kind: str, ranks: int) -> ExpertsProblem:
         """Return the sizes on `ranks` devices; raise UserError if they cannot be balanced."""
         names = ExpertsProblem.model_fields
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        problem = DEFAULT_PROBLEMS[kind].model_copy(update=given)
+        sizes = {name: value for name in names if (value := getattr(self, name)) is not None}
+        problem = DEFAULT_PROBLEMS[kind].model_copy(update=sizes)
         if problem.experts % ranks:
             raise UserError(
                 f"--experts {problem.experts}",

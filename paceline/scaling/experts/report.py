@@ -110,8 +110,8 @@ def _rows(
         parts[TOTAL] = [sum(times) for times in zip(*parts.values(), strict=True)]
         for part, times_s in parts.items():
             time_s = median(times_s)
-            sent = {"experts": None, TOTAL: 2}.get(part, 1)
-            num_bytes = None if sent is None else sent * problem.sent_bytes(ranks)
+            messages = {"experts": None, TOTAL: 2}.get(part, 1)
+            num_bytes = None if messages is None else messages * problem.sent_bytes(ranks)
             exchange = num_bytes if part != TOTAL else None
             flops = problem.flops if part == "experts" else None
             yield ExpertsRow(

@@ -114,6 +114,8 @@ def group_names(mesh: Mesh) -> Groups:
         "dp_replicate": mesh.replicate,
         "pp": mesh.pp,
         "tp": mesh.tp,
+        "ep": mesh.ep,
+        "expert_data": mesh.expert_data,
     }
     names: Groups = {}
     for name, axis in axes.items():

@@ -21,7 +21,7 @@ from paceline.trainer.model.attention import Rope, apply_rotary, rope_tables
 from paceline.trainer.model.context_parallel import attend, local_positions
 from paceline.trainer.model.document_attention import restart_positions
 from paceline.trainer.model.dropout import residual_dropout, with_rank_rng
-from paceline.trainer.model.experts import MixtureOfExperts
+from paceline.trainer.model.experts import MixtureOfExperts, keep_rows
 from paceline.trainer.model.layers import (
     ACTIVATIONS,
     ColumnParallelLinear,
@@ -39,6 +39,7 @@ from paceline.trainer.model.windowed_attention import load_kernels
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import ALONE, MeshAxis
 from paceline.trainer.parallel.tensor import NO_TP, TensorParallel
+from paceline.trainer.parallel.token_exchange import exchange_tokens
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class LayerSetting:
     tp: TensorParallel = NO_TP
     cp: MeshAxis = ALONE
     cp_exchange: str = "all-gather"
+    ep: MeshAxis = ALONE
     lora: LoraConfig | None = None
     levels: tuple[str, ...] = ()
     """Recompute setting of each layer; empty where all layers use `recompute`."""
@@ -154,7 +156,8 @@ def expert_layer(model: ModelConfig, setting: LayerSetting) -> MixtureOfExperts:
     width = model.shared_ffn_size
     shared = FeedForward(model, setting, width) if width else None
     recompute = setting.recompute == "activation"
-    return MixtureOfExperts(model, setting.tp, shared, recompute_activation=recompute)
+    dispatch = partial(exchange_tokens, axis=setting.ep) if setting.ep.size > 1 else keep_rows
+    return MixtureOfExperts(model, setting.tp, shared, dispatch, recompute_activation=recompute)
 
 
 class DecoderBlock(nn.Module):

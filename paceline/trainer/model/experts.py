@@ -96,9 +96,9 @@ class StackedExperts(nn.Module):
     """The routed experts of a block: three stacked weights, or two without a gate."""
 
     tp_plan: TpPlan = {
-        "gate": ParamPlan(shard_dim=1),
-        "up": ParamPlan(shard_dim=1),
-        "down": ParamPlan(shard_dim=2),
+        "gate": ParamPlan(shard_dim=1, by_expert=True),
+        "up": ParamPlan(shard_dim=1, by_expert=True),
+        "down": ParamPlan(shard_dim=2, by_expert=True),
     }
 
     def __init__(self, model: ModelConfig, recompute_activation: bool = False) -> None:
@@ -171,6 +171,18 @@ class MixtureOfExperts(nn.Module):
         """Return and reset the rows (E,) of each expert."""
         load, self.load = self.load, None
         return torch.zeros(self.num_experts, dtype=torch.int64) if load is None else load
+
+
+def exclude_token_exchange_from_compile(part: nn.Module) -> None:
+    """Exclude experts that ranks share out from torch.compile: each block's graph breaks once.
+
+    The CPU reads how many rows it sends and receives, which a graph cannot. Call it before
+    compiling. A decorator would import the compiler, which takes seconds.
+    """
+    disable: Any = torch.compiler.disable
+    for module in part.modules():
+        if isinstance(module, MixtureOfExperts) and module.dispatch is not keep_rows:
+            module.apply_experts = disable(module.apply_experts)  # type: ignore[method-assign]
 
 
 def sort_by_expert(

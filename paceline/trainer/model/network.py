@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.trainer.model.routing_replay import routing_contexts
 from paceline.trainer.parallel.mesh import Mesh
-from paceline.trainer.parallel.tensor import ParamPlan, local, tp_plan_of
+from paceline.trainer.parallel.tensor import EXPERT_FSDP_DIM, ParamPlan, local, tp_plan_of
 
 INIT_STD = 0.02
 
@@ -112,9 +112,16 @@ def init_weights(model: Network, shapes: dict[str, torch.Size], seed: int, mesh:
 
 
 def local_shard(whole: Tensor, parameter: Tensor, plan: ParamPlan, mesh: Mesh) -> Tensor:
-    """Return this rank's part of a whole parameter: its tensor shard, or FSDP's rows of it."""
-    part = plan.shard(whole, mesh.tp)
-    if not isinstance(parameter, DTensor) or mesh.shard.size == 1:
+    """Return this rank's part of a whole parameter: its shard, or FSDP's rows of it.
+
+    FSDP shards experts that are spread over ranks along their second dimension.
+    """
+    part = plan.shard(whole, mesh.tp, mesh.ep)
+    if not isinstance(parameter, DTensor):
+        return part
+    if plan.by_expert and mesh.ep.size > 1:
+        return part.chunk(mesh.expert_data.size, EXPERT_FSDP_DIM)[mesh.expert_data.index]
+    if mesh.shard.size == 1:
         return part
     rows = part.chunk(mesh.shard.size)
     return rows[mesh.shard.index] if mesh.shard.index < len(rows) else part[:0]

@@ -1,14 +1,16 @@
 """The mesh of ranks: pipeline, data, context and tensor axes, the last one innermost.
 
 Ranks of one tensor group are adjacent, so they share a node; pipeline stages are farthest apart.
-ZeRO shards states over dp x cp, because context-parallel ranks hold the same weights.
+ZeRO shards states over dp x cp, because context-parallel ranks hold the same weights. The expert
+axis divides these ranks: consecutive ones hold different experts, and ranks that are `ep` apart
+hold the same ones.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -53,7 +55,11 @@ class World:
 
 @dataclass(frozen=True)
 class Mesh:
-    """This rank's axes. `data` is dp x cp; `shard` and `replicate` are its ZeRO split."""
+    """This rank's axes.
+
+    `data` is dp x cp; `shard` and `replicate` are its ZeRO split, `ep` and `expert_data` its split
+    for the weights of experts.
+    """
 
     pp: MeshAxis = ALONE
     dp: MeshAxis = ALONE
@@ -62,8 +68,13 @@ class Mesh:
     data: MeshAxis = ALONE
     replicate: MeshAxis = ALONE
     shard: MeshAxis = ALONE
+    ep: MeshAxis = ALONE
+    expert_data: MeshAxis = ALONE
+    """Ranks that hold the same experts; unused if ep is 1."""
     device_mesh: DeviceMesh | None = field(default=None, compare=False)
     """Mesh with axes pp, replicate, shard, tp for parameters and optimizer state."""
+    expert_mesh: DeviceMesh | None = field(default=None, compare=False)
+    """Mesh of `expert_data`; None if ep is 1."""
 
     @property
     def coordinates(self) -> dict[str, int]:
@@ -142,12 +153,50 @@ def make_mesh(world: World, layout: LayoutConfig, dp: int) -> Mesh:
     )
     axes = {name: _mesh_axis(device_mesh, name) for name in ("pp", "replicate", "shard", "tp")}
     data = _data_axis(world, axes, layout)
-    if layout.cp == 1:
-        return Mesh(**axes, data=data, dp=data, device_mesh=device_mesh)
-    first = data.index % layout.cp
-    dp_axis = MeshAxis(dp, data.index // layout.cp, None, data.ranks[first :: layout.cp])
-    cp = _context_axis(world, data, axes["shard"], layout)
-    return Mesh(**axes, data=data, dp=dp_axis, cp=cp, device_mesh=device_mesh)
+    mesh = Mesh(
+        pp=axes["pp"],
+        dp=data,
+        tp=axes["tp"],
+        data=data,
+        replicate=axes["replicate"],
+        shard=axes["shard"],
+        device_mesh=device_mesh,
+    )
+    if layout.cp > 1:
+        first = data.index % layout.cp
+        dp_axis = MeshAxis(dp, data.index // layout.cp, None, data.ranks[first :: layout.cp])
+        cp = _context_axis(world, data, axes["shard"], layout)
+        mesh = replace(mesh, dp=dp_axis, cp=cp)
+    return _with_expert_axes(mesh, world, layout) if layout.ep > 1 else mesh
+
+
+def _with_expert_axes(mesh: Mesh, world: World, layout: LayoutConfig) -> Mesh:
+    """Return the mesh with the expert axis and the ranks that hold the same experts.
+
+    They have groups of their own, so that tokens do not wait for weights in one queue.
+    """
+    ep, tp, data = layout.ep, layout.tp, mesh.data
+    blocks = [
+        [first + tp * i for i in range(data.size)]
+        for start in range(0, world.size, data.size * tp)
+        for first in range(start, start + tp)
+    ]
+    tokens = [block[i : i + ep] for block in blocks for i in range(0, data.size, ep)]
+    weights = [block[i::ep] for block in blocks for i in range(ep)]
+    expert, copies = _enumerated_axis(tokens, world), _enumerated_axis(weights, world)
+    assert copies.group is not None, "a group of one rank is a group"
+    device_mesh = DeviceMesh.from_group(
+        copies.group, world.device.type, mesh_dim_names=("expert_data",)
+    )
+    return replace(mesh, ep=expert, expert_data=copies, expert_mesh=device_mesh)
+
+
+def _enumerated_axis(every: list[list[int]], world: World) -> MeshAxis:
+    """Return this rank's axis of new groups; every rank is in one of them."""
+    group, _ = dist.new_subgroups_by_enumeration(every, timeout=collective_timeout())
+    assert isinstance(group, dist.ProcessGroup), "every rank is in one of them"
+    ranks = next(tuple(ranks) for ranks in every if world.rank in ranks)
+    return MeshAxis(len(ranks), ranks.index(world.rank), group, ranks)
 
 
 def _context_axis(world: World, data: MeshAxis, shard: MeshAxis, layout: LayoutConfig) -> MeshAxis:
@@ -163,9 +212,7 @@ def _context_axis(world: World, data: MeshAxis, shard: MeshAxis, layout: LayoutC
         return shard
     blocks = range(0, world.size, size * tp)
     every = [[block + t + tp * i for i in range(size)] for block in blocks for t in range(tp)]
-    group, _ = dist.new_subgroups_by_enumeration(every, timeout=collective_timeout())
-    assert isinstance(group, dist.ProcessGroup), "every rank is in one of them"
-    return MeshAxis(size, data.index - start, group, ranks)
+    return _enumerated_axis(every, world)
 
 
 def _mesh_axis(mesh: DeviceMesh, name: str) -> MeshAxis:

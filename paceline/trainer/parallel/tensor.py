@@ -29,10 +29,13 @@ class ParamPlan:
 
     `partial_grad`: each rank applies the whole parameter to its own shard of the activations, so
     its gradient is one term of a sum over the ranks.
+
+    `by_expert`: dimension 0 holds experts, which expert ranks share out.
     """
 
     shard_dim: int | None = None
     partial_grad: bool = False
+    by_expert: bool = False
 
     @property
     def placement(self) -> Placement:
@@ -46,13 +49,20 @@ class ParamPlan:
         """
         return self.shard_dim is None and (self.partial_grad or sequence_parallel)
 
-    def shard(self, whole: Tensor, axis: MeshAxis) -> Tensor:
-        """Return this rank's shard; raise ValueError where the axis does not divide it."""
-        if self.shard_dim is None:
-            return whole
-        if whole.shape[self.shard_dim] % axis.size:
-            raise ValueError(f"tp {axis.size} does not divide {whole.shape[self.shard_dim]}")
-        return whole.chunk(axis.size, self.shard_dim)[axis.index]
+    def shard(self, whole: Tensor, axis: MeshAxis, ep: MeshAxis = ALONE) -> Tensor:
+        """Return this rank's shard over tensor and expert ranks.
+
+        Raise ValueError where an axis does not divide it.
+        """
+        if self.by_expert:
+            whole = _part("ep", whole, 0, ep)
+        return whole if self.shard_dim is None else _part("tp", whole, self.shard_dim, axis)
+
+
+def _part(name: str, whole: Tensor, dim: int, axis: MeshAxis) -> Tensor:
+    if whole.shape[dim] % axis.size:
+        raise ValueError(f"{name} {axis.size} does not divide {whole.shape[dim]}")
+    return whole.chunk(axis.size, dim)[axis.index]
 
 
 TpPlan = Mapping[str, ParamPlan]
@@ -93,6 +103,12 @@ class TensorParallel:
 
 
 NO_TP = TensorParallel()
+EXPERT_FSDP_DIM = 1
+"""Dimension along which FSDP shards the stacked weights of a rank's experts (E / ep, out, in).
+
+A rank may hold fewer experts than there are ranks with the same ones, so dimension 0 would leave
+some of them without a shard.
+"""
 
 
 def tp_plan_of(model: nn.Module) -> dict[str, ParamPlan]:
@@ -107,22 +123,31 @@ def tp_plan_of(model: nn.Module) -> dict[str, ParamPlan]:
     return plans
 
 
-def shard_parameters(model: nn.Module, axis: MeshAxis, mesh: DeviceMesh | None) -> None:
+def shard_parameters(
+    model: nn.Module, axis: MeshAxis, mesh: DeviceMesh | None, ep: MeshAxis = ALONE
+) -> None:
     """Replace parameters on the meta device by this rank's shards, DTensors if `mesh` is given.
 
-    Raise ValueError with the name of a parameter that the axis does not divide.
+    The weights of experts stay plain tensors if `ep` spreads them over ranks, because FSDP shards
+    them over other ranks than `mesh` knows. Raise ValueError with the name of a parameter that an
+    axis does not divide.
     """
-    if axis.size == 1:
+    if axis.size == ep.size == 1:
         return
     for name, plan in tp_plan_of(model).items():
+        spread = plan.by_expert and ep.size > 1
+        if axis.size == 1 and not spread:
+            continue
         path, _, key = name.rpartition(".")
         module = model.get_submodule(path)
         parameter = module.get_parameter(key)
         try:
-            shard = torch.empty_like(plan.shard(parameter.detach(), axis))
+            # Contiguous, which a part along an inner dimension is not and FSDP requires.
+            part = plan.shard(parameter.detach(), axis, ep)
+            shard = torch.empty_like(part, memory_format=torch.contiguous_format)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-        if mesh is not None:
+        if mesh is not None and not spread:
             shard = DTensor.from_local(shard, mesh, [plan.placement], run_check=False)
         setattr(module, key, nn.Parameter(shard, parameter.requires_grad))
 

@@ -11,6 +11,7 @@ counts in place of a capacity.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +27,9 @@ class TokenExchange:
     """The messages of one exchange of S rows that this rank sends and R rows that it receives."""
 
     axis: MeshAxis
-    sent: list[int]
+    rows_out: list[int]
     """Rows to each rank of the axis."""
-    received: list[int]
+    rows_in: list[int]
     """Rows from each rank of the axis."""
     counts: Tensor
     """(E / n,) rows that this rank receives for each of its experts."""
@@ -44,6 +45,18 @@ class TokenExchange:
         return _Combine.apply(rows, self)
 
 
+def exchange_tokens(
+    rows: Tensor, counts: Tensor, axis: MeshAxis
+) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    """Send rows (S, H), sorted by expert, to the ranks of their experts; `counts` as below.
+
+    Return the rows (R, H) for this rank's experts, their counts (E / n,), and the function that
+    returns the experts' results (R, H) to their ranks, as (S, H).
+    """
+    plan = plan_exchange(counts, axis)
+    return plan.dispatch(rows), plan.counts, plan.combine
+
+
 def plan_exchange(counts: Tensor, axis: MeshAxis) -> TokenExchange:
     """Return the exchange of rows of which `counts` (E,) int64 are for each expert, in order.
 
@@ -51,23 +64,23 @@ def plan_exchange(counts: Tensor, axis: MeshAxis) -> TokenExchange:
     """
     theirs = all_to_all_into(torch.empty_like(counts), counts.contiguous(), axis.group)
     by_rank = theirs.view(axis.size, -1)  # (n, E / n): rows from each rank for each local expert
-    sent, received = torch.stack((counts.view(axis.size, -1).sum(1), by_rank.sum(1))).tolist()
+    rows_out, rows_in = torch.stack((counts.view(axis.size, -1).sum(1), by_rank.sum(1))).tolist()
     experts = torch.arange(by_rank.shape[1], device=counts.device).repeat(axis.size)
-    expert_of_row = experts.repeat_interleave(theirs, output_size=sum(received))
+    expert_of_row = experts.repeat_interleave(theirs, output_size=sum(rows_in))
     order = expert_of_row.argsort(stable=True)
-    return TokenExchange(axis, sent, received, by_rank.sum(0), order)
+    return TokenExchange(axis, rows_out, rows_in, by_rank.sum(0), order)
 
 
 def _to_experts(rows: Tensor, plan: TokenExchange) -> Tensor:
-    received = rows.new_empty(sum(plan.received), *rows.shape[1:])
-    all_to_all_into(received, rows.contiguous(), plan.axis.group, plan.received, plan.sent)
-    return received.index_select(0, plan.order)
+    by_rank = rows.new_empty(sum(plan.rows_in), *rows.shape[1:])
+    all_to_all_into(by_rank, rows.contiguous(), plan.axis.group, plan.rows_in, plan.rows_out)
+    return by_rank.index_select(0, plan.order)
 
 
 def _from_experts(rows: Tensor, plan: TokenExchange) -> Tensor:
     by_rank = torch.empty_like(rows).index_copy_(0, plan.order, rows)
-    returned = rows.new_empty(sum(plan.sent), *rows.shape[1:])
-    return all_to_all_into(returned, by_rank, plan.axis.group, plan.sent, plan.received)
+    results = rows.new_empty(sum(plan.rows_out), *rows.shape[1:])
+    return all_to_all_into(results, by_rank, plan.axis.group, plan.rows_out, plan.rows_in)
 
 
 class _Dispatch(torch.autograd.Function):

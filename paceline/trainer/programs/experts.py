@@ -81,7 +81,7 @@ class ExpertsMeasurement(HostProgram):
         from torch import distributed as dist
 
         torch.manual_seed(self.rank)
-        problem = Problem(self)
+        problem = ExpertLayer(self)
         wrong = problem.wrong()
         first_s = max(sum(problem.once(self.settle)) for _ in range(2))
         repeats = torch.tensor([self.settings["seconds"] / max(first_s, 1e-6)], device=self.device)
@@ -106,7 +106,7 @@ class ExpertsMeasurement(HostProgram):
             torch.cuda.synchronize(self.device)
 
 
-class Problem:
+class ExpertLayer:
     """Tokens, experts and a balanced choice of one rank.
 
     The choice is round robin over the experts, offset by the rank, so that all experts get equally
@@ -127,9 +127,9 @@ class Problem:
         self.num_rows = settings["tokens"] * settings["top_k"]
         first = rank.rank * self.num_experts // size
         self.choice = (torch.arange(self.num_rows, device=rank.device) + first) % self.num_experts
-        here = self.num_experts // size
+        num_local = self.num_experts // size
         self.weights = [
-            torch.randn(here, inputs, outputs, **make) * inputs**-0.5
+            torch.randn(num_local, outputs, inputs, **make) * inputs**-0.5
             for inputs, outputs in ((hidden, ffn), (hidden, ffn), (ffn, hidden))
         ]
 
@@ -155,15 +155,17 @@ class Problem:
         top_k = self.num_rows // len(self.tokens)
         return exchange, exchange.dispatch(self.tokens[self.order // top_k])
 
-    def compute(self, dispatched: Any) -> Any:
+    def compute(self, rows_of_experts: Any) -> Any:
         """Return the exchange and the outputs of the gated MLP of every expert."""
         from torch.nn.functional import silu
 
-        exchange, rows = dispatched
+        from paceline.trainer.model.grouped_gemm import grouped_linear
+
+        exchange, rows = rows_of_experts
         gate, up, down = self.weights
-        hidden = silu(grouped_gemm(rows, gate, exchange.counts))
-        hidden = hidden * grouped_gemm(rows, up, exchange.counts)
-        return exchange, grouped_gemm(hidden, down, exchange.counts)
+        hidden = silu(grouped_linear(rows, gate, exchange.counts))
+        hidden = hidden * grouped_linear(rows, up, exchange.counts)
+        return exchange, grouped_linear(hidden, down, exchange.counts)
 
     def combine(self, computed: Any) -> Tensor:
         """Return the sum of every token's experts (T, H)."""
@@ -176,20 +178,10 @@ class Problem:
         """Return the number of elements that experts without effect do not return unchanged."""
         exchange, rows = self.dispatch()
         top_k = self.num_rows // len(self.tokens)
-        returned = self.combine((exchange, rows))
+        results = self.combine((exchange, rows))
         expected = self.tokens.new_zeros(self.tokens.shape)
         expected.index_add_(0, self.order // top_k, self.tokens[self.order // top_k])
-        return int((returned != expected).sum().item())
-
-
-def grouped_gemm(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """Multiply the rows (R, in) of each expert, `counts` (E,) in order, by its weight (in, out)."""
-    import torch
-
-    if rows.is_cuda and rows.dtype == torch.bfloat16:
-        return torch._grouped_mm(rows, weights, counts.cumsum(0).to(torch.int32))
-    parts = rows.split(counts.tolist())
-    return torch.cat([part @ weight for part, weight in zip(parts, weights, strict=True)])
+        return int((results != expected).sum().item())
 
 
 if __name__ == "__main__":

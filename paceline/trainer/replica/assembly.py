@@ -69,7 +69,7 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
         freeze(part)
         if recipe := config.training.low_precision_recipe:
             use_low_precision(part, world.device.type, recipe)
-        shard_parameters(part, mesh.tp, states["tp"] if sharded and states else None)
+        shard_parameters(part, mesh.tp, states["tp"] if sharded and states else None, mesh.ep)
         if sharded:
             shard(part, mesh, reshard=layout.zero_stage == 3)
         part.to_empty(device=world.device)
@@ -137,6 +137,7 @@ def layer_setting(config: TrainerConfig, mesh: Mesh) -> LayerSetting:
         levels=config.recompute_levels if layout.recompute == "budget" else (),
         tp=TensorParallel(mesh.tp, layout.sequence_parallel),
         cp=mesh.cp,
+        ep=mesh.ep,
         cp_exchange=layout.cp_exchange,
         lora=config.lora,
     )

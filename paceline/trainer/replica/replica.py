@@ -10,6 +10,10 @@ micro-batch, so no rank ever holds all of them; ZeRO 0 and 1 reduce them after t
 pipeline, and with `layout.gradient_sync: last`, they are reduced after the last micro-batch, and
 ZeRO 2 and 3 hold whole gradients until then.
 
+Experts that are spread over ranks (layout.ep) have the gradient of the tokens of `ep` ranks. It is
+summed over the dp x cp / ep ranks that hold the same experts: by FSDP, whose unit of a block's
+experts has a mesh of its own, or after the backward pass, because DDP leaves experts alone.
+
 The weights may have copies in the compute dtype, refreshed once per step. Without them every GEMM
 casts its fp32 weight in every micro-batch, and autograd casts the weight's gradient back before
 adding it. That moves 26 instead of 12 bytes per parameter and micro-batch, which on a GPU is a few
@@ -25,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.trainer.data.batches import LocalBatch
@@ -34,11 +39,12 @@ from paceline.trainer.model.context_parallel import exclude_exchanges_from_compi
 from paceline.trainer.model.decoder import Decoder
 from paceline.trainer.model.document_attention import exclude_documents_from_compile
 from paceline.trainer.model.dropout import exclude_rank_rng_from_compile
+from paceline.trainer.model.experts import exclude_token_exchange_from_compile
 from paceline.trainer.model.layers import Linear, VocabParallelEmbedding
 from paceline.trainer.model.network import Network
 from paceline.trainer.parallel.collectives import all_reduce, all_reduce_coalesced
 from paceline.trainer.parallel.mesh import Mesh, World
-from paceline.trainer.parallel.tensor import local, tp_plan_of
+from paceline.trainer.parallel.tensor import EXPERT_FSDP_DIM, local, tp_plan_of
 from paceline.trainer.replica.weight_slices import LocalShards, WeightSlices
 
 Layer = Linear | VocabParallelEmbedding
@@ -112,12 +118,30 @@ def shard(part: Network, mesh: Mesh, reshard: bool) -> None:
         cast_forward_inputs=False,  # inputs have the right dtype, and targets must keep theirs
     )
     settings: dict[str, Any] = {"mesh": mesh.device_mesh[names], "mp_policy": policy}
+    if mesh.ep.size > 1:
+        of_experts = {**settings, "mesh": mesh.expert_mesh}
+        for experts in spread_experts(part):
+            fully_shard(
+                experts,
+                **of_experts,
+                reshard_after_forward=reshard,
+                shard_placement_fn=lambda _: Shard(EXPERT_FSDP_DIM),
+            )
     for block in part.blocks.values():
         fully_shard(block, **settings, reshard_after_forward=reshard)
     # The backward pass starts with the head, so its weights stay gathered.
     for modules in embedding_and_head_units(part):
         fully_shard(modules, **settings, reshard_after_forward=False)
     fully_shard(part, **settings, reshard_after_forward=False)
+
+
+def spread_experts(part: Network) -> list[nn.Module]:
+    """Return the modules whose parameters are stacked weights of experts."""
+    return [
+        module
+        for module in part.modules()
+        if any(plan.by_expert for plan in getattr(module, "tp_plan", {}).values())
+    ]
 
 
 def embedding_and_head_units(part: Network) -> list[list[nn.Module]]:
@@ -172,6 +196,9 @@ class Replica:
         self.parts, self.mesh = parts, mesh
         self.tp_plan = {n: plan for part in parts for n, plan in tp_plan_of(part).items()}
         """Sharding of each parameter over tensor ranks, by its name in the whole model."""
+        spread = mesh.ep.size > 1
+        self.experts = {n for n, plan in self.tp_plan.items() if spread and plan.by_expert}
+        """Names of the parameters that expert ranks share out."""
         self.stages: list[Any] = []
         """The pipeline stages of this rank; empty without a pipeline."""
         self.module: nn.Module = parts[0]
@@ -242,9 +269,11 @@ class Replica:
     def norm_and_loss(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Return (L2 norm of the whole model's gradients, the last stage's loss)."""
         mesh, gradients = self.mesh, self._gradients_of_norm()
-        squares = torch.zeros_like(loss)
-        if gradients:
-            squares += torch.nn.utils.get_total_norm(gradients, foreach=True).square()
+        squares = _squares(gradients[False], loss)
+        if self.experts:
+            of_experts = _squares(gradients[True], loss)
+            # Sharded parts are summed with all others below.
+            squares += of_experts if self.sharded else all_reduce(of_experts, mesh.ep)
         all_reduce(squares, mesh.tp)
         if self.sharded:
             all_reduce(squares, mesh.shard)
@@ -285,7 +314,14 @@ class Replica:
         return loss.detach()
 
     def _finalize_gradients(self) -> None:
-        """Sum partial gradients over tensor ranks and over tied pipeline stages."""
+        """Sum partial gradients over tensor ranks and over tied pipeline stages.
+
+        Gradients of experts are averages over `expert_data` by now, of sums over `ep` ranks.
+        """
+        if self.experts:
+            by_name = self._named_gradients()
+            of_experts = [local(grad) for name, grad in by_name if name in self.experts]
+            torch._foreach_mul_(of_experts, 1 / self.mesh.ep.size)  # pyright: ignore[reportPrivateImportUsage]
         if self.mesh.tp.size > 1:
             sequence_parallel = self.parts[0].setting.tp.sequence_parallel
             partial = (
@@ -317,14 +353,25 @@ class Replica:
             work.wait()
         local_grad.add_(other)
 
-    def _gradients_of_norm(self) -> list[Tensor]:
-        """Return the gradients that this rank contributes to the replica's norm."""
+    def _gradients_of_norm(self) -> dict[bool, list[Tensor]]:
+        """Return the gradients that this rank contributes to the replica's norm.
+
+        Those of experts that ranks share out are the list `True`, all others `False`.
+        """
         copies, first = {part.tied_copy for part in self.parts}, self.mesh.tp.index == 0
-        return [
-            local(gradient)
-            for name, gradient in self._named_gradients()
-            if name not in copies and (first or self.tp_plan[name].shard_dim is not None)
-        ]
+        gradients: dict[bool, list[Tensor]] = {False: [], True: []}
+        for name, gradient in self._named_gradients():
+            if name not in copies and (first or self.tp_plan[name].shard_dim is not None):
+                gradients[name in self.experts].append(local(gradient))
+        return gradients
+
+    def _reduce_gradients(self, of_experts: bool) -> None:
+        """Average gradients over the data ranks with the same weights (ZeRO 0 and 1)."""
+        gradients = (
+            g for name, g in self._named_gradients() if (name in self.experts) == of_experts
+        )
+        axis = self.mesh.expert_data if of_experts else self.mesh.data
+        all_reduce_coalesced(gradients, axis, 1 / axis.size)
 
 
 class DdpReplica(Replica):
@@ -335,6 +382,7 @@ class DdpReplica(Replica):
         self.steps = steps
         ids = [world.device.index] if world.device.type == "cuda" else None
         group = mesh.data.group
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(parts[0], self.experts)
         self.ddp = DistributedDataParallel(
             parts[0], device_ids=ids, process_group=group, gradient_as_bucket_view=True
         )
@@ -351,6 +399,8 @@ class DdpReplica(Replica):
                 return super()._train_one(arguments, last)
         loss = super()._train_one(arguments, last)
         self.steps.end_wait()
+        if self.experts:
+            self._reduce_gradients(of_experts=True)
         return loss
 
 
@@ -391,11 +441,21 @@ class PipelineReplica(Replica):
     def _train(self, batch: LocalBatch) -> Tensor:
         loss = self.runner.step(batch.inputs, batch.targets, *batch.extras)
         if not self.sharded:
-            all_reduce_coalesced(self.gradients(), self.mesh.data, 1 / self.mesh.data.size)
+            self._reduce_gradients(of_experts=False)
+            if self.experts:
+                self._reduce_gradients(of_experts=True)
         return loss
 
     def _evaluate(self, batch: LocalBatch, weights: Tensor | None) -> Tensor:
         return self.runner.evaluate(batch.inputs, batch.targets, weights, *batch.extras)
+
+
+def _squares(gradients: list[Tensor], like: Tensor) -> Tensor:
+    """Return the sum of squares of all elements, with the dtype and device of `like`."""
+    squares = torch.zeros_like(like)
+    if gradients:
+        squares += torch.nn.utils.get_total_norm(gradients, foreach=True).square()
+    return squares
 
 
 def compile_blocks(parts: list[Network]) -> None:
@@ -407,6 +467,7 @@ def compile_blocks(parts: list[Network]) -> None:
     torch._dynamo.config.optimize_ddp = False  # pyright: ignore[reportPrivateImportUsage]
     for part in parts:
         part.compiled = True
+        exclude_token_exchange_from_compile(part)
         for block in part.blocks.values():
             block.compile(backend=COMPILER)
 

@@ -46,28 +46,29 @@ class WeightSlice:
 class WeightSlices:
     """This rank's slices of the trained weights, which it updates for all ranks of an axis."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], axis: MeshAxis) -> None:
-        """Move the parameters' values into buckets; they must be equal on all ranks."""
-        self.axis = axis
+    def __init__(self, *groups: tuple[Iterable[nn.Parameter], MeshAxis]) -> None:
+        """Move the values of (parameters, axis) into buckets; they are equal on the axis' ranks."""
         self.slices: dict[nn.Parameter, WeightSlice] = {}
         """Slice by parameter, without the parameters that other ranks update."""
-        self._buckets: list[tuple[Tensor, Tensor, int]] = []
-        """(bucket, this rank's slice of it, number of weights in it); padding follows them."""
-        for bucket in _buckets(parameters, max(BUCKET_BYTES, SLICE_BYTES * axis.size)):
-            self._add(bucket)
+        self._buckets: list[tuple[Tensor, Tensor, int, MeshAxis]] = []
+        """(bucket, this rank's slice of it, number of weights in it, axis); padding follows the
+        weights."""
+        for parameters, axis in groups:
+            for bucket in _buckets(parameters, max(BUCKET_BYTES, SLICE_BYTES * axis.size)):
+                self._add(bucket, axis)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Register step hooks that take the gradients before and gather the weights after it."""
         optimizer.register_step_pre_hook(lambda *_: self._take_gradients())
         optimizer.register_step_post_hook(lambda *_: self._gather())
 
-    def _add(self, parameters: list[nn.Parameter]) -> None:
-        first, unit = parameters[0], self.axis.size * SLICE_ALIGNMENT
+    def _add(self, parameters: list[nn.Parameter], axis: MeshAxis) -> None:
+        first, unit = parameters[0], axis.size * SLICE_ALIGNMENT
         num_weights = sum(parameter.numel() for parameter in parameters)
         flat = first.detach().new_zeros(-(-num_weights // unit) * unit)
-        share = len(flat) // self.axis.size
-        low = self.axis.index * share
-        self._buckets.append((flat, flat[low : low + share], num_weights))
+        share = len(flat) // axis.size
+        low = axis.index * share
+        self._buckets.append((flat, flat[low : low + share], num_weights, axis))
         offset = 0
         for parameter in parameters:
             count = parameter.numel()
@@ -89,15 +90,17 @@ class WeightSlices:
         for part in self.slices.values():
             part.weight.grad = None
         works: list[dist.Work | None] = []
-        for flat, own_slice, num_weights in self._buckets:
+        for flat, own_slice, num_weights, axis in self._buckets:
+            if axis.size == 1:
+                continue
             if flat.is_cuda:
-                all_gather_into(flat, own_slice, self.axis.group)
+                all_gather_into(flat, own_slice, axis.group)
                 continue
             # gloo's all-gather writes to a copy, which takes three times as long as broadcasts.
             for rank, part in zip(
-                self.axis.ranks, flat[:num_weights].split(len(own_slice)), strict=False
+                axis.ranks, flat[:num_weights].split(len(own_slice)), strict=False
             ):
-                works.append(dist.broadcast(part, rank, self.axis.group, async_op=True))
+                works.append(dist.broadcast(part, rank, axis.group, async_op=True))
         for work in works:
             assert work is not None, "the broadcast is asynchronous"
             work.wait()

@@ -86,6 +86,31 @@ def test_no_ranks_have_two_groups_and_every_axis_has_its_ranks(words: str, absen
     assert sorted(held) == sorted({*held})
 
 
+@pytest.mark.parametrize(
+    ("words", "ep", "copies"),
+    [
+        ("ep2", (4, 5), (1, 3, 5, 7)),
+        ("ep4 zero3", (4, 5, 6, 7), (1, 5)),
+        ("ep2 tp2", (5, 7), (1, 5)),
+        ("ep2 pp2", (4, 5), (5, 7)),
+        ("ep4 cp2", (4, 5, 6, 7), (1, 5)),
+    ],
+)
+def test_expert_ranks_follow_each_other_and_those_with_the_same_experts_are_ep_apart(
+    words: str, ep: tuple[int, ...], copies: tuple[int, ...], absent: World
+) -> None:
+    layout = parse_config(Case(absent.size, words, "mixtral", "fp32").settings()).layout
+    dp = absent.size // (layout.tp * layout.pp * layout.cp)
+
+    mesh = make_mesh(absent, layout, dp)
+
+    assert (mesh.ep.ranks, mesh.expert_data.ranks) == (ep, copies)
+    for axis in (mesh.ep, mesh.expert_data):
+        assert axis.group is not None and axis.ranks[axis.index] == absent.rank
+        assert tuple(dist.get_process_group_ranks(axis.group)) == axis.ranks
+    assert mesh.expert_mesh is not None and mesh.expert_mesh.get_group() is mesh.expert_data.group
+
+
 def groups_of(rank: int) -> list[dist.ProcessGroup]:
     """The process groups of more than one rank that a rank belongs to."""
     known: Any = dist.distributed_c10d._world  # pyright: ignore[reportAttributeAccessIssue]

@@ -141,7 +141,7 @@ def test_a_checkpoint_knows_which_experts_a_rank_holds(mesh: Any) -> None:
     tp = MeshAxis(RANKS, 1)
 
     tensor = as_dtensor(plan, up, Mesh(tp=tp, device_mesh=mesh))
-    piece = as_flat_slice(plan, up.flatten(), tuple(up.shape), 0, tp)
+    piece = as_flat_slice(plan, up.flatten(), tuple(up.shape), 0, Mesh(tp=tp))
 
     assert (tensor.shape, tensor.placements) == ((EXPERTS, 1), (Shard(0),))  # type: ignore[attr-defined]
     assert Experts.tp_plan["router"].placement == Replicate()

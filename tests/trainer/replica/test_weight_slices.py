@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from paceline.trainer.checkpoint_tensors import as_flat_slice, rectangles
-from paceline.trainer.parallel.mesh import ALONE, MeshAxis
+from paceline.trainer.parallel.mesh import Mesh, MeshAxis
 from paceline.trainer.parallel.tensor import ParamPlan
 from paceline.trainer.replica.weight_slices import SLICE_ALIGNMENT, WeightSlices
 
@@ -32,7 +32,7 @@ def test_every_element_is_one_ranks_and_all_ranks_have_as_many(ranks: int) -> No
     counts: list[int] = []
     for rank in range(ranks):
         mine = weights(torch.Generator().manual_seed(1))
-        slices = WeightSlices(mine, MeshAxis(ranks, rank))
+        slices = WeightSlices((mine, MeshAxis(ranks, rank)))
         assert all(torch.equal(a, b) for a, b in zip(mine, whole, strict=True))
         counts.append(sum(piece.weight.numel() for piece in slices.slices.values()))
         for parameter, piece in slices.slices.items():
@@ -73,7 +73,7 @@ def test_rectangles_hold_a_run_of_elements_in_order(
 def test_a_piece_tells_dcp_where_it_lies_in_the_whole_tensor() -> None:
     """Tensor rank 1 of 2 has rows 4 to 7 of 8; the piece is all but its first and last element."""
     tensor_rank = MeshAxis(2, 1)
-    piece = as_flat_slice(ROWS, torch.arange(1.0, 11.0), (4, 3), 1, tensor_rank)
+    piece = as_flat_slice(ROWS, torch.arange(1.0, 11.0), (4, 3), 1, Mesh(tp=tensor_rank))
 
     chunks = piece.__create_chunk_list__()
 
@@ -83,5 +83,5 @@ def test_a_piece_tells_dcp_where_it_lies_in_the_whole_tensor() -> None:
     middle = piece.__get_tensor_shard__(MetadataIndex("", chunks[1].offsets))
     middle.fill_(0.0)
     assert piece.elements.tolist() == [1, 2, 0, 0, 0, 0, 0, 0, 9, 10]
-    alone = as_flat_slice(ROWS, torch.arange(12.0), (4, 3), 0, ALONE)
+    alone = as_flat_slice(ROWS, torch.arange(12.0), (4, 3), 0, Mesh())
     assert len(alone.__create_chunk_list__()) == 1
