@@ -23,6 +23,7 @@ from paceline.compare.sequential.interim_analysis import (
     analyze_at,
 )
 from paceline.compare.sides import ComparisonSide
+from paceline.compare.significance import MARGIN
 from paceline.core.node_groups import GroupThroughput
 from paceline.core.result import Metric
 from paceline.logs.facts import UserSettings
@@ -90,13 +91,17 @@ def _step_time(value: float) -> Metric:
 
 
 def until_decided(
-    noise: RunNoise, rng: np.random.Generator, change: float, most_pairs: int
+    noise: RunNoise,
+    rng: np.random.Generator,
+    change: float,
+    most_pairs: int,
+    margin: float = MARGIN,
 ) -> PairsAnalysis:
     """The look at which pairs in turns end."""
     candidate = in_turns(most_pairs)
     values = noise.medians_s(rng, candidate, change)
     sides = values[~candidate].tolist(), values[candidate].tolist()
-    design = Design(most_pairs)
+    design = Design(most_pairs, margin)
     looks = (analyze_at(sides[0][:n], sides[1][:n], design) for n in analysis_points(most_pairs))
     return next(look for look in looks if look.conclusion != "continue")
 

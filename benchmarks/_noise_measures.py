@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from _noise_answers import (
     analyze_table,
     by_day,
@@ -18,13 +19,24 @@ from _noise_answers import (
     until_decided,
 )
 from _noise_clusters import CLUSTER_NOISES, Cluster, ClusterNoise
-from _noise_runs import RUN_NOISES, RunNoise, in_a_row, in_turns
+from _noise_runs import (
+    NORMAL_08,
+    NORMAL_3,
+    NORMAL_15,
+    RUN_NOISES,
+    RunNoise,
+    in_a_row,
+    in_turns,
+)
 from _noise_steps import STEP_NOISES
+from _simulated_cluster import Fault, FaultKind, SimulatedCluster, simulate
 
 from paceline.compare.over_time.step_changes import fit_series
-from paceline.compare.significance import rank_options
+from paceline.compare.significance import MARGIN, rank_options
 from paceline.scaling.analysis.analysis import Analysis
 
+LayoutScales = Callable[[np.random.Generator, int], npt.NDArray[np.float64]]
+"""Factors on the noise of each layout's runs, (layouts,)."""
 SEED = 20_261_123
 LARGEST_ERROR = 0.003
 """Tolerance of a reported step time."""
@@ -35,9 +47,9 @@ SINGLE_ALARM, SAME = "single runs", "same"
 FLAGGED, NAMED, FAULT, FACTOR, CLAIMED = "flagged", "named", "fault", "factor", "claimed"
 STEP_ALARM, STEP_POWER = "history alarm", "history power"
 PAIRS_ALARM, PAIRS_SAME, PAIRS_POWER = "pairs alarm", "pairs same", "pairs power"
-PAIRS_COVERED = "pairs interval"
+PAIRS_COVERED, PAIRS_MANY = "pairs interval", "many pairs"
 BEST = "best layout"
-
+PLACED, SEEN, MISPLACED = "placed", "seen", "misplaced"
 
 ASKED_OF_PAIRS = {
     "identical": (PAIRS_ALARM, ("higher", "lower")),
@@ -45,7 +57,18 @@ ASKED_OF_PAIRS = {
     "slower by 2%": (PAIRS_POWER, ("higher",)),
 }
 MAX_PAIRS = 16
+CLOSE_PAIRS = ((NORMAL_08, 0.0), (NORMAL_15, MARGIN), (NORMAL_3, MARGIN))
+"""Kinds of noise and margins with which the sequential test is closest to its promise."""
 NOISIER_LAYOUTS = 5.0
+LAYOUT_SPREADS = (0.005, 0.05)
+"""Smallest and largest standard deviation of the runs of a layout, drawn by its logarithm."""
+LINK_FAULTS: dict[str, FaultKind] = {
+    "a slow link of two nodes": "pair",
+    "a slow cable of one node": "cable",
+    "a slow uplink": "link",
+}
+INTERMITTENT = ((0.1, 0.05), (0.3, 0.05), (0.1, 0.1), (0.3, 0.1))
+"""Share of the runs in which a node is slow, and its loss then."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +101,14 @@ class Size:
     clusters: int
     histories: int
     pairs: int
+    close_pairs: int
+    """Number of series of each of CLOSE_PAIRS."""
     layouts: int
+    faults: int
 
 
-QUICK = Size((100,), 4, (5,), 10, (16,), 6, 15, 15, 10)
-WHOLE = Size((30, 100, 300, 1000), 35, (3, 5, 8), 75, (8, 32, 64), 20, 150, 450, 40)
+QUICK = Size((100,), 4, (5,), 10, (16,), 6, 15, 15, 15, 10, 8)
+WHOLE = Size((30, 100, 300, 1000), 15, (3, 5, 8), 30, (8, 32, 64), 10, 80, 300, 6000, 40, 50)
 
 
 def step_cells(size: Size) -> Iterator[Cell]:
@@ -223,6 +249,57 @@ def _straggler(cluster: Cluster) -> float:
     return float(cluster.speeds.min() / np.median(cluster.speeds))
 
 
+def fault_cells(size: Size) -> Iterator[Cell]:
+    """Faults of links, and nodes that are slow now and then, in shifted rounds of neighbors."""
+    for nodes in (size.nodes[0], size.nodes[-1]):
+        trials = max(8, size.faults * 16 // (8 + nodes))
+        for name, kind in LINK_FAULTS.items():
+            analyses = [_with_fault(kind, nodes, 3, seed) for seed in range(trials)]
+            hits = sum(_places(analysis, hosts) for analysis, hosts in analyses)
+            yield Cell(PLACED, name, f"{nodes} nodes, 3 x", hits, trials)
+        for share, loss in INTERMITTENT:
+            name = f"{loss:.0%} slow in {share:.0%} of the runs"
+            for rounds in (1, 3):
+                analyses = [
+                    _with_fault("intermittent", nodes, rounds, seed, loss, share)
+                    for seed in range(trials)
+                ]
+                setting = f"{nodes} nodes, {rounds} x"
+                num_seen = sum(_reports(analysis, hosts) for analysis, hosts in analyses)
+                num_links = sum(any(s.sides for s in a.searches) for a, _ in analyses)
+                yield Cell(SEEN, name, setting, num_seen, trials)
+                yield Cell(MISPLACED, name, setting, num_links, trials)
+
+
+def _with_fault(
+    kind: FaultKind, nodes: int, rounds: int, seed: int, loss: float = 0.05, share: float = 1.0
+) -> tuple[Analysis, set[str]]:
+    """Return the analysis of a cluster with a fault, and the hosts to which it belongs."""
+    per_switch = nodes // 4
+    number = 2 if kind == "link" else 2 + seed % (nodes - 3)
+    cluster = SimulatedCluster(
+        nodes, (Fault(kind, number, loss, share),), nodes_per_switch=per_switch, seed=seed
+    )
+    sizes = [2**k for k in range(nodes.bit_length()) if 2**k <= nodes]
+    behind = cluster.hosts[per_switch : 2 * per_switch]
+    at_fault = cluster.hosts[number - 1 : number + (kind == "pair")]
+    hosts = behind if kind == "link" else at_fault
+    return simulate(cluster, sizes, "contiguous", rounds), set(hosts)
+
+
+def _places(analysis: Analysis, hosts: set[str]) -> bool:
+    """Return whether some search ends at these hosts and nowhere else."""
+    sides = [set[str]().union(*search.sides) for search in analysis.searches if search.sides]
+    return bool(sides) and hosts in sides and all(side & hosts for side in sides)
+
+
+def _reports(analysis: Analysis, hosts: set[str]) -> bool:
+    """Return whether the report names one of the hosts, alone or in a slow group."""
+    named = {node.host for node in (*analysis.flagged_nodes, *analysis.suspect_nodes)}
+    named |= analysis.speeds.noisy_hosts if analysis.speeds else set[str]()
+    return bool(named.union(*(group.hosts for group in analysis.slow)) & hosts)
+
+
 def history_cells(size: Size) -> Iterator[Cell]:
     """Steps that `paceline runs history` sees, where there is none and where there is one."""
     for noise in RUN_NOISES:
@@ -256,6 +333,11 @@ def pairs_cells(size: Size) -> Iterator[Cell]:
             yield Cell(promise, noise.name, setting, hits, len(looks))
             num_covered = sum(look.low <= 1 + change <= look.high for look in looks)
             yield Cell(PAIRS_COVERED, noise.name, f"{setting}, {name}", num_covered, len(looks))
+    for noise, margin in CLOSE_PAIRS:
+        rng = _rng(noise.name, f"many pairs {margin}")
+        looks = [until_decided(noise, rng, 0.0, MAX_PAIRS, margin) for _ in range(size.close_pairs)]
+        hits = sum(look.change in ("higher", "lower") for look in looks)
+        yield Cell(PAIRS_MANY, noise.name, f"margin {margin:.0%}", hits, len(looks))
 
 
 def best_cells(size: Size) -> Iterator[Cell]:
@@ -264,27 +346,44 @@ def best_cells(size: Size) -> Iterator[Cell]:
     A hit is the best layout, or one within 0.5% of it.
     """
     kinds = [noise for noise in RUN_NOISES if "drift" not in noise.name]
-    for noise, ratio in [*((kind, 1.0) for kind in kinds), (kinds[0], NOISIER_LAYOUTS)]:
-        name = noise.name if ratio == 1 else f"half of the layouts vary {ratio:g} times as much"
-        for layouts, distance in ((5, 0.01), (20, 0.05)):
+    scales: dict[str, tuple[RunNoise, LayoutScales]] = {
+        kind.name: (kind, lambda rng, n: np.ones(n)) for kind in kinds
+    }
+    usual = kinds[0]
+    scales[f"half of the layouts vary {NOISIER_LAYOUTS:g} times as much"] = (
+        usual,
+        lambda rng, n: np.where(np.arange(n) % 2, NOISIER_LAYOUTS, 1.0),
+    )
+    scales["layouts vary by 0.5 to 5%"] = (
+        usual,
+        lambda rng, n: np.exp(rng.uniform(*np.log(LAYOUT_SPREADS), n)) / 0.004,
+    )
+    for name, (noise, scale) in scales.items():
+        for layouts, repeats, distance in ((5, 2, 0.03), (5, 3, 0.01), (20, 3, 0.05)):
             rng = _rng(name, f"{layouts} layouts")
             sure = [
                 right
                 for _ in range(size.layouts)
-                if (right := _best_is_right(noise, rng, layouts, distance, ratio)) is not None
+                if (right := _best_is_right(noise, rng, (layouts, repeats), distance, scale))
+                is not None
             ]
             if len(sure) >= 10:
-                yield Cell(BEST, name, f"{layouts} layouts, 3 x", sum(sure), len(sure))
+                yield Cell(BEST, name, f"{layouts} layouts, {repeats} x", sum(sure), len(sure))
 
 
 def _best_is_right(
-    noise: RunNoise, rng: np.random.Generator, layouts: int, distance: float, ratio: float
+    noise: RunNoise,
+    rng: np.random.Generator,
+    shape: tuple[int, int],
+    distance: float,
+    scale: LayoutScales,
 ) -> bool | None:
-    """None where no layout is called the best with 90% probability."""
+    """None where no layout is called the best with 90% probability; shape (layouts, repeats)."""
+    layouts, repeats = shape
     truths = rng.normal(0, distance, layouts)
-    order = np.tile(np.arange(layouts), 3)
-    scale = np.where(order % 2, ratio, 1.0)
-    runs = np.exp(scale * noise.logs(rng, len(order)) + truths[order]).reshape(3, layouts).T
+    order = np.tile(np.arange(layouts), repeats)
+    logs = scale(rng, layouts)[order] * noise.logs(rng, len(order)) + truths[order]
+    runs = np.exp(logs).reshape(repeats, layouts).T
     best = int(np.argmin(np.median(runs, axis=1)))
     each = rank_options(runs.tolist(), best)
     if each is None or each[best].chance < 0.9:
@@ -301,6 +400,7 @@ MEASURES: tuple[Callable[[Size], Iterator[Cell]], ...] = (
     step_cells,
     comparison_cells,
     cluster_cells,
+    fault_cells,
     history_cells,
     pairs_cells,
     best_cells,

@@ -10,6 +10,9 @@ import _noise_measures as of
 from _noise_measures import Cell
 from _noise_runs import USUAL
 
+NOTICED_Z = NormalDist().inv_cdf(0.8)
+BISECTIONS = 40
+
 
 @dataclass(frozen=True)
 class Promise:
@@ -23,6 +26,8 @@ class Promise:
     kinds: Collection[str] = ()
     """Empty is all."""
     settings: Collection[str] = ()
+    is_error: bool = False
+    """True for a share without a bound that is better if it is small."""
 
     @property
     def bound(self) -> str:
@@ -44,6 +49,8 @@ class Promise:
         """Return how far a cell misses the bound; negative if it meets the bound."""
         if self.most is not None:
             return cell.rate - self.most
+        if self.is_error:
+            return cell.rate
         return (1.0 if self.least is None else self.least) - cell.rate
 
     def is_missed(self, cell: Cell, errors: float) -> bool:
@@ -53,16 +60,21 @@ class Promise:
             return False
         return self.distance(cell) > errors * (bound * (1 - bound) / cell.n) ** 0.5
 
-    def power(self, n: int, errors: float) -> float | None:
-        """Return the probability that `n` trials notice twice the promised error; None if measured.
+    def noticed(self, n: int, errors: float) -> float | None:
+        """Return the rate that `n` trials notice with 80% probability; None if only measured.
 
-        Normal approximation of the binomial distribution.
+        Rates beyond it are noticed more often. Normal approximation of the binomial distribution.
         """
         error = self.most if self.most is not None else 1 - (self.least or 0.0)
-        if (self.most is None and self.least is None) or not 0 < error < 0.5:
+        if self.most is None and self.least is None:
             return None
         limit = error + errors * (error * (1 - error) / n) ** 0.5
-        return 1 - NormalDist(2 * error, (2 * error * (1 - 2 * error) / n) ** 0.5).cdf(limit)
+        low, high = error, 1.0
+        for _ in range(BISECTIONS):
+            rate = (low + high) / 2
+            reach = NOTICED_Z * (rate * (1 - rate) / n) ** 0.5
+            low, high = (rate, high) if rate - reach < limit else (low, rate)
+        return high if self.most is not None else 1 - high
 
 
 @dataclass(frozen=True)
@@ -96,6 +108,7 @@ PROMISES: tuple[Promise, ...] = (
     Promise("2% slowdown found, all kinds", of.POWER),
     Promise("identical called same, 5 + 5, 0.4% variation", of.SAME, 0.9, None, (USUAL,), FIVE),
     Promise("identical sides called different, sequential test", of.PAIRS_ALARM, most=0.05),
+    Promise("the same, closest kinds and margins", of.PAIRS_MANY, most=0.05),
     Promise("a difference of 1% called the same, sequential test", of.PAIRS_SAME, most=0.05),
     Promise(
         "2% slowdown found, sequential test, 0.4% variation", of.PAIRS_POWER, 0.95, kinds=(USUAL,)
@@ -107,6 +120,9 @@ PROMISES: tuple[Promise, ...] = (
     Promise("a node slowed by 5% is flagged", of.NAMED, 0.95, None, ("normal",)),
     Promise("a node slowed by 5 or 10% is flagged, all kinds", of.NAMED),
     Promise("a node as slow as the stated smallest fault is flagged", of.FAULT, least=0.9),
+    Promise("a slow link, cable or uplink is located, three rounds", of.PLACED, least=0.9),
+    Promise("a node that is slow now and then is reported", of.SEEN),
+    Promise("the loss of such a node is laid on links", of.MISPLACED, is_error=True),
     Promise("interval of the straggler efficiency contains the truth", of.FACTOR, least=0.9),
     Promise("a straggler is reported although nodes do not differ", of.CLAIMED, most=0.02),
     Promise("series without a step change in which history reports one", of.STEP_ALARM, most=0.05),

@@ -93,10 +93,13 @@ def _two_states(rng: Draw, n: int) -> Values:
     return rng.normal(0, 0.002, n) + 0.02 * (rng.random(n) < 0.3)
 
 
+NORMAL_08 = RunNoise("normal 0.8%", _normal(0.008))
+NORMAL_15 = RunNoise("normal 1.5%", _normal(0.015))
+NORMAL_3 = RunNoise("normal 3%", _normal(0.03))
 RUN_NOISES: tuple[RunNoise, ...] = (
     RunNoise("normal 0.4%", _normal(0.004)),
-    RunNoise("normal 0.8%", _normal(0.008)),
-    RunNoise("normal 1.5%", _normal(0.015)),
+    NORMAL_08,
+    NORMAL_15,
     RunNoise("fat tails", _fat_tails),
     RunNoise("10% of runs disturbed", _disturbance),
     RunNoise("correlation 0.3", _correlation(0.3)),

@@ -16,12 +16,12 @@ from typing import Literal
 import numpy as np
 
 from paceline.core.node_groups import GroupThroughput, Purpose, Split, split_rounds
-from paceline.core.steps import FloatColumn
+from paceline.core.steps import FloatColumn, IntColumn
 from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse, next_groups
 
 MAX_FOLLOW_UPS = 40
 """A bisection takes two steps per doubling of the nodes at most."""
-FaultKind = Literal["slow", "noisy", "link"]
+FaultKind = Literal["slow", "noisy", "intermittent", "link", "pair", "cable"]
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,17 @@ class Fault:
     """Something wrong with one node, or with one switch's way to the others; numbers begin at 1.
 
     slow: the node is slower by `size`. noisy: each run costs it a random part, on average 0.8 of
-    `size`. link: groups with hosts on both sides of the switch's uplink lose `size`.
+    `size`. intermittent: `share` of its runs lose `size`. link: groups with hosts on both sides of
+    the switch's uplink lose `size`. pair: groups with this node and the next one lose it. cable:
+    all groups with this node lose it, but the node alone does not.
     """
 
     kind: FaultKind
     number: int
     size: float
     """Fraction, 0 to 1."""
+    share: float = 1.0
+    """Share of the runs in which an intermittent node is slow."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +96,27 @@ class SimulatedCluster:
         speeds = self.true_speeds[at] * np.exp(rng.normal(0, self.run_noise, len(at)))
         wait_share = len(hosts) * (1 - self.communication * log2(len(hosts)))
         for fault in self.faults:
-            if fault.kind == "noisy" and (noisy := np.flatnonzero(at == fault.number - 1)).size:
-                speeds[noisy] *= np.exp(-abs(rng.normal(0, fault.size)))
-            elif fault.kind == "link":
-                behind = at // self.nodes_per_switch == fault.number - 1
-                wait_share *= 1 - fault.size if behind.any() and not behind.all() else 1
+            is_node = at == fault.number - 1
+            match fault.kind:
+                case "noisy" if is_node.any():
+                    speeds[is_node] *= np.exp(-abs(rng.normal(0, fault.size)))
+                case "intermittent" if is_node.any() and rng.random() < fault.share:
+                    speeds[is_node] *= 1 - fault.size
+                case "link" | "pair" | "cable" if self._crosses(fault, at):
+                    wait_share *= 1 - fault.size
+                case _:
+                    pass
         return float(speeds.min()) * wait_share
+
+    def _crosses(self, fault: Fault, at: IntColumn) -> bool:
+        """Return whether a group of the hosts `at` uses the faulty link."""
+        if fault.kind == "link":
+            behind = at // self.nodes_per_switch == fault.number - 1
+        else:
+            behind = at == fault.number - 1
+            if fault.kind == "pair":
+                return bool(behind.any() and (at == fault.number).any())
+        return bool(behind.any() and not behind.all())
 
     @cached_property
     def _places(self) -> Mapping[str, int]:

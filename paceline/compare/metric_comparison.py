@@ -31,6 +31,7 @@ from paceline.core.metrics import METRICS, OVERHEAD, metric_class
 
 NO_RULE = FewRunsRule()
 IDENTICAL = "identical values in all repeats: rounded or counted, so the spread is unknown"
+UNKNOWN_BETWEEN = "its variation between days, hosts or blocks of runs is unknown"
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def compare_values(
     fewer repeats are undecided, except for values that are counted (bytes, for example) rather than
     timed: the margin decides those, and `known_error` is then the argument of `decide_by_margin`.
     `steps_error` is the error of few runs that short or noisy runs add to the run-to-run variation.
+    A metric that the prior does not cover is undecided if the sides do not alternate.
     """
     log_ratio = float(np.mean(np.log(candidate)) - np.mean(np.log(baseline)))
     sizes = [len(candidate)] if published else [len(baseline), len(candidate)]
@@ -130,6 +132,15 @@ def compare_values(
         else compare_repeats(baseline, candidate)
     )
     wider = estimate
+    if is_apart and not prior and not is_count:
+        return RatioTest(
+            estimate.ratio,
+            "undecided",
+            *estimate.interval(),
+            estimate.p_value(resolution),
+            repeats_needed=min(sizes),
+            note=UNKNOWN_BETWEEN,
+        )
     if prior and is_apart:
         wider = with_occasions(estimate, rule.confounding, prior, rule.blocks)
     elif estimate.identical:
@@ -204,7 +215,7 @@ def _compare(
         published=baseline.published,
         known_error=hypot(*errors),
         steps_error=hypot(baseline.steps_error(name), candidate.steps_error(name)),
-        rule=rule if is_timed(name) else replace(rule, decides=False),
+        rule=rule if is_timed(name) else replace(rule, prior=None, decides=False),
         is_count=not speed and metric_class(name) is not OVERHEAD,
     )
     return blank.model_copy(
@@ -220,7 +231,7 @@ def _compare(
                     "by_known_variation",
                 )
             },
-            "note": contrast.note if speed else None,
+            "note": contrast.note if speed or contrast.note != IDENTICAL else None,
             "resolution": resolution,
             "verdict": metric_verdict(name, contrast.change),
         }

@@ -421,8 +421,9 @@ def bounded_exp(value: float) -> float:
 
 DRAWS = 20_000
 """Number of Monte Carlo draws. A probability of 0.5 is known to 0.004, one of 0.95 to 0.002."""
-PRIOR_DEGREES = 3
-"""Runs' worth of the pooled variance in the variance of each option."""
+PRIOR_DEGREES = 2
+"""Runs' worth of the pooled variance in the variance of each option. With 2, options whose standard
+deviations differ tenfold (0.5 to 5%) are called the best about as often as they are."""
 POOLED_PRIOR = 0.01, 2
 """Run-to-run variation and degrees of freedom that the pooled variance is shrunk to, between those
 of the classes in run_variation.yaml. They matter where only one or two options ran twice."""
@@ -445,8 +446,8 @@ class RankedOption:
 def rank_options(seconds: Sequence[Sequence[float]], best: int) -> tuple[RankedOption, ...] | None:
     """Rank options by the times of their runs, or return None when no option ran twice.
 
-    Each option has its own variation. Its variance is distributed as the sum of its squares plus 3
-    times the pooled variance, over chi^2 with as many degrees of freedom plus 3 (an empirical prior
+    Each option has its own variation. Its variance is distributed as the sum of its squares plus 2
+    times the pooled variance, over chi^2 with as many degrees of freedom plus 2 (an empirical prior
     as in Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004)). The pooled variance is uncertain itself:
     all squares plus two of 1%, over chi^2 with as many degrees. The true log times of the options
     are normal around their mean, with the spread that the means show beyond the variation

@@ -56,6 +56,25 @@ def test_options_that_vary_more_than_others_are_seldom_called_the_best():
     assert np.mean(stated) - np.mean(right) < 0.17
 
 
+@pytest.mark.parametrize(("num_layouts", "num_runs"), [(5, 2), (12, 3)])
+def test_a_stated_probability_comes_true_where_spreads_differ_tenfold(
+    num_layouts: int, num_runs: int
+):
+    rng, stated, right, sure = np.random.default_rng(8), [], [], []
+    for _ in range(150):
+        truths = rng.normal(0, 0.03, num_layouts)
+        spreads = np.exp(rng.uniform(*np.log([0.005, 0.05]), num_layouts))
+        runs = np.exp(truths[:, None] + spreads[:, None] * rng.normal(size=(num_layouts, num_runs)))
+        best = int(np.argmin(np.median(runs, axis=1)))
+        each = rank_options(runs.tolist(), best)
+        assert each is not None
+        stated.append(each[best].chance)
+        right.append(best == int(np.argmin(truths)))
+        sure += [truths[best] - truths.min() <= 0.005] if stated[-1] >= 0.9 else []
+    assert np.mean(stated) - np.mean(right) < 0.05
+    assert np.mean(sure) > 0.9
+
+
 @pytest.mark.parametrize(("num_layouts", "num_repeated"), [(5, 1), (12, 1), (12, 2)])
 def test_one_or_two_repeats_do_not_make_the_others_sure(num_layouts: int, num_repeated: int):
     """Two close runs of one layout made 20% of all layouts the best by 90%, mostly wrongly."""

@@ -11,7 +11,7 @@ from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
 from paceline.compare.sides import ComparisonSide
 from paceline.compare.significance import RunVariation
-from paceline.core.result import LevelShift
+from paceline.core.result import LevelShift, Metric
 from paceline.core.run import RunSettings
 from paceline.files.catalog import devices, variation_class, variation_classes
 from tests.compare.members import FACTS, WINDOW, hour, member, repeats, side
@@ -277,6 +277,35 @@ def test_without_dates_the_order_is_unknown():
     )
     assert (judged.verdict, judged.confidence) == ("undecided", "low")
     assert any("order of the runs is unknown" in reason for reason in judged.why_low)
+
+
+@pytest.mark.parametrize(
+    ("hours", "verdict"), [((0, 2, 4, 1, 3, 5), "slower"), ((0, 1, 2, 3, 4, 5), "undecided")]
+)
+def test_a_first_step_is_judged_by_its_own_runs_only(hours: tuple[int, ...], verdict: str):
+    """The published variation of step times does not hold for the compilation in a first step."""
+    sides = [
+        ComparisonSide(
+            name,
+            tuple(
+                member(
+                    f"{name}{i}",
+                    facts=GPU,
+                    created=hour(at),
+                    metrics={
+                        "step_time_s": Metric(value=0.2, unit="s", n=56),
+                        "first_step_s": Metric(value=first * (1 + 0.002 * i), unit="s", n=1),
+                    },
+                )
+                for i, at in enumerate(hours_of_side)
+            ),
+        )
+        for name, first, hours_of_side in (("a", 16.0, hours[:3]), ("b", 16.6, hours[3:]))
+    ]
+    comparison = judge(*sides)
+    found = next(each for each in comparison.metrics if each.metric == "first_step_s")
+    assert found.verdict == verdict
+    assert (found.note is not None) == (verdict == "undecided")
 
 
 def test_a_short_run_is_called_short():

@@ -14,7 +14,6 @@ from paceline.core.run import RunSettings
 from paceline.core.steps import FloatColumn
 from paceline.core.units import SECONDS_PER_DAY, all_steps_done, pluralize, seconds
 from paceline.core.value import NonNegativeInt, Value
-from paceline.core.window import level_shift, temporary_level
 from paceline.runs.goodput.attempt import Attempt, start_order
 
 Account = Literal[
@@ -34,6 +33,14 @@ MIN_SLOWDOWN = 0.05
 """Minimum difference of a slower level of step times that is a loss."""
 MIN_FAST_SHARE = 0.2
 """Minimum share of the steps on a faster level; a rarer one is not usual."""
+MAX_FAST_SHARE = 0.75
+"""Share of the steps on the faster level above which it has the median anyway."""
+CLIPPED = 0.05
+"""Share of the steps at either end whose times are clipped, so that spikes are no level."""
+MIN_EXPLAINED = 0.8
+"""Minimum share of the variation that two levels explain; of a ramp, two levels explain 75%."""
+MIN_LEVEL_STEPS = 5
+"""Minimum mean number of consecutive steps on a level."""
 BoolColumn = npt.NDArray[np.bool_]
 
 
@@ -146,17 +153,30 @@ def ledger_of(attempts: Sequence[Attempt], steps_requested: int | None = None) -
 def _unthrottled_step(times: FloatColumn) -> tuple[float, str | None]:
     """Return the usual step time in seconds, and a note if the steps have a slower level.
 
-    A median would count a training that is throttled for most of its time as productive.
+    A median would count a training that is throttled for most of its time as productive. The steps
+    are split in two so that the sum of squares within both is smallest (Otsu). They have two levels
+    if the split explains most of their variation and both levels last for many steps: steps in any
+    order, such as batches of two lengths, have one usual time.
     """
-    shift = level_shift(times) or temporary_level(times)
-    if shift is None or abs(shift.ratio - 1) < MIN_SLOWDOWN:
-        return float(np.median(times)), None
-    is_inside = np.zeros(len(times), np.bool_)
-    is_inside[shift.at : shift.stop] = True
-    is_fast = ~is_inside if shift.ratio > 1 else is_inside
-    if is_fast.mean() < MIN_FAST_SHARE:
-        return float(np.median(times)), None
-    slowdown = max(shift.ratio, 1 / shift.ratio) - 1
+    median = float(np.median(times))
+    logs = np.log(np.maximum(times, np.finfo(float).tiny))
+    logs = np.clip(logs, *np.quantile(logs, (CLIPPED, 1 - CLIPPED)))
+    order = np.sort(logs)
+    n, low = len(order), np.arange(1, len(order))
+    sums = np.cumsum(order)
+    between = (sums[:-1] - low * sums[-1] / n) ** 2 * n / (low * (n - low)) if n > 1 else sums[:0]
+    total = float(((order - order.mean()) ** 2).sum())
+    if not len(between) or not total or between.max() < MIN_EXPLAINED * total:
+        return median, None
+    is_fast = logs <= order[int(between.argmax())]
+    num_levels = 1 + int((np.diff(is_fast.astype(np.int8)) != 0).sum())
+    slowdown = float(np.median(times[~is_fast]) / np.median(times[is_fast])) - 1
+    if (
+        slowdown < MIN_SLOWDOWN
+        or not MIN_FAST_SHARE <= is_fast.mean() <= MAX_FAST_SHARE
+        or n < MIN_LEVEL_STEPS * num_levels
+    ):
+        return median, None
     return float(np.median(times[is_fast])), (
         f"{(~is_fast).mean():.0%} of the step times are {slowdown:.0%} longer than the others; the "
         "usual step is that of the faster level"

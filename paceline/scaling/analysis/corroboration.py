@@ -29,11 +29,13 @@ class SlowGroup:
 
     hosts: Group
     loss: float
+    is_slow_again: bool | None = None
+    """True if its second measurement is slow too, False if that one is not; None without one."""
 
 
 @dataclass(frozen=True)
 class Bisection:
-    """State of the search in one slow group."""
+    """State of the search in one slow group; without `ask` and `sides`, it was slow only once."""
 
     group: SlowGroup
     ask: tuple[Group, ...]
@@ -57,17 +59,21 @@ def slow_groups(
         for size, groups in groups_by_size.items()
     }
     residuals = {
-        size: [value for _, value in _by_hosts(groups, base, minimum)]
+        size: [median(values) for _, values in _by_hosts(groups, base, minimum)]
         for size, groups in groups_by_size.items()
     }
     threshold = max(-log(1 - MIN_LOSS), -WORST_Z * _variation(all_residuals))
     slow: list[SlowGroup] = []
     for size, groups in by_size(measured, planned=False).items():
         typical = _typical(size, residuals) if size > 1 else None
-        for hosts, value in _by_hosts(groups, base, minimum) if typical is not None else ():
-            log_loss = (typical or 0.0) - value
+        for hosts, values in _by_hosts(groups, base, minimum) if typical is not None else ():
+            log_loss = (typical or 0.0) - median(values)
             if log_loss > threshold:
-                slow.append(SlowGroup(hosts, 1 - exp(-log_loss)))
+                # The median of two values would hide that one of them is not slow.
+                is_again = (typical or 0.0) - max(values) > threshold or len(values) > 2
+                slow.append(
+                    SlowGroup(hosts, 1 - exp(-log_loss), is_again if len(values) > 1 else None)
+                )
     return slow
 
 
@@ -77,8 +83,9 @@ def bisect(
     """Return the next step in a slow group.
 
     `is_slow` returns whether a group is slow, or None if it was not measured. Halves are measured
-    until no half alone is slow. The loss is then between the halves. Each half is combined with as
-    many `known_good` hosts from outside: the half that is slow there too has the slow uplink.
+    until no half alone is slow. The loss is then between the halves, or it was there only once: a
+    group without a slow half is measured again. Each half is combined with as many `known_good`
+    hosts from outside: the half that is slow there too has the slow uplink.
     """
     hosts = group.hosts
     while len(hosts) > 1:
@@ -117,16 +124,20 @@ def _between(
     is_slow: Callable[[Group], bool | None],
     known_good: Sequence[str],
 ) -> Bisection:
+    is_whole = sum(map(len, halves)) == len(group.hosts)
+    repeat = (group.hosts,) if is_whole and group.is_slow_again is None else ()
     outside = [host for host in known_good if host not in group.hosts]
     mixed = [(*half, *outside[: len(half)]) for half in halves]
-    if len(outside) < max(map(len, halves)) or len(halves[0]) == len(group.hosts):
-        return Bisection(group, (), halves)
+    if len(outside) < max(map(len, halves)):
+        mixed = []
     is_mixed_slow = [is_slow(hosts) for hosts in mixed]
-    unknown = tuple(hosts for hosts, slow in zip(mixed, is_mixed_slow, strict=True) if slow is None)
-    if unknown:
-        return Bisection(group, unknown)
-    slow = [half for half, mixed_slow in zip(halves, is_mixed_slow, strict=True) if mixed_slow]
-    return Bisection(group, (), tuple(slow) if len(slow) == 1 else halves)
+    unknown = [hosts for hosts, slow in zip(mixed, is_mixed_slow, strict=True) if slow is None]
+    if repeat or unknown:
+        return Bisection(group, (*repeat, *unknown))
+    slow = [half for half, mixed_slow in zip(halves, is_mixed_slow, strict=False) if mixed_slow]
+    if len(slow) == 1:
+        return Bisection(group, (), tuple(slow))
+    return Bisection(group, (), () if is_whole and group.is_slow_again is False else halves)
 
 
 def _residual(group: GroupThroughput, base: float, minimum: Mapping[str, float]) -> float:
@@ -136,13 +147,13 @@ def _residual(group: GroupThroughput, base: float, minimum: Mapping[str, float])
 
 def _by_hosts(
     groups: Sequence[GroupThroughput], base: float, minimum: Mapping[str, float]
-) -> list[tuple[Group, float]]:
-    """Return the remainder of each group once: its repeats do not show what other groups do."""
+) -> list[tuple[Group, list[float]]]:
+    """Return each group with the remainders of its repeats, which do not show what others do."""
     repeats: dict[frozenset[str], list[GroupThroughput]] = {}
     for group in groups:
         repeats.setdefault(frozenset(group.hosts), []).append(group)
     return [
-        (same[0].hosts, median(_residual(group, base, minimum) for group in same))
+        (same[0].hosts, [_residual(group, base, minimum) for group in same])
         for same in repeats.values()
     ]
 

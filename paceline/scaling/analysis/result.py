@@ -297,6 +297,11 @@ def _place(search: Bisection, failed: Collection[Group]) -> str:
     if search.ask:
         groups = "; ".join(_names(group) for group in search.ask)
         return f"to be measured next: {groups}"
+    if not search.sides:
+        return (
+            "measured again, they are as fast as expected: a disturbance, or a fault that comes "
+            "and goes; more --rounds would tell"
+        )
     if len(search.sides) == 2:
         first, second = map(_names, search.sides)
         return (

@@ -207,6 +207,25 @@ def test_a_training_that_is_throttled_for_half_its_time_is_not_wholly_productive
     )
 
 
+def test_throttling_that_comes_and_goes_is_not_productive(tmp_path: Path):
+    times = np.random.default_rng(2).normal(1000, 5, 400)
+    for begin in range(20, 400, 50):
+        times[begin : begin + 28] *= 1.5
+    log = tmp_path / "train.log"
+    log.write_text("".join(map(LINE.format, range(1, 401), times)))
+    ledger = ledger_of(attempts_of_log(log))
+    assert ledger.goodput == pytest.approx(400_000 / times.sum(), rel=0.02)
+
+
+def test_batches_of_two_lengths_in_any_order_have_one_usual_step(tmp_path: Path):
+    rng = np.random.default_rng(3)
+    times = rng.normal(1000, 5, 400) * np.where(rng.random(400) < 0.45, 1.3, 1.0)
+    log = tmp_path / "train.log"
+    log.write_text("".join(map(LINE.format, range(1, 401), times)))
+    ledger = ledger_of(attempts_of_log(log))
+    assert not any("faster level" in note for note in ledger.notes)
+
+
 def test_a_few_steps_of_a_faster_level_are_not_the_usual_step(tmp_path: Path):
     times = np.random.default_rng(1).normal(1000, 5, 265)
     times[100:115] *= 0.94

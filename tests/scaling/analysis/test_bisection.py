@@ -20,7 +20,7 @@ def search(is_slow: Callable[[set[str]], bool], hosts: Group = HOSTS) -> tuple[B
     """Follow the search to its end on a cluster of which `is_slow` knows the truth."""
     measured: dict[Group, bool] = {}
     for step in range(20):
-        bisection = bisect(SlowGroup(hosts, 0.05), measured.get, OUTSIDE)
+        bisection = bisect(SlowGroup(hosts, 0.05, measured.get(hosts)), measured.get, OUTSIDE)
         if not bisection.ask:
             return bisection, step
         measured |= {group: is_slow(set(group)) for group in bisection.ask}
@@ -47,7 +47,15 @@ def test_a_slow_way_out_of_one_half_is_named_by_that_half():
 
 def test_without_proven_hosts_outside_the_halves_stay_the_answer():
     measured = {HOSTS[:8]: False, HOSTS[8:]: False}
-    assert bisect(SlowGroup(HOSTS, 0.05), measured.get, []).sides == (HOSTS[:8], HOSTS[8:])
+    slow_group = SlowGroup(HOSTS, 0.05, is_slow_again=True)
+    assert bisect(slow_group, measured.get, []).sides == (HOSTS[:8], HOSTS[8:])
+
+
+def test_a_group_without_a_slow_half_is_measured_again_first():
+    measured = {HOSTS[:8]: False, HOSTS[8:]: False}
+    assert bisect(SlowGroup(HOSTS, 0.05), measured.get, []).ask == (HOSTS,)
+    once = bisect(SlowGroup(HOSTS, 0.05, is_slow_again=False), measured.get, [])
+    assert once.ask == () == once.sides
 
 
 def cluster(*extra: GroupThroughput) -> list[GroupThroughput]:
