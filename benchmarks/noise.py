@@ -1,22 +1,25 @@
 """Measured reliability of the verdicts under independent noise, promise by promise.
 
-    python benchmarks/noise.py [--quick] [--jobs 2]    (ten minutes of one core; quick: 30 s)
+    python benchmarks/noise.py [--quick] [--jobs 2] [--only pairs]
+                                               (ten minutes of one core; quick: 30 s)
 
 The noise comes from generators of their own (_noise_steps.py, _noise_runs.py, _noise_clusters.py),
 goes through the public functions behind `parse`, `compare`, `scale` and `history`, and is counted
 for each kind. Stores all cells and writes the table into docs/dev/evidence/statistics.md. A promise
-that is missed in a cell is an error unless LIMITS lists it with the message to the user.
+that is missed in a cell is an error unless LIMITS lists it with the message to the user. `--only`
+measures some parts and keeps the other cells; the result notes the commit of each part.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from _noise_measures import MEASURES, QUICK, SEED, WHOLE, Cell, Size
 from _noise_promises import LIMITS, PROMISES, Promise
-from _result import Surroundings, keep
+from _result import FOLDER, Surroundings, keep
 
 from paceline.files.documents import write_text
 
@@ -185,7 +188,12 @@ def with_table(text: str, promises: Sequence[PromiseCells]) -> str:
     return before + MARKS[0] + table(promises) + MARKS[1] + tail.partition(MARKS[1])[2]
 
 
-def store(cells: Sequence[Cell], promises: Sequence[PromiseCells], around: Surroundings) -> None:
+def store(
+    parts: Mapping[str, Sequence[Cell]],
+    promises: Sequence[PromiseCells],
+    around: Surroundings,
+    commits: Mapping[str, str],
+) -> None:
     """Keep every cell and what became of the promises, and write the table into the page."""
     summary = [
         {
@@ -203,12 +211,14 @@ def store(cells: Sequence[Cell], promises: Sequence[PromiseCells], around: Surro
         }
         for entry in promises
     ]
-    rows = [{**asdict(cell), "rate": cell.rate} for cell in cells]
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        capture_output=True, text=True, check=True, cwd=DOCS.parent,
-    ).stdout.strip()  # fmt: skip
-    keep("noise", "share of trials", around, commit=commit, seed=SEED, promises=summary, cells=rows)
+    rows = [
+        {**asdict(cell), "part": part, "rate": cell.rate}
+        for part, cells in parts.items()
+        for cell in cells
+    ]
+    keep(
+        "noise", "share of trials", around, commits=commits, seed=SEED, promises=summary, cells=rows
+    )
     write_text(DOCS, with_table(DOCS.read_text(encoding="utf-8"), promises))
 
 
@@ -219,31 +229,60 @@ def main() -> int:
         "--quick", action="store_true", help="Few trials per cell; nothing is stored."
     )
     parser.add_argument("--jobs", type=int, default=1, help="Number of processes.")
+    names = [_part(measure) for measure in MEASURES]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART")
     options = parser.parse_args()
-    quick = options.quick
     around, begin = Surroundings(), time.perf_counter()
-    size = QUICK if quick else WHOLE
+    size = QUICK if options.quick else WHOLE
     # The cells have seeds of their own, so the number of processes changes none of them.
-    tasks = [partial(_cells_of, number, size) for number in range(len(MEASURES))]
+    tasks = {name: partial(_cells_of, names.index(name), size) for name in options.only}
     if options.jobs > 1:
         with ProcessPoolExecutor(options.jobs) as pool:
-            parts = [task.result() for task in [pool.submit(task) for task in tasks]]
+            futures = {name: pool.submit(task) for name, task in tasks.items()}
+            parts = {name: future.result() for name, future in futures.items()}
     else:
-        parts = [task() for task in tasks]
-    cells = [cell for part in parts for cell in part]
+        parts = {name: task() for name, task in tasks.items()}
+    commits = dict.fromkeys(parts, _commit())
+    if len(parts) < len(names) and not options.quick:
+        kept, kept_commits = stored_parts()
+        parts, commits = {**kept, **parts}, {**kept_commits, **commits}
+    cells = [cell for part in parts.values() for cell in part]
     promises = checked_promises(cells)
-    faults = show(promises, QUICK_ERRORS if quick else STANDARD_ERRORS)
+    faults = show(promises, QUICK_ERRORS if options.quick else STANDARD_ERRORS)
     print(f"{len(cells)} cells, {sum(c.n for c in cells):,} trials, {_since(begin)}")
     print("missed: " + "; ".join(faults) if faults else "every promise is kept, or its limit said")
-    if not quick:
-        store(cells, promises, around)
+    if not options.quick:
+        store(parts, promises, around, commits)
     return int(bool(faults))
+
+
+def stored_parts() -> tuple[dict[str, list[Cell]], dict[str, str]]:
+    """Return the stored cells and the commits with which they were measured, by part."""
+    result = json.loads((FOLDER / "noise.json").read_text(encoding="utf-8"))
+    parts: dict[str, list[Cell]] = {}
+    names = [field.name for field in fields(Cell)]
+    for row in result["cells"]:
+        parts.setdefault(row["part"], []).append(Cell(**{name: row[name] for name in names}))
+    return parts, result["commits"]
+
+
+def _commit() -> str:
+    """Return the commit of the code, with `-dirty` if files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=DOCS.parent
+    ).stdout.strip()
+
+
+def _part(measure: Callable[[Size], Iterator[Cell]]) -> str:
+    """Return the name of a part: `pairs` for `pairs_cells`."""
+    return measure.__name__.removesuffix("_cells")
 
 
 def _cells_of(number: int, size: Size) -> list[Cell]:
     begin = time.perf_counter()
     cells = list(MEASURES[number](size))
-    print(f"{MEASURES[number].__name__}: {len(cells)} cells, {_since(begin)}", flush=True)
+    print(f"{_part(MEASURES[number])}: {len(cells)} cells, {_since(begin)}", flush=True)
     return cells
 
 

@@ -215,7 +215,7 @@ def _compare(
         published=baseline.published,
         known_error=hypot(*errors),
         steps_error=hypot(baseline.steps_error(name), candidate.steps_error(name)),
-        rule=rule if is_timed(name) else replace(rule, prior=None, decides=False),
+        rule=_rule_for(name, rule),
         is_count=not speed and metric_class(name) is not OVERHEAD,
     )
     return blank.model_copy(
@@ -236,6 +236,18 @@ def _compare(
             "verdict": metric_verdict(name, contrast.change),
         }
     )
+
+
+def _rule_for(name: str, rule: FewRunsRule) -> FewRunsRule:
+    """Return the rule for a metric.
+
+    The prior decides the step time and its rates, widens the intervals of other metrics of the
+    steady window, and does not hold for the rest: start-up and the first step, which compiles.
+    """
+    if is_timed(name):
+        return rule
+    is_in_window = name not in METRICS or METRICS[name].in_window
+    return replace(rule, decides=False, prior=rule.prior if is_in_window else None)
 
 
 def is_timed(name: str) -> bool:

@@ -343,14 +343,16 @@ def test_a_second_pass_that_was_cut_short_is_gone_on_with_and_none_is_planned_tw
     assert [round_.purpose for round_ in going.campaign.plan].count("second pass") == 2
 
 
-def test_a_group_that_is_slow_without_a_slow_node_is_halved(tmp_path: Path, fleet: Fleet):
+def test_a_group_that_is_slow_without_a_slow_node_is_halved_and_measured_again(
+    tmp_path: Path, fleet: Fleet
+):
     fleet.behind = {f"node-{n}" for n in range(1, 5)}
     going = run(tmp_path, made(tmp_path, campaign_request("node-[1-8]", "1,2,8")))
     halves = [t for t in going.trials.values() if t.purpose == "bisection"]
     assert {t.hosts for t in halves} == {
-        tuple(f"node-{n}" for n in numbers) for numbers in (range(1, 5), range(5, 9))
+        tuple(f"node-{n}" for n in numbers) for numbers in (range(1, 5), range(5, 9), range(1, 9))
     }
-    assert {t.global_batch for t in halves} == {4 * BATCH} and all(t.ok for t in halves)
+    assert {t.global_batch for t in halves} == {4 * BATCH, 8 * BATCH} and all(t.ok for t in halves)
     analysis = campaign_analysis(going.campaign, going.trials.values(), going.context)
     assert any("between node-[1-4] and node-[5-8]" in sentence for sentence in sentences(analysis))
 
