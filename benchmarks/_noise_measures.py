@@ -295,9 +295,9 @@ def _places(analysis: Analysis, hosts: set[str]) -> bool:
 
 def _reports(analysis: Analysis, hosts: set[str]) -> bool:
     """Return whether the report names one of the hosts, alone or in a slow group."""
-    named = {node.host for node in (*analysis.flagged_nodes, *analysis.suspect_nodes)}
-    named |= analysis.speeds.noisy_hosts if analysis.speeds else set[str]()
-    return bool(named.union(*(group.hosts for group in analysis.slow)) & hosts)
+    reported_hosts = {node.host for node in (*analysis.flagged_nodes, *analysis.suspect_nodes)}
+    reported_hosts |= analysis.speeds.noisy_hosts if analysis.speeds else set[str]()
+    return bool(reported_hosts.union(*(group.hosts for group in analysis.slow)) & hosts)
 
 
 def history_cells(size: Size) -> Iterator[Cell]:

@@ -60,7 +60,7 @@ class Promise:
             return False
         return self.distance(cell) > errors * (bound * (1 - bound) / cell.n) ** 0.5
 
-    def noticed(self, n: int, errors: float) -> float | None:
+    def detectable_rate(self, n: int, errors: float) -> float | None:
         """Return the rate that `n` trials notice with 80% probability; None if only measured.
 
         Rates beyond it are noticed more often. Normal approximation of the binomial distribution.

@@ -156,8 +156,8 @@ def table(promises: Sequence[PromiseCells]) -> str:
     return text + "\n"
 
 
-def _noticed(entry: PromiseCells) -> float | None:
-    return entry.promise.noticed(entry.worst_kind.n, STANDARD_ERRORS)
+def _detectable_rate(entry: PromiseCells) -> float | None:
+    return entry.promise.detectable_rate(entry.worst_kind.n, STANDARD_ERRORS)
 
 
 def _noticed_text(entry: PromiseCells) -> str:
@@ -165,7 +165,7 @@ def _noticed_text(entry: PromiseCells) -> str:
 
     A kind with a worse rate is noticed more often.
     """
-    rate = _noticed(entry)
+    rate = _detectable_rate(entry)
     return "-" if rate is None else f"{100 * rate:.1f}%"
 
 
@@ -202,7 +202,7 @@ def store(
             "measured": entry.rate,
             "n": entry.n,
             "worst_kind": {**asdict(entry.worst_kind), "rate": entry.worst_kind.rate},
-            "noticed_from": _noticed(entry),
+            "noticed_from": _detectable_rate(entry),
             "worst": {**asdict(entry.worst), "rate": entry.worst.rate},
             "missed": [
                 {**asdict(cell), "rate": cell.rate, "message": limit_message(entry, cell)}
@@ -244,8 +244,8 @@ def main() -> int:
         parts = {name: task() for name, task in tasks.items()}
     commits = dict.fromkeys(parts, _commit())
     if len(parts) < len(names) and not options.quick:
-        kept, kept_commits = stored_parts()
-        parts, commits = {**kept, **parts}, {**kept_commits, **commits}
+        old_parts, old_commits = stored_parts()
+        parts, commits = {**old_parts, **parts}, {**old_commits, **commits}
     cells = [cell for part in parts.values() for cell in part]
     promises = checked_promises(cells)
     faults = show(promises, QUICK_ERRORS if options.quick else STANDARD_ERRORS)

@@ -45,10 +45,13 @@ def test_enough_trials_notice_about_twice_the_promised_error(
     measures, promises = map(import_module, ("_noise_measures", "_noise_promises"))
     promise = next(p for p in promises.PROMISES if p.cells == measures.FALSE_ALARM)
     whole = measures.WHOLE
-    assert promise.noticed(whole.comparisons * len(whole.repeats) * 2, 3.0) < 0.13
-    assert promise.noticed(whole.close_pairs, 3.0) < 0.07
-    assert promise.noticed(40, 3.0) > 0.2
-    assert next(p for p in promises.PROMISES if p.most is p.least is None).noticed(100, 3.0) is None
+    assert promise.detectable_rate(whole.comparisons * len(whole.repeats) * 2, 3.0) < 0.13
+    assert promise.detectable_rate(whole.close_pairs, 3.0) < 0.07
+    assert promise.detectable_rate(40, 3.0) > 0.2
+    assert (
+        next(p for p in promises.PROMISES if p.most is p.least is None).detectable_rate(100, 3.0)
+        is None
+    )
 
 
 def test_the_rate_that_is_noticed_is_noticed_in_eight_of_ten(monkeypatch: pytest.MonkeyPatch):
@@ -57,7 +60,7 @@ def test_the_rate_that_is_noticed_is_noticed_in_eight_of_ten(monkeypatch: pytest
     rng = np.random.default_rng(2)
     for name, n in ((measures.FALSE_ALARM, 240), (measures.PLACED, 300)):
         promise = next(p for p in promises.PROMISES if p.cells == name)
-        hits = rng.binomial(n, promise.noticed(n, 3.0), 2000)
+        hits = rng.binomial(n, promise.detectable_rate(n, 3.0), 2000)
         cell = partial(measures.Cell, name, "kind", "setting")
         missed = np.mean([promise.is_missed(cell(int(each), n), 3.0) for each in hits])
         assert missed == pytest.approx(0.8, abs=0.06)

@@ -36,7 +36,7 @@ MIN_FAST_SHARE = 0.2
 MAX_FAST_SHARE = 0.75
 """Share of the steps on the faster level above which it has the median anyway."""
 CLIPPED = 0.05
-"""Share of the steps at either end whose times are clipped, so that spikes are no level."""
+"""Share of the steps at either end whose times are clipped, so that spikes form none."""
 MIN_EXPLAINED = 0.8
 """Minimum share of the variation that two levels explain; of a ramp, two levels explain 75%."""
 MIN_LEVEL_STEPS = 5
