@@ -17,7 +17,7 @@ from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.flux import HeadNorm
 from paceline.trainer.model.layers import ColumnParallelLinear
 from paceline.trainer.model.network import activation_checkpoint
-from paceline.trainer.parallel import collectives
+from paceline.trainer.parallel import collectives, token_exchange
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.parallel.tensor import ParamPlan
 from paceline.trainer.replica import replica
@@ -145,6 +145,24 @@ def lonely_keys(world: World) -> AbstractContextManager[Any]:
     return patch.dict(context.EXCHANGES, {"all-gather": alone})
 
 
+def lonely_experts(world: World) -> AbstractContextManager[Any]:
+    """Ranks with the same experts do not average their gradients."""
+    sound = Replica._reduce_gradients
+
+    def reduce(self: Replica, of_experts: bool) -> None:
+        if not of_experts:
+            sound(self, of_experts)
+
+    return patch.object(Replica, "_reduce_gradients", reduce)
+
+
+def lost_results(world: World) -> AbstractContextManager[Any]:
+    """The results of experts return one row late."""
+    shifted = lambda rows, plan: sound(rows.roll(1, 0), plan)  # noqa: E731
+    sound = token_exchange._from_experts
+    return patch.object(token_exchange, "_from_experts", shifted)
+
+
 def broken_rank(world: World) -> AbstractContextManager[Any]:
     """Rank 1 raises an error while the others wait for it."""
 
@@ -166,6 +184,6 @@ FAULTS: dict[str, Fault] = {
     for function in (
         unreduced_gradients, unreduced_inputs, unsummed_shares, other_inputs, lonely_adapters,
         lonely_heads, lonely_streams, lonely_table, wrong_weight, own_count, idle_stage,
-        lonely_norm, drifting_rank, lonely_keys, broken_rank,
+        lonely_norm, drifting_rank, lonely_keys, lonely_experts, lost_results, broken_rank,
     )
 }  # fmt: skip
