@@ -1,4 +1,8 @@
-"""Log format of MaxText: one `completed step` line per step, printed by the first process."""
+"""Log format of MaxText: one `completed step` line per step, printed by the first process.
+
+It is no table, because a configuration after steps starts an attempt, masks follow from targets
+compared with positions, and axes are products of sizes within and across slices.
+"""
 
 from __future__ import annotations
 

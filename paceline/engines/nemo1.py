@@ -4,7 +4,8 @@ Older versions have no step times there. Then the only figure is the bar's own r
 averages over the whole run.
 
 Numbers of five or more digits are printed with three if that is shorter: `2e+3`, `2.56e+5`. The
-bar's own count replaces such a step number; such sample counts do not determine the batch.
+bar's own count replaces such a step number; such sample counts do not determine the batch. A table
+cannot express that, nor the rate of the whole run as the only figure.
 """
 
 from __future__ import annotations

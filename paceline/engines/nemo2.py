@@ -1,6 +1,7 @@
 """Log format of NeMo 2: one line per step, fields separated by `|`, printed by rank 0.
 
-The printer may average over several steps; then the step numbers are that far apart.
+The printer may average over several steps; then the step numbers are that far apart. It is no
+table, because a terminal may wrap a record at any place, and two counters give the step.
 """
 
 from __future__ import annotations

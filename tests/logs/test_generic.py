@@ -53,6 +53,15 @@ def test_step_times_are_found_in_lines(tmp_path: Path, form: str):
     assert any("generic reader: steps are column" in text for text in document.warnings)
 
 
+def test_rounded_step_numbers_are_not_read(tmp_path: Path):
+    """LeRobot prints step 1,200 as 1K: times by such numbers would be off."""
+    text = "".join(
+        f"2026-01-01 10:00:{n:02} step:{200 * n if n < 5 else f'{n // 5}K'} loss:2.8 epoch:1.0\n"
+        for n in range(1, 40)
+    )
+    assert parse(tmp_path, text).steps.index.tolist() == [200, 400, 600, 800]
+
+
 METERS = {
     "ImageNet": "Epoch: [{e}][{n:4}/ 20]\tTime  0.500 ( 0.900)\tData  0.010 ( 0.20)\t"
     "Loss 6.9000e+00 (6.9500e+00)\tAcc@1   0.00 (  0.10)",

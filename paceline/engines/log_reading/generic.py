@@ -669,6 +669,8 @@ def _text_record(line: str) -> Record:
             continue
         first = min(first, pair.start())
         name, unit = pair[1].strip(), pair[4]
+        if pair[3] and _normal(name) in _STEPS:  # A step number such as 12K is rounded.
+            continue
         if unit:
             number *= 60.0 if unit == "m" else UNITS[unit]
         record.setdefault(f"{name} (s)" if unit else name, number * _SUFFIXES.get(pair[3], 1.0))
