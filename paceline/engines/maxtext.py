@@ -1,6 +1,6 @@
 """Log format of MaxText: one `completed step` line per step, printed by the first process.
 
-It is no table, because a configuration after steps starts an attempt, masks follow from targets
+It is not a table, because a configuration after steps starts an attempt, masks follow from targets
 compared with positions, and axes are products of sizes within and across slices.
 """
 

@@ -1,6 +1,6 @@
 """Log format of NeMo 2: one line per step, fields separated by `|`, printed by rank 0.
 
-The printer may average over several steps; then the step numbers are that far apart. It is no
+The printer may average over several steps; then the step numbers are that far apart. It is not a
 table, because a terminal may wrap a record at any place, and two counters give the step.
 """
 

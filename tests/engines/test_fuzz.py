@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.engines import log_formats
+from paceline.files.log_file import BLOCK_BYTES
 from tests.engines.generic_inputs import check_generic, random_log
 from tests.engines.promises import check_parse, check_read, read
 from tests.engines.samples import NOISE, PREFIXES, SAMPLES, log_text, times_of
@@ -174,6 +175,17 @@ def test_the_whole_way_from_a_damaged_file_to_a_status(folder: Path, data: st.Da
     path = folder / "a.log"
     path.write_bytes(gzip.compress(content) if packed else content)
     check_parse(path)
+
+
+@pytest.mark.parametrize("name", ["olmo_core", "composer", "nemo_rl"])
+@pytest.mark.parametrize("num_bytes", [20_000, 200_000])
+def test_a_long_record_is_read_alike_wherever_blocks_end(name: str, num_bytes: int):
+    """A record over several lines may hold any number of other lines."""
+    first, second = (SAMPLES[name].line(number, 1.5) for number in (1, 2))
+    head, line, rest = second.partition(b"\n")
+    filler = b"    another/value=0.0012\n"
+    content = first + head + line + filler * (num_bytes // len(filler)) + rest + first
+    check_read(log_formats()[name], content, (BLOCK_BYTES, 4096, 977, 50_000))
 
 
 FOUND = {

@@ -1,6 +1,6 @@
 """Log format of torchtitan: a line for step 1, then one per `log_freq` steps with their mean.
 
-It is no table, because the ranks are the product of a printed mesh in two forms, a batch is in
+It is not a table, because the ranks are the product of a printed mesh in two forms, a batch is in
 sequences or tokens, and some printed numbers mean unknown.
 """
 
