@@ -69,6 +69,8 @@ class FabricProof(Value):
     """Transports between nodes."""
     interfaces: tuple[str, ...] = ()
     """Network interfaces or RDMA ports that carry collectives between nodes."""
+    doubts: tuple[str, ...] = ()
+    """Reasons why some of these interfaces should not carry collectives; none if requested."""
     used_ports: NonNegativeInt | None = None
     """Smallest number of RDMA ports or network devices that a node uses; None if unknown."""
     available_ports: NonNegativeInt | None = None

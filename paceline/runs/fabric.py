@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from paceline.core.errors import UserError
 from paceline.core.fabric import Evidence, FabricProof, doubtful_interface, unmet
 from paceline.core.run import RunSpec
 from paceline.core.traffic import LINK_SHARE
-from paceline.files.events import FabricProbe, InterfaceUse, RankLog
+from paceline.files.documents import read_lines
+from paceline.files.events import FabricProbe, InterfaceUse, read_rank
 from paceline.files.nominal_links import bus_bound, nominal_fabric
+from paceline.files.run_folder import STEPS_FOLDER
 from paceline.profiles.nccl.fabric_facts import FabricFacts, fabric_facts, read_fabric_logs
-from paceline.runs.ending import read_ranks
 
 MIN_CARRIED = 0.05
 """Minimum share of the probe's payload that an interface in use has sent."""
@@ -22,76 +25,87 @@ LOOPBACK = "lo"
 CHOOSING_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
-def fabric_proof(
-    folder: Path, spec: RunSpec, ranks: Mapping[int, RankLog] | None = None
-) -> FabricProof | None:
-    """Return what carries the collectives of a run; None for a single rank without evidence.
-
-    `ranks` are the events of the run's ranks, if they have been read.
-    """
-    ranks = read_ranks(folder) if ranks is None else ranks
+def fabric_proof(folder: Path, spec: RunSpec) -> FabricProof | None:
+    """Return what carries the collectives of a run; None without evidence and requirement."""
     logs = read_fabric_logs(folder, reads_output="NCCL_DEBUG" in spec.cluster.env)
-    facts = fabric_facts(logs)
-    carriers = _carriers(ranks)
-    probes = [log.start.fabric for log in ranks.values() if log.start and log.start.fabric]
+    probes = list(_probes(folder))
     requirement = spec.cluster.require_transport
-    if spec.world_size == 1 and not logs:
+    if not logs and not probes and (spec.world_size == 1 or not requirement):
         return None
-    nodes = spec.cluster.nodes
-    within, between = _transports(facts, carriers, on_gpus=spec.cluster.device != "cpu")
+    facts, nodes, on_gpus = fabric_facts(logs), spec.cluster.nodes, spec.cluster.device != "cpu"
+    carriers = [use for probe in probes for use in _in_use(probe)]
+    within, between = _transports(facts, carriers, on_gpus=on_gpus)
     if nodes == 1:
         within, between = tuple(dict.fromkeys((*within, *between))), ()
-    bus, expected, link = None, None, None
-    if probes and max(p.time_s for p in probes):
-        size, slowest_s = probes[0].num_bytes, max(p.time_s for p in probes)
-        bus = LINK_SHARE["all_reduce"](spec.world_size) * size / slowest_s
-        link, expected = _expected(spec)
-    ports = facts.ports or _counted_ports(ranks)
+    slowest_s = max((probe.time_s for probe in probes), default=0.0)
+    payload_bytes = probes[0].num_bytes if probes else None
+    bus = None
+    if payload_bytes and slowest_s:
+        bus = LINK_SHARE["all_reduce"](spec.world_size) * payload_bytes / slowest_s
+    link, expected = _expected(spec) if bus else (None, None)
+    ports = facts.ports or _counted_ports(probes)
+    addresses = {use.name: use.address for use in carriers}
+    for host_facts in logs.values():
+        addresses |= host_facts.socket_addresses
+    interfaces = _interfaces(facts, carriers)
     sources: dict[Evidence, bool] = {
         "nccl log": bool(facts.within or facts.between),
         "interface counters": bool(carriers),
         "probe": bus is not None,
     }
+    network: dict[str, Any] = {
+        "interfaces": interfaces,
+        "doubts": () if _is_chosen(spec) else _doubts(interfaces, addresses),
+        "used_ports": ports[0] if ports else None,
+        "available_ports": ports[1] if ports else None,
+        "gpu_direct": facts.gpu_direct,
+    }
     proof = FabricProof(
         nodes=nodes,
-        on_gpus=spec.cluster.device != "cpu",
+        on_gpus=on_gpus,
         within_node=within,
         between_nodes=between,
-        interfaces=_interfaces(facts, carriers) if nodes > 1 else (),
-        used_ports=ports[0] if ports and nodes > 1 else None,
-        available_ports=ports[1] if ports and nodes > 1 else None,
-        gpu_direct=facts.gpu_direct if nodes > 1 else None,
         bus_bytes_per_s=bus,
-        payload_bytes=probes[0].num_bytes if probes else None,
+        payload_bytes=payload_bytes,
         expected_bytes_per_s=expected,
         link=link,
         evidence=tuple(name for name, is_there in sources.items() if is_there),
         requirement=requirement,
+        **(network if nodes > 1 else {}),
     )
     problem = unmet(proof, requirement) if requirement else None
     return proof.model_copy(update={"problem": problem})
 
 
-def fabric_warnings(folder: Path, spec: RunSpec, proof: FabricProof) -> list[str]:
-    """Return warnings on what carries the collectives of a run."""
-    is_chosen = spec.cluster.interface or any(n in spec.cluster.env for n in CHOOSING_VARIABLES)
-    if proof.nodes == 1 or is_chosen:
-        return []
-    addresses = dict(_addresses(folder))
-    reasons = [doubtful_interface(name, addresses.get(name, "")) for name in proof.interfaces]
+def _probes(folder: Path) -> Iterator[FabricProbe]:
+    """Yield the probe of each rank, which is in the first line of its file."""
+    for path in sorted((folder / STEPS_FOLDER).glob("rank-*.jsonl")):
+        try:
+            start = read_rank(islice(read_lines(path), 1)).start
+        except OSError:  # the file may have been moved, or is unreadable
+            continue
+        if start and start.fabric:
+            yield start.fabric
+
+
+def _is_chosen(spec: RunSpec) -> bool:
+    """Return True if the user has chosen the interfaces of collectives."""
+    return bool(spec.cluster.interface) or any(
+        name in spec.cluster.env for name in CHOOSING_VARIABLES
+    )
+
+
+def _doubts(interfaces: Sequence[str], addresses: Mapping[str, str]) -> tuple[str, ...]:
+    reasons = [doubtful_interface(name, addresses.get(name, "")) for name in interfaces]
+    return tuple(reason for reason in reasons if reason)
+
+
+def fabric_warnings(proof: FabricProof) -> list[str]:
+    """Return a warning for each interface that nobody should use unasked."""
     return [
         f"collectives use an interface that nobody requested: {reason}; choose one with --interface"
-        for reason in reasons
-        if reason
+        for reason in proof.doubts
     ]
-
-
-def _addresses(folder: Path) -> Iterator[tuple[str, str]]:
-    for facts in read_fabric_logs(folder).values():
-        yield from facts.socket_addresses.items()
-    for log in read_ranks(folder).values():
-        for use in log.start.fabric.interfaces if log.start and log.start.fabric else ():
-            yield use.name, use.address
 
 
 def _expected(spec: RunSpec) -> tuple[str | None, float | None]:
@@ -103,12 +117,6 @@ def _expected(spec: RunSpec) -> tuple[str | None, float | None]:
         return None, None
     bound = bus_bound("all_reduce", spec.world_size, fabric) if cluster.nodes > 1 else fabric.intra
     return bound or (None, None)
-
-
-def _carriers(ranks: Mapping[int, RankLog]) -> tuple[InterfaceUse, ...]:
-    """Return the interfaces that carried the probe on any host."""
-    probes = [log.start.fabric for log in ranks.values() if log.start and log.start.fabric]
-    return tuple(use for probe in probes for use in _in_use(probe))
 
 
 def _in_use(probe: FabricProbe) -> list[InterfaceUse]:
@@ -149,11 +157,11 @@ def _interfaces(facts: FabricFacts, carriers: Sequence[InterfaceUse]) -> tuple[s
     return facts.interfaces or tuple(dict.fromkeys(counters))
 
 
-def _counted_ports(ranks: Mapping[int, RankLog]) -> tuple[int, int] | None:
+def _counted_ports(probes: Sequence[FabricProbe]) -> tuple[int, int] | None:
     """Return (used, available) RDMA ports of the host that uses the fewest; None without ports."""
-    counts: list[tuple[int, int]] = []
-    for log in ranks.values():
-        probe = log.start.fabric if log.start else None
-        if probe and (num_ports := sum(use.kind != "net" for use in probe.interfaces)):
-            counts.append((sum(use.kind != "net" for use in _in_use(probe)), num_ports))
+    counts = [
+        (sum(use.kind != "net" for use in _in_use(probe)), num_ports)
+        for probe in probes
+        if (num_ports := sum(use.kind != "net" for use in probe.interfaces))
+    ]
     return min(counts) if counts and max(used for used, _ in counts) else None

@@ -74,9 +74,9 @@ def evaluate(folder: Path) -> RunReport:
     record = read_record(folder)
     report = _evaluate(folder, record)
     proof = fabric_proof(folder, record.spec) if record.spec else None
-    if proof is None or record.spec is None:
+    if proof is None:
         return report
-    warnings = (*report.result.warnings, *fabric_warnings(folder, record.spec, proof))
+    warnings = (*report.result.warnings, *fabric_warnings(proof))
     fields = {"fabric": proof, "warnings": warnings}
     return replace(report, result=report.result.model_copy(update=fields))
 
