@@ -36,6 +36,7 @@ from paceline.core.text import as_text, is_text
 from paceline.core.value import PositiveInt, Value
 from paceline.files.documents import read_json, read_value
 from paceline.files.home import home_path
+from paceline.files.temporary import remove_abandoned
 from paceline.files.user_file import user_file
 
 RUN_FILE = "run.json"
@@ -182,6 +183,7 @@ def new_run_folder(root: Path, spec: RunSpec, tag: str | None = None) -> Path:
 
 def new_folder(root: Path, base: str) -> Path:
     """Create the folder `base` under `root`; add a number if the name exists."""
+    remove_abandoned(root)
     for number in range(1, 10_000):
         folder = root / (base if number == 1 else f"{base}-{number}")
         try:

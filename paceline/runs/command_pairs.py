@@ -76,7 +76,7 @@ class OutputFigure:
             return
         try:
             groups = re.compile(self.source).groups
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise UserError(self.source, f"is not a regular expression: {error}") from error
         if groups < 1:
             raise UserError(

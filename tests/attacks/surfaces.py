@@ -27,10 +27,17 @@ from paceline.core.bundle import Bundle
 from paceline.core.errors import PacelineError
 from paceline.core.hardware import SshSettings
 from paceline.engines import log_formats
+from paceline.engines.log_reading.table_format import read_table
+from paceline.engines.log_reading.table_reader import mismatch, table_format
 from paceline.files import catalog
 from paceline.files.csv_table import TableDefaults, read_csv
 from paceline.files.recipe import load_recipe
 from paceline.logs.facts import UserSettings
+from paceline.machines import kubernetes
+from paceline.machines.kubernetes import client as kubernetes_client
+from paceline.machines.kubernetes.client import Kubectl, KubectlStream
+from paceline.machines.kubernetes.manifest import manifests
+from paceline.machines.kubernetes.run import KubernetesRecord, KubernetesRun
 from paceline.machines.slurm import client, states, steps
 from paceline.machines.ssh import gloo_interface, rendezvous
 from paceline.machines.ssh.checks import HostRequirements, check_hosts
@@ -47,6 +54,8 @@ from paceline.report.document import Document
 from paceline.runs.bundles.archive_import import import_archive, import_bundle
 from paceline.runs.bundles.verification import check_bundle
 from paceline.runs.profile_report import profile_document
+from paceline.scaling.network.benchmark_output import read_benchmark
+from paceline.scaling.network.report import network_document
 from paceline.staging import connection
 from paceline.staging.connection import StopSignal
 from tests.attacks.fields import CHANGED, PRINTED_VERBS, RUNS, VERBS, Folders, changes
@@ -65,12 +74,15 @@ from tests.engines.generic_inputs import check_generic, random_log
 from tests.engines.promises import check_read
 from tests.engines.samples import log_text, times_of
 from tests.logs.example import megatron_log
+from tests.machines.kubernetes.clusters import job_on
+from tests.machines.kubernetes.test_pods import pod, record_of
 from tests.machines.slurm.test_states import SACCT, SINFO, SQUEUE, SRUN
 from tests.machines.ssh.fake_ssh import make_job
 from tests.mlperf.samples import trial
 from tests.mlperf.submissions import description
 from tests.profiles.nsys.report_file import ReportFile
 from tests.profiles.traces import event, kernel, step, write
+from tests.scaling.network.test_benchmark_output import HEADER, ROWS, ranks
 from tests.staging.staged import recipe_of, stage_all
 
 TEXT = (with_pieces, with_number, with_lines)
@@ -298,6 +310,75 @@ def partial_method(function: Callable[..., None], **fields: Any) -> Callable[[Se
     return lambda self: function(self, **fields)
 
 
+# kubectl and pods.
+def _kubernetes_example(rng: random.Random) -> Parts:
+    ended = {"terminated": {"exitCode": rng.choice((0, 1, 137)), "reason": "OOMKilled"}}
+    state = rng.choice(({"running": {}}, ended, {"waiting": {"reason": "ErrImagePull"}}))
+    pods = [
+        pod(name=f"p-{n}", phase="Running", containerStatuses=[{"state": state}]) for n in (0, 1)
+    ]
+    events = "".join(json.dumps({"type": "ADDED", "object": each}) + "\n" for each in pods)
+    records = [record_of("steps/rank-00000.jsonl", 0, b"{}\n"), "[pod/p-0/node] @end 0 0"]
+    warning = {"involvedObject": {"name": "paceline-r"}, "message": "exceeded quota"}
+    return {
+        "watch": events.encode(),
+        "logs": "\n".join([*records, ""]).encode(),
+        "get": json.dumps({"items": [warning], "metadata": {"labels": {}}}).encode(),
+        "error": b"Error from server (Forbidden): pods is forbidden\n",
+        "kubernetes.json": b'{"name": "paceline-r-0123abcd", "kind": "job"}',
+    }
+
+
+def _kubernetes(parts: Parts, folder: Path) -> None:
+    """Follow a run whose pods and whose kubectl print anything, and cancel what it recorded."""
+    printed = {name: content.decode("utf-8", "replace") for name, content in parts.items()}
+    (run_folder := folder / "run").mkdir()
+    (run_folder / "logs").mkdir()
+
+    def run_program(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        text = printed["get"] if "get" in words else ""
+        return subprocess.CompletedProcess(words, len(text) % 2, text, printed["error"])
+
+    def stream(name: str) -> KubectlStream:
+        kubectl = KubectlStream(Mock(stdout=None, poll=lambda: 0), parts[name])
+        kubectl.close = lambda: None  # type: ignore[method-assign]
+        return kubectl
+
+    recorded = {"kubernetes.json": parts["kubernetes.json"]}
+    record = KubernetesRecord(name="paceline-r-0123abcd", kind="jobset")
+    job = job_on({})
+    run = KubernetesRun(job, run_folder, record, Kubectl(), manifests(job, record.name))
+    run._watch, run._logs = stream("watch"), stream("logs")
+    calls: list[Callable[[], object]] = [
+        run._read_states,
+        run._read_logs,
+        run._warning_event,
+        run._start_fault,
+        lambda: (run.phase, run.verdict(), run._exit_code()),
+        lambda: kubernetes.cancel_orphan(written(recorded, folder)),
+        lambda: kubernetes.available_hosts(job.cluster),
+    ]
+    with patch.object(kubernetes_client, "run_program", run_program):
+        for call in calls:
+            with suppress(PacelineError):
+                call()
+    inside = {"kubernetes.json", "run"}
+    assert {path.name for path in folder.iterdir()} <= inside
+
+
+# Tables of network benchmarks.
+def _network_example(rng: random.Random) -> Parts:
+    start = "# Collective test starting: all_reduce_perf\n"
+    return {"output.txt": (start + ranks(rng.choice((1, 2)), 4) + HEADER + ROWS).encode()}
+
+
+def _network(parts: Parts, folder: Path) -> None:
+    path = written(parts, folder) / "output.txt"
+    report = read_benchmark(path, "NVLink4", "InfiniBand-NDR")
+    json.loads(report.model_dump_json(), parse_constant=_no_number)
+    rendered(network_document(report, path))
+
+
 # Profiles.
 @cache
 def _trace() -> bytes:
@@ -507,6 +588,19 @@ def _read_file(read: Callable[[Path], object], parts: Parts, folder: Path) -> No
     read(written(parts, folder) / name)
 
 
+LINES = (b"1" * 20_000, b"step 1 loss 2.0 " * 1_000, b" " * 20_000, b"a: 1, " * 4_000)
+"""Lines on which a pattern may take long."""
+
+
+def _read_format(path: Path) -> None:
+    """Read a user's log format, and lines with it."""
+    table = read_table(path)
+    log_format = table_format(table)
+    for line in LINES:
+        log_format.step_line.search(line + b"\n")
+        mismatch(table, line)
+
+
 def _log_example(rng: random.Random) -> Parts:
     name = rng.choice(sorted(log_formats()))
     return {name: log_text(name, times_of(3))}
@@ -567,6 +661,8 @@ SURFACES = (
         TEXT,
     ),
     Surface("ssh peers", _ssh_example, _ssh),
+    Surface("Kubernetes", _kubernetes_example, _kubernetes),
+    Surface("network benchmarks", _network_example, _network, TEXT),
     Surface(
         "traces",
         lambda rng: {"trace.json": _trace()},
@@ -593,6 +689,12 @@ SURFACES = (
         "tables",
         _one_of("tests/forms/inputs/[av]*.csv", "table.csv"),
         partial(_read_file, lambda path: read_csv(path, TableDefaults())),
+        TEXT,
+    ),
+    Surface(
+        "format files",
+        _one_of("paceline/files/log_formats/*.yaml", "format.yaml"),
+        partial(_read_file, _read_format),
         TEXT,
     ),
     # Longer inputs than `check_read` promises for, as of repeated lines, are not made.

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.errors import UserError
+from paceline.engines.log_reading.table_format import _pattern
 from paceline.mlperf.compare.published_scores import read_score
+from paceline.scaling.network.benchmark_output import MAX_ENTRIES, read_benchmark
 from tests.attacks.reproductions import refused
 from tests.command import paceline
 from tests.engines.generic_inputs import check_generic
 from tests.mlperf.samples import TEN, submission
+from tests.scaling.network.test_benchmark_output import HEADER, ranks
 
 ESTIMATE = ["estimate", "llama31-8b", "--device", "H100", "--gpus", "16"]
 
@@ -100,3 +104,16 @@ def test_clock_times_beyond_a_floats_range_are_no_clock():
     rows = "".join(f"{n},{41.1 * n:.3f},2.0\n" for n in range(8))
     log = f"update,_runtime,tok/s/gpu\n{rows}8,1e308,2.0\n9,1e308,2.0\n10,1e308,2.0\n"
     check_generic(log.encode())
+
+
+@pytest.mark.parametrize("pattern", ["a{99999999999} {step}", "(" * 20_000 + "a" + ")" * 20_000])
+def test_a_pattern_beyond_what_can_be_compiled_is_refused(pattern: str):
+    with pytest.raises(ValueError, match="is not a regular expression"):
+        _pattern(pattern)
+
+
+def test_a_network_benchmark_without_end_is_refused(tmp_path: Path):
+    path = tmp_path / "output.txt"
+    path.write_text(HEADER + ranks(1, MAX_ENTRIES + 2))
+    with pytest.raises(UserError, match="more than 20,000 ranks and results"):
+        read_benchmark(path, None, None)

@@ -6,12 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+import paceline
+from paceline.files.temporary import PREFIX
+from tests.logs.example import megatron_log
 from tests.surroundings import own_folders
 from tests.terminals import exit_code_in_closed_terminal
 
@@ -175,3 +179,60 @@ def test_no_program_of_a_run_outlives_it(tmp_path: Path, number: signal.Signals 
         process.wait()
         file.unlink(missing_ok=True)
     assert ended, "a process outlived its run"
+
+
+NAMED = ("mkdtemp", "mkstemp", "NamedTemporaryFile", "TemporaryDirectory")
+OWN_WAY = {
+    "files/temporary.py": "makes them",
+    "machines/ssh/connection.py": "removes what killed processes left, by their number",
+    "machines/ray/driver_program.py": "is on a node of Ray, without the package",
+    "mlperf/check/checker_program.py": "is in a temporary folder of the package",
+}
+
+
+def test_every_temporary_file_with_a_name_is_removed_by_the_next_process():
+    package = Path(paceline.__file__).parent
+    found = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if any(f"{name}(" in path.read_text() for name in NAMED)
+    }
+    assert {name for name in found if not name.startswith("trainer/")} == set(OWN_WAY)
+
+
+@pytest.mark.parametrize("place", ["runs", "temporary"])
+def test_what_a_killed_import_left_is_removed_by_the_next_one(tmp_path: Path, place: str):
+    """An import has a hidden folder among the runs, and one for the members of an archive."""
+    folder, archive = tmp_path / "tmp", tmp_path / "logs.tar"
+    folder.mkdir()
+    runs = tmp_path / "runs"
+    with tarfile.open(archive, "w") as file:
+        (tmp_path / "a.log").write_text(megatron_log([1.0, 1.1, 1.2, 1.1, 1.0]))
+        file.add(tmp_path / "a.log", "a.log")
+    program = (
+        "import pathlib, sys, time\n"
+        "from paceline.files.temporary import temporary_folder\n"
+        "parent = pathlib.Path(sys.argv[1]) if sys.argv[1] else None\n"
+        "with temporary_folder(parent) as folder:\n"
+        "    (folder / 'file').touch(); print('there', flush=True); time.sleep(600)"
+    )
+    runs.mkdir()
+    env = {**os.environ, **own_folders(runs), "TMPDIR": str(folder)}
+    parent = str(runs) if place == "runs" else ""
+    command = [sys.executable, "-c", program, parent]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    process.kill()
+    process.communicate()
+    left = runs if place == "runs" else folder
+    assert len([path for path in left.iterdir() if PREFIX in path.name]) == 1
+    time.sleep(1.1)
+
+    words = ["runs", "import", str(archive), "--model", "tiny-gpt", "--seq-len", "256"]
+    words += ["--gpus", "8", "--device", "H100"]
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", *words], env=env, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert [path for path in (*runs.iterdir(), *folder.iterdir()) if PREFIX in path.name] == []

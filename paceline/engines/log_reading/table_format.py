@@ -119,7 +119,7 @@ _TIMED = {
 def _pattern(text: str) -> str:
     try:
         expression, _ = compile_pattern(text, "capture")
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"{text!r} is not a regular expression: {error}") from error
     items: Any = re_parser.parse(expression.pattern, re.MULTILINE)  # type: ignore[attr-defined]
     if fault := _unbounded_time(items):

@@ -40,6 +40,9 @@ _PORT_BYTES = {"MB": MIB, "MiB": MIB, "Gb": 1e9 / 8}
 """Bytes of a unit. perftest divides by 2^20 also in the versions that print MB/sec."""
 MAX_BUS_DIFFERENCE = 0.03
 """Relative difference between printed and computed bus bandwidth that rounding can explain."""
+MAX_FAULTS = 100
+MAX_ENTRIES = 20_000
+"""Maximum number of results, and of ranks, in one file."""
 MIN_COMPARED_BUS = 1.0
 """Bus bandwidth in GB/s from which on its two decimals are precise enough to compare."""
 TRAITS = {
@@ -70,6 +73,12 @@ class _Output:
     faults: list[str] = field(default_factory=list)
 
     def read(self, line: str, number: int) -> None:
+        if len(self.ranks) + len(self.rows) + len(self.ports) > MAX_ENTRIES:
+            raise UserError(
+                f"{self.where}:{number}",
+                f"more than {MAX_ENTRIES:,} ranks and results",
+                remedy="give the output of one run",
+            )
         if match := _RANK.match(line):
             self.ranks.append((match[1] or "0", match[2], match[3].strip()))
         elif line.startswith("# Using devices"):
@@ -79,7 +88,8 @@ class _Output:
             if "cputime" in self.columns:
                 raise UserError(f"{self.where}:{number}", "shows CPU times (-C), not durations")
         elif line.startswith("# Out of bounds values") and "FAILED" in line:
-            self.faults.append(f"{self.program or 'a collective'}: {line.lstrip('# ').strip()}")
+            fault = f"{self.program or 'a collective'}: {line.lstrip('# ').strip()}"
+            self.faults = list(dict.fromkeys([*self.faults[:MAX_FAULTS], fault]))
         elif match := _PORT_HEADER.search(line):
             self.port_unit = match[1]
         elif " BW Test" in line:
@@ -183,7 +193,9 @@ class _Row:
         The bus factor, the operator, the root and the check of in-place results differ.
         """
         row, in_place = self.out_of_place, self.in_place
-        if self.bus < MIN_COMPARED_BUS or "redop" not in row or row.get("#wrong") == "N/A":
+        if self.bus < MIN_COMPARED_BUS or "redop" not in row or "#wrong" not in in_place:
+            return None
+        if row.get("#wrong") == "N/A":
             return None
         traits = (row["redop"] != "none", row.get("root") != "-1", in_place["#wrong"] != "N/A")
         try:
@@ -230,12 +242,14 @@ def read_benchmark(path: Path, intra: str | None, inter: str | None) -> NetworkR
     the time.
     """
     output = _Output(str(path))
+    number = 0
     try:
-        blocks = [block.decode("utf-8", "replace") for block in LogFile(path)]
+        for block in LogFile(path):
+            for line in block.decode("utf-8", "replace").replace("\r", "\n").splitlines():
+                number += 1
+                output.read(line, number)
     except OSError as error:
         raise unreadable(str(path), error) from error
-    for number, line in enumerate(re.split(r"[\r\n]", "".join(blocks)), 1):
-        output.read(line, number)
     collectives = tuple(output.collectives())
     if not collectives and not output.ports:
         raise UserError(
