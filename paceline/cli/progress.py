@@ -47,11 +47,13 @@ def run_headline(spec: RunSpec) -> str:
     place = f"{spec.recipe} · {spec.engine} · {spec.world_size} x {spec.cluster.device}{label}"
     if spec.bare:
         return place
+    facts = RunSettings.of(spec)
+    routing = f"routing {facts.routing} · " if facts.routing else ""
     return (
-        f"{place} · "
+        f"{place} · {routing}"
         f"{spec.training.dtype} · {spec.layout.full_label(spec.world_size)} · "
         f"seq {spec.training.seq_len:,} · global batch "
-        f"{pluralize(spec.training.global_batch, RunSettings.of(spec).batch_unit)}"
+        f"{pluralize(spec.training.global_batch, facts.batch_unit)}"
     )
 
 

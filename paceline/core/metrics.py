@@ -185,6 +185,25 @@ def _attended_share(run: TimedRun) -> Metric:
     return Metric(value=share, unit="fraction", n=run.times.n, statistic="mean")
 
 
+@_metric("expert_overload", "Expert overload", NEUTRAL)
+def _expert_overload(run: TimedRun) -> Metric:
+    """Largest load of an expert over the mean load, averaged over layers; 1 is balance."""
+    return _expert_load(run, "expert_overload", "x")
+
+
+@_metric("dead_experts", "Dead experts", NEUTRAL)
+def _dead_experts(run: TimedRun) -> Metric:
+    """Share of the experts that no token is routed to in a step."""
+    return _expert_load(run, "dead_experts", "fraction")
+
+
+def _expert_load(run: TimedRun, name: str, unit: str) -> Metric:
+    value = mean_value(run.window[name])
+    if value is None:
+        return Metric(value=None, unit=unit, note="the load of experts is not reported")
+    return Metric(value=value, unit=unit, n=run.times.n, statistic="mean")
+
+
 @_metric("samples_per_s", "Samples", RATE)
 def _samples_per_s(run: TimedRun) -> Metric:
     """Sequences per second at the median step, all devices."""

@@ -54,7 +54,7 @@ def merge_ranks(ranks: Mapping[int, Steps]) -> Steps:
     columns["comm_wait_s"] = np.median(by_rank["comm_wait_s"], axis=0)
     samples, tokens = by_rank["samples"], by_rank["tokens"]
     shares = np.where(np.isfinite(samples).all(axis=0), samples, tokens)
-    for name in ("loss", "attended_share"):
+    for name in ("loss", "attended_share", "expert_overload", "dead_experts"):
         columns[name] = _weighted_mean(by_rank[name], shares)
     skipped = np.any([s.skipped for s in aligned_ranks], axis=0)
     return Steps(first.index, first.averaged_over, skipped, columns)

@@ -34,6 +34,10 @@ class Step:
     data_wait_s: float | None = None
     attended_share: float | None = None
     """Share of attention pairs that document masking leaves; None without document masking."""
+    expert_overload: float | None = None
+    """Largest load of an expert over the mean load, averaged over layers; None without experts."""
+    dead_experts: float | None = None
+    """Share of the experts without tokens; None without experts."""
     checkpoint_s: float | None = None
     """Part of the step time spent waiting for a checkpoint."""
     flops_per_s_per_device: float | None = None

@@ -185,6 +185,10 @@ class TrainingBase(Value):
     routing: Routing = "learned"
     """Choice of experts: `learned` by the router, or `forced` to an equal load, for measurements of
     speed only."""
+    router_aux_loss: NonNegativeFloat = 0.0
+    """Factor of the loss that balances experts (arXiv:2101.03961, equation 4)."""
+    router_z_loss: NonNegativeFloat = 0.0
+    """Factor of the loss that keeps the router's logits small (arXiv:2202.08906, equation 5)."""
     seed: NonNegativeInt = 1234
     """Seed of the initial weights and of the data order."""
     total_tokens: PositiveFloat | None = DEFAULT_TOTAL_TOKENS

@@ -20,7 +20,6 @@ from paceline.engines.launch.programs import setup_log, unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
 from paceline.engines.log_reading.log_content import LogFormat
 from paceline.engines.support import (
-    LEARNED_ROUTING,
     TEXT_SOURCES,
     TestedProgram,
     no,
@@ -56,7 +55,6 @@ COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _LATER = no("such models can only be estimated, and their logs parsed")
 SUPPORT = {
     "": {
-        **LEARNED_ROUTING,
         "model.latent_attention": _LATER,
         "model.mtp_layers": _LATER,
         "model.router_choice_bias": _LATER,
@@ -147,7 +145,12 @@ def _expert_problems(spec: RunSpec) -> list[str]:
     """Return why a model with experts cannot be trained so."""
     model, problems = spec.model, list[str]()
     if model.kind == "mmdit" or model.num_experts == 1:
-        return problems
+        fields = ("routing", "router_aux_loss", "router_z_loss")
+        return [
+            f"training.{name} is for models with experts, and this one has none; leave it out"
+            for name in fields
+            if getattr(spec.training, name) != type(spec.training).model_fields[name].default
+        ]
     if spec.training.dtype in NATIVE_NARROW:
         problems.append(
             f"training.dtype {spec.training.dtype} is not supported for experts: their grouped "

@@ -252,6 +252,8 @@ _FIELDS = (
     "training.betas",
     "training.eps",
     "training.grad_clip",
+    "training.router_aux_loss",
+    "training.router_z_loss",
     "training.lr_schedule.kind",
     "training.lr_schedule.min_lr",
     "training.lr_schedule.unit",
@@ -309,6 +311,8 @@ DEEPSEEK: Support = {
 }
 """Limits of an engine that does not train DeepSeek-V3."""
 NATIVE_ONLY: Support = {
+    "training.router_aux_loss": _NATIVE,
+    "training.router_z_loss": _NATIVE,
     "training.fp8_recipe": _NATIVE,
     "layout.recompute": only(
         "none", "selective", "full", reason="only engine native supports a memory budget"

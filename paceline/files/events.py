@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, TypeAdapter, ValidationError, model_validator
@@ -143,6 +144,34 @@ class CoreSeconds(Value):
     """Time in which its control groups had used up their CPU quota, summed over cores."""
 
 
+class RoutingLoad(Value):
+    """Spread of a step's tokens over the experts, by layer, summed over all ranks.
+
+    It covers the layers of the rank's pipeline stage.
+    """
+
+    experts: PositiveInt
+    """Experts per layer."""
+    layers: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
+    """Layers with experts, from 0."""
+    overload: tuple[NonNegativeFloat, ...]
+    """Largest load of an expert over the mean load."""
+    variation: tuple[NonNegativeFloat, ...]
+    """Standard deviation of the load over the mean load."""
+    dead: tuple[NonNegativeInt, ...]
+    """Number of experts without tokens."""
+
+    @property
+    def mean_overload(self) -> float | None:
+        """Mean overload factor of the layers."""
+        return fmean(self.overload) if self.overload else None
+
+    @property
+    def dead_share(self) -> float | None:
+        """Share of all experts that have no tokens."""
+        return fmean(self.dead) / self.experts if self.dead else None
+
+
 class StepEvent(Value):
     """One optimizer step of one rank; tokens and samples are those of this rank."""
 
@@ -167,6 +196,8 @@ class StepEvent(Value):
     attended_share: NonNegativeFloat | None = None
     """Fraction (0-1) of the query-key pairs in the rank's samples that document masking keeps; None
     without document masking."""
+    routing: RoutingLoad | None = None
+    """Load of the experts; None without experts."""
     memory_bytes: MemoryPeaks = MemoryPeaks()
     cores: CoreSeconds = CoreSeconds()
     skipped: bool = False
@@ -399,6 +430,8 @@ def to_step(event: StepEvent) -> Step:
         comm_wait_s=None if event.tracked else event.comm_wait_s,
         data_wait_s=event.data_wait_s,
         attended_share=event.attended_share,
+        expert_overload=event.routing and event.routing.mean_overload,
+        dead_experts=event.routing and event.routing.dead_share,
         checkpoint_s=event.checkpoint_s,
         allocated_bytes=memory.allocated,
         reserved_bytes=memory.reserved,

@@ -99,6 +99,12 @@ class TrainingConfig:
     """Checkpoint with the initial weights."""
     fp8_recipe: Fp8Recipe = "tensorwise"
     """Elements that share a scale in fp8 GEMMs; see `low_precision_gemm`."""
+    routing: Literal["learned", "forced"] = "learned"
+    """Choice of experts: by the router's scores, or round robin."""
+    router_aux_loss: float = 0.0
+    """Factor of the loss that balances experts."""
+    router_z_loss: float = 0.0
+    """Factor of the loss that keeps the router's logits small."""
 
     @property
     def low_precision_recipe(self) -> str | None:

@@ -54,6 +54,8 @@ class Pending:
     tracked: bool
     checkpoint_s: float | None
     """Time that the step waited for its checkpoint; None without one."""
+    load: tuple[list[int], Tensor] | None
+    """Layers with experts, and the load of each expert; see `Replica.expert_load`."""
     cores: dict[str, float]
     """CPU time of this process during the step; see `CoreUse`."""
 
@@ -88,6 +90,7 @@ class Trainer:
         self.checkpoints: Checkpoints | None = None
         self._pending: deque[Pending] = deque()
         self._quality: Quality | None = None
+        self._load: tuple[list[int], Tensor] | None = None
 
     def watch_quality(self, evaluator: Evaluator, timed_run: MlperfRun) -> None:
         """Evaluate at the configured steps, and end the training when the target is reached."""
@@ -158,6 +161,7 @@ class Trainer:
                     skipped=skipped,
                     tracked=is_tracked,
                     checkpoint_s=checkpoint_s,
+                    load=self._load,
                     cores=cores.lap(),
                 )
             )
@@ -210,6 +214,8 @@ class Trainer:
         loss_scale = self.scaler.scale if self.scaler else 1.0
         loss = self.replica.train(batch, loss_scale / self._mean_count(batch))
         norm, loss = self.replica.norm_and_loss(loss)
+        load = self.replica.expert_load()
+        self._load = load and (load[0], load[1].to("cpu", non_blocking=True))
         with self.profiler.range(UPDATE):
             norm, skipped = self._update(norm, loss_scale)
         return torch.stack([loss / loss_scale, norm]).to("cpu", non_blocking=True), skipped
@@ -260,6 +266,7 @@ class Trainer:
             data_wait_s=entry.data_wait_s,
             memory_bytes=self._memory_bytes(),
             cores=entry.cores,
+            **({} if entry.load is None else {"routing": load_record(*entry.load)}),
             **({} if entry.attended_share is None else {"attended_share": entry.attended_share}),
             **({"skipped": True} if entry.skipped else {}),
             **({"tracked": True} if entry.tracked else {}),
@@ -288,3 +295,20 @@ class Trainer:
     def _memory_bytes(self) -> dict[str, int | None]:
         """Return peak memory so far: PyTorch's and the device's on CUDA, and resident memory."""
         return {**self.memory.peaks(), "resident": resident_bytes()}
+
+
+def load_record(layers: list[int], rows: Tensor) -> dict[str, Any]:
+    """Return how the rows (L, E) of a step are spread over the experts of each layer.
+
+    The overload factor is the largest load over the mean load. The coefficient of variation is the
+    standard deviation over the mean. A dead expert has no rows.
+    """
+    loads = rows.double()
+    mean = loads.mean(1)
+    return {
+        "experts": rows.shape[1],
+        "layers": layers,
+        "overload": (loads.amax(1) / mean).tolist(),
+        "variation": (loads.std(1, correction=0) / mean).tolist(),
+        "dead": (rows == 0).sum(1).tolist(),
+    }

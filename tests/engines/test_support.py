@@ -72,6 +72,8 @@ EXAMPLES: dict[str, Any] = {
     "training.betas": (0.9, 0.99),
     "training.eps": 1e-6,
     "training.grad_clip": 0.5,
+    "training.router_aux_loss": 0.01,
+    "training.router_z_loss": 0.001,
     "training.lr_schedule.kind": ("linear", "cosine"),
     "training.lr_schedule.min_lr": 1e-5,
     "training.lr_schedule.unit": "samples",

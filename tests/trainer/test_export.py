@@ -77,7 +77,13 @@ def tensors_in(folder: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [("opt-350m", "tp 2"), ("gpt", "zero 3"), ("llama", "pp 2"), ("mistral", "tp 2")],
+    [
+        ("opt-350m", "tp 2"),
+        ("gpt", "zero 3"),
+        ("llama", "pp 2"),
+        ("mistral", "tp 2"),
+        ("mixtral", "zero 3"),
+    ],
 )
 def test_what_was_trained_computes_the_same_in_transformers(
     model: str, layout: str, tokens: Path, tmp_path: Path
@@ -99,7 +105,7 @@ def test_what_was_trained_computes_the_same_in_transformers(
     assert not [*tmp_path.glob(".out*")]
 
 
-@pytest.mark.parametrize("model", ["opt-350m", "gpt", "llama", "qwen3"])
+@pytest.mark.parametrize("model", ["opt-350m", "gpt", "llama", "qwen3", "qwen3-moe"])
 def test_tensors_that_nothing_changed_come_back_bit_by_bit(
     model: str, tokens: Path, tmp_path: Path
 ) -> None:

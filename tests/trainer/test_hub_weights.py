@@ -30,6 +30,8 @@ SEQ_LEN, BATCH = 24, 4
 SHAPES = {
     **{name: MODELS[name] for name in ("opt-350m", "opt-13b", "llama", "qwen3")},
     "mistral": MODELS["mistral, window"],
+    "mixtral": MODELS["mixtral"],
+    "qwen3-moe": MODELS["qwen3-moe"],
     "gpt": {**GPT, "activation": "gelu_tanh"},
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -198,7 +200,10 @@ def change(folder: Path, **fields: Any) -> None:
         (other_scale, "its scale_attn_by_inverse_layer_idx is True"),
         (unscaled, "its scale_attn_weights is False"),
         (own_head, "its tie_word_embeddings is False, but model.tied_embeddings is True"),
-        (unknown_kind, "its model_type is bert; use one of opt, gpt2, llama, qwen3, mistral"),
+        (
+            unknown_kind,
+            "its model_type is bert; use one of opt, gpt2, llama, qwen3, mistral, mixtral",
+        ),
         (torn, "model.safetensors is truncated"),
         (list_of_kinds, r"its model_type is \['gpt2'\]; use one of"),
         (list_of_scales, r"its rope_scaling is \['llama3'\], which is not an object"),

@@ -12,6 +12,7 @@ from paceline.trainer.model_config import ModelConfig
 
 Shape = tuple[int, ...]
 View = Callable[[Tensor], Tensor]
+ShapeOf = Callable[[str, str], Shape]
 OUTER_OF_LLAMA = {
     "embedding": "model.embed_tokens",
     "final_norm": "model.norm",
@@ -28,6 +29,11 @@ INNER_OF_LLAMA = {
     "ffn.up": "mlp.up_proj",
     "ffn.down": "mlp.down_proj",
 }
+BLOCK_OF_MIXTRAL = {
+    **{ours: theirs for ours, theirs in INNER_OF_LLAMA.items() if not ours.startswith("ffn.")},
+    "ffn.router": "block_sparse_moe.gate",
+}
+BLOCK_OF_QWEN3_MOE = {**BLOCK_OF_MIXTRAL, "ffn.router": "mlp.gate"}
 HEAD_NORMS = {"attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm"}
 OUTER = {
     "opt": {
@@ -47,12 +53,14 @@ OUTER = {
     "llama": OUTER_OF_LLAMA,
     "qwen3": OUTER_OF_LLAMA,
     "mistral": OUTER_OF_LLAMA,
+    "mixtral": OUTER_OF_LLAMA,
+    "qwen3_moe": OUTER_OF_LLAMA,
 }
 """Layers outside the blocks by model_type of config.json: the trainer's name, the folder's name."""
 BLOCKS = {
     "opt": "model.decoder.layers",
     "gpt2": "transformer.h",
-    **dict.fromkeys(("llama", "qwen3", "mistral"), "model.layers"),
+    **dict.fromkeys(("llama", "qwen3", "mistral", "mixtral", "qwen3_moe"), "model.layers"),
 }
 INNER = {
     "opt": {
@@ -78,8 +86,19 @@ INNER = {
     "llama": INNER_OF_LLAMA,
     "qwen3": {**INNER_OF_LLAMA, **HEAD_NORMS},
     "mistral": INNER_OF_LLAMA,
+    "mixtral": BLOCK_OF_MIXTRAL,
+    "qwen3_moe": {**BLOCK_OF_QWEN3_MOE, **HEAD_NORMS},
 }
 """Layers of a block."""
+EXPERTS = {
+    "mixtral": {
+        "gate": "block_sparse_moe.experts.{}.w1.weight",
+        "up": "block_sparse_moe.experts.{}.w3.weight",
+        "down": "block_sparse_moe.experts.{}.w2.weight",
+    },
+    "qwen3_moe": {name: f"mlp.experts.{{}}.{name}_proj.weight" for name in ("gate", "up", "down")},
+}
+"""Tensor of one expert in a block, by the trainer's stacked weight."""
 ROOTS = ("", "model.", "transformer.")
 """Prefixes that are missing in models saved without a head."""
 FUSED = {"attention.q": 0, "attention.k": 1, "attention.v": 2}
@@ -165,6 +184,31 @@ def hub_locations(family: str, model: ModelConfig) -> dict[str, HubLocation]:
     }
 
 
+def stacked_weights(family: str, model: ModelConfig, shape_of: ShapeOf) -> dict[str, HubWeight]:
+    """Return the stacked weights (E, ...) of experts, one tensor of a folder per expert.
+
+    `shape_of` returns the shape of an expert's tensor by the weight's name and the tensor's.
+    """
+    weights: dict[str, HubWeight] = {}
+    for number in range(model.num_layers):
+        for matrix, pattern in EXPERTS.get(family, {}).items():
+            ours = f"blocks.{number}.ffn.experts.{matrix}"
+            block = f"{BLOCKS[family]}.{number}"
+            names = [f"{block}.{pattern.format(e)}" for e in range(model.num_experts)]
+            shapes = [shape_of(ours, name) for name in names]
+            slices = [
+                TensorSlice(name, shape, identity, one_expert(expert))
+                for expert, (name, shape) in enumerate(zip(names, shapes, strict=True))
+            ]
+            weights[ours] = HubWeight((len(names), *shapes[0]), tuple(slices))
+    return weights
+
+
+def one_expert(expert: int) -> View:
+    """Return a view of one expert's matrix."""
+    return lambda whole: whole[expert]
+
+
 def stored_locations(
     family: str, model: ModelConfig, tensor_names: Container[str]
 ) -> dict[str, HubLocation]:
@@ -195,9 +239,13 @@ def exported_weights(
     family does not have.
     """
     table = hub_locations(family, model)
+    of_experts = stacked_weights(family, model, lambda ours, _: shapes[ours][1:])
     weights: dict[str, HubWeight] = {}
     for ours, shape in shapes.items():
         if is_adapter(ours):
+            continue
+        if ours in of_experts:
+            weights[ours] = of_experts[ours]
             continue
         location, rows = table[ours], shape[0]
         rows = min(rows, model.vocab_size) if ours in VOCABULARY else rows

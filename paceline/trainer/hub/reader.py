@@ -27,7 +27,14 @@ from torch.futures import Future
 from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 from paceline.trainer.checkpoint_tensors import WEIGHTS
 from paceline.trainer.hub.flux import flux_differences, stored_flux
-from paceline.trainer.hub.names import HubLocation, HubWeight, Shape, read_weight, stored_locations
+from paceline.trainer.hub.names import (
+    HubLocation,
+    HubWeight,
+    Shape,
+    read_weight,
+    stacked_weights,
+    stored_locations,
+)
 from paceline.trainer.hub.settings import differences
 from paceline.trainer.hub.tensors import SafetensorsFile
 from paceline.trainer.model_config import FluxConfig, Model, ModelConfig
@@ -145,7 +152,20 @@ def _decoder_weights(
         shape = shapes[place.name]
         _check_shape(name, place, shape)
         weights[name] = read_weight(name, place, shape, model)
-    return weights
+    sizes = {
+        "gate": (model.ffn_size, model.hidden_size),
+        "up": (model.ffn_size, model.hidden_size),
+        "down": (model.hidden_size, model.ffn_size),
+    }
+
+    def shape_of(ours: str, theirs: str) -> Shape:
+        expected, shape = sizes[ours.rpartition(".")[2]], shapes.get(theirs)
+        if shape != expected:
+            state = "is missing" if shape is None else f"has the wrong shape {shape}"
+            raise CorruptCheckpointError(f"its {theirs} {state}; the model needs {expected}"[:200])
+        return expected
+
+    return weights | stacked_weights(family, model, shape_of)
 
 
 def _check_shape(name: str, place: HubLocation, shape: Shape) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.trainer.checkpoint_reader import CorruptCheckpointError
+from paceline.trainer.hub.names import EXPERTS
 from paceline.trainer.model_config import ModelConfig
 
 OF_LLAMA = {
@@ -35,6 +36,18 @@ SETTINGS = {
     "llama": {**OF_LLAMA, "attention_bias": "bias", "mlp_bias": "bias"},
     "qwen3": {**OF_LLAMA, "attention_bias": "bias"},
     "mistral": OF_LLAMA,
+    "mixtral": {
+        **OF_LLAMA,
+        "num_local_experts": "num_experts",
+        "num_experts_per_tok": "experts_per_token",
+    },
+    "qwen3_moe": {
+        **OF_LLAMA,
+        "attention_bias": "bias",
+        "num_experts": "num_experts",
+        "num_experts_per_tok": "experts_per_token",
+        "norm_topk_prob": "router_normalize",
+    },
 }
 """Keys of config.json that tensor sizes do not show, and the trainer's field of each."""
 DEFAULTS_OF_LLAMA: dict[str, Any] = {
@@ -60,10 +73,28 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {**DEFAULTS_OF_LLAMA, "attention_bias": False, "mlp_bias": False},
     "qwen3": {**DEFAULTS_OF_LLAMA, "attention_bias": False},
     "mistral": DEFAULTS_OF_LLAMA,
+    "mixtral": {
+        **DEFAULTS_OF_LLAMA,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3_moe": {
+        **DEFAULTS_OF_LLAMA,
+        "attention_bias": False,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+    },
 }
 """Values in transformers of keys that are missing in config.json."""
+NEWER_KEYS = {"qwen3_moe": {"num_local_experts": "num_experts"}}
+"""Keys that transformers 5 writes, and those that the published folders have."""
 MISTRAL_WINDOW = 4096
 """Window of a Mistral whose config.json lacks this key; null means no window."""
+BLOCK_FAMILIES = ("llama", "qwen3", "mistral", "mixtral", "qwen3_moe")
+"""Families that share Llama's blocks."""
 OPT_EPS = 1e-5
 """Epsilon of OPT's norms; its config.json has no key for it."""
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
@@ -75,6 +106,8 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 OPTIONS: dict[str, Any] = {
     "norm_zero_centered": False,
@@ -89,6 +122,13 @@ OPTIONS: dict[str, Any] = {
     "query_pre_attn_scalar": None,
     "scale_embedding": False,
     "num_experts": 1,
+    "expert_groups": 1,
+    "shared_ffn_size": 0,
+    "first_dense_layers": 0,
+    "router_score": "softmax",
+    "router_normalize": True,
+    "router_scale": 1.0,
+    "router_choice_bias": False,
 }
 """Options that a family does not have, unless its structure sets them."""
 PLAIN = {
@@ -107,11 +147,20 @@ STRUCTURE_OF_LLAMA: dict[str, Any] = {
     "gated_ffn": True,
     "embedding_norm": False,
 }
+STRUCTURE_OF_EXPERTS = {
+    name: value for name, value in STRUCTURE_OF_LLAMA.items() if name != "num_experts"
+}
 STRUCTURES: dict[str, dict[str, Any]] = {
     "llama": STRUCTURE_OF_LLAMA,
     "qwen3": {**STRUCTURE_OF_LLAMA, "qk_norm": True, "bias": False},
     "mistral": {
         **{name: value for name, value in STRUCTURE_OF_LLAMA.items() if name != "sliding_window"},
+        "bias": False,
+    },
+    "mixtral": {**STRUCTURE_OF_EXPERTS, "bias": False},
+    "qwen3_moe": {
+        **{k: v for k, v in STRUCTURE_OF_EXPERTS.items() if k != "router_normalize"},
+        "qk_norm": True,
         "bias": False,
     },
     "opt": {**PLAIN, "position_offset": 2},
@@ -148,7 +197,8 @@ SIZES = {
         "embd_pdrop": "dropout",
         "attn_pdrop": "attention_dropout_p",
     },
-    **dict.fromkeys(("llama", "qwen3", "mistral"), SIZES_OF_LLAMA),
+    **dict.fromkeys(("llama", "qwen3", "mistral", "mixtral"), SIZES_OF_LLAMA),
+    "qwen3_moe": {**SIZES_OF_LLAMA, "moe_intermediate_size": "ffn_size"},
 }
 """Keys of config.json for sizes and dropout, and the trainer's field of each."""
 
@@ -164,6 +214,9 @@ def differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     problems = [f"its positions are scaled ({kind}), which is not supported"] * (kind != "default")
     non_null = {key: value for key, value in {**rope, **config}.items() if value is not None}
+    for newer, name in NEWER_KEYS.get(family, {}).items():
+        if newer in non_null:
+            non_null.setdefault(name, non_null[newer])
     values = {**DEFAULTS[family], **non_null}
     for theirs, ours in SETTINGS[family].items():
         value, expected = values.get(theirs), getattr(model, ours)
@@ -185,7 +238,13 @@ def _options_beyond(family: str, model: ModelConfig) -> list[str]:
 
 def _other_windows(family: str, config: Mapping[str, Any], model: ModelConfig) -> list[str]:
     """Return a sentence if the folder's layers use another attention window."""
-    if family == "qwen3" and config.get("use_sliding_window"):
+    if family == "mixtral" and config.get("sliding_window"):
+        return [f"its sliding_window is {config['sliding_window']}, which is not supported"]
+    if family == "qwen3_moe" and (
+        config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1
+    ):
+        return ["some of its layers have no experts (mlp_only_layers), which is not supported"]
+    if family in ("qwen3", "qwen3_moe") and config.get("use_sliding_window"):
         return ["its use_sliding_window is True, which is not supported"]
     window = config.get("sliding_window", MISTRAL_WINDOW) if family == "mistral" else None
     if family != "mistral" or window == model.sliding_window:
@@ -236,7 +295,9 @@ def family_of(model: ModelConfig) -> str:
 
 def _other_sizes(family: str, model: ModelConfig) -> list[str]:
     """Return the model's sizes that no key of a family's config.json can express."""
-    if family in ("llama", "qwen3", "mistral"):
+    if family in EXPERTS and model.num_experts == 1:
+        return ["num_experts"]
+    if family in BLOCK_FAMILIES:
         return [] if model.embed_dim == model.hidden_size else ["embedding_size"]
     problems = ["num_kv_heads"] if model.kv_heads != model.num_heads else []
     if model.head_dim * model.num_heads != model.hidden_size:

@@ -21,7 +21,7 @@ from paceline.trainer.model.attention import Rope, apply_rotary, rope_tables
 from paceline.trainer.model.context_parallel import attend, local_positions
 from paceline.trainer.model.document_attention import restart_positions
 from paceline.trainer.model.dropout import residual_dropout, with_rank_rng
-from paceline.trainer.model.experts import MixtureOfExperts, keep_rows
+from paceline.trainer.model.experts import LEARNED, MixtureOfExperts, RoutingSetting, keep_rows
 from paceline.trainer.model.layers import (
     ACTIVATIONS,
     ColumnParallelLinear,
@@ -56,6 +56,7 @@ class LayerSetting:
     lora: LoraConfig | None = None
     levels: tuple[str, ...] = ()
     """Recompute setting of each layer; empty where all layers use `recompute`."""
+    routing: RoutingSetting = LEARNED
 
     def for_layer(self, layer: int) -> LayerSetting:
         """Return the setting of one layer's block."""
@@ -157,7 +158,9 @@ def expert_layer(model: ModelConfig, setting: LayerSetting) -> MixtureOfExperts:
     shared = FeedForward(model, setting, width) if width else None
     recompute = setting.recompute == "activation"
     dispatch = partial(exchange_tokens, axis=setting.ep) if setting.ep.size > 1 else keep_rows
-    return MixtureOfExperts(model, setting.tp, shared, dispatch, recompute_activation=recompute)
+    return MixtureOfExperts(
+        model, setting.tp, shared, setting.routing, dispatch, recompute_activation=recompute
+    )
 
 
 class DecoderBlock(nn.Module):
@@ -282,6 +285,12 @@ class Decoder(Network):
         self.position_ids: Tensor | None = None
 
     @property
+    def expert_layers(self) -> dict[int, MixtureOfExperts]:
+        """This part's layers with experts by their index in the model."""
+        layers = {int(i): block.ffn for i, block in self.blocks.items()}
+        return {i: ffn for i, ffn in layers.items() if isinstance(ffn, MixtureOfExperts)}
+
+    @property
     def tied_copy(self) -> str | None:
         """Name of the tied parameter that another stage owns; None without one."""
         tied = self.model.tied_embeddings and self.part.last and not self.part.first
@@ -293,6 +302,8 @@ class Decoder(Network):
         """Map (B, T) tokens or (B, t, H) to (B, t, H), or to `scale` x the summed loss."""
         if self.part.first:
             x = self.embed(x, documents)
+        for experts in self.expert_layers.values():
+            experts.router.loss_scale = self.scale if self.training else 0.0
         for layer, block in self.blocks.items():
             has_window = self.model.window(int(layer)) is not None
             x = block(x, self.local_rope if has_window else self.rope, documents)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.trainer.model.grouped_gemm import grouped_linear
+from paceline.trainer.model.grouped_gemm import grouped_linear, pad_groups, pads_groups
 from paceline.trainer.model.layers import ACTIVATIONS
 from paceline.trainer.model.network import activation_checkpoint
 from paceline.trainer.model.routing_replay import in_replay, record_choice, replayed_choice
@@ -39,6 +39,24 @@ their counts, and the function that returns the experts' outputs (rows, H) to (M
 def keep_rows(rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Combine]:
     """Return the rows as they are: every rank has all experts (the `Dispatch` of ep 1)."""
     return rows, counts, lambda outputs: outputs
+
+
+@dataclass(frozen=True)
+class RoutingSetting:
+    """Settings of the router that do not depend on the model."""
+
+    forced: bool = False
+    """True to give tokens to experts round robin, whatever their scores are."""
+    rank: int = 0
+    """Position of this rank among the ranks with other tokens."""
+    aux_loss: float = 0.0
+    """Factor of the balancing loss."""
+    z_loss: float = 0.0
+    """Factor of the z-loss."""
+
+
+LEARNED = RoutingSetting()
+"""Routing by scores, without further losses."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +77,14 @@ class Router(nn.Module):
 
     tp_plan: TpPlan = {"weight": ParamPlan(partial_grad=True), "choice_bias": ParamPlan()}
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(
+        self, model: ModelConfig, setting: RoutingSetting = LEARNED, tp_size: int = 1
+    ) -> None:
         super().__init__()
+        self.setting, self.tp_size = setting, tp_size
+        self.loss_scale = 0.0
+        """Factor of a target's loss in this step, which that of the router's own losses follows;
+        0 in evaluations."""
         self.num_experts, self.per_token = model.num_experts, model.experts_per_token
         self.groups, self.groups_per_token = model.expert_groups, model.groups_per_token
         self.score, self.normalize = model.router_score, model.router_normalize
@@ -79,10 +103,31 @@ class Router(nn.Module):
         weights = scores.gather(1, experts)  # (S, k)
         if self.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
-        return Routing(experts, weights * self.scale)
+        weights = weights * self.scale
+        if self.loss_scale and (self.setting.aux_loss or self.setting.z_loss):
+            weights = AddLoss.apply(weights, self.own_loss(logits, scores, experts))
+        return Routing(experts, weights)
+
+    def own_loss(self, logits: Tensor, scores: Tensor, experts: Tensor) -> Tensor:
+        """Return balancing loss and z-loss, scaled like the loss of this rank's tokens.
+
+        The balancing loss is E / (S k) sum_e n_e p_e with n_e rows and mean score share p_e of
+        expert e; 1 is balance. The z-loss is the mean of logsumexp(logits)^2. Tensor ranks sum the
+        router's gradients, so each adds an equal part.
+        """
+        setting, tokens = self.setting, scores.shape[0]
+        shares = scores / scores.sum(-1, keepdim=True)  # (S, E)
+        rows = count_rows(experts, self.num_experts).to(shares.dtype)  # (E,)
+        balance = self.num_experts / rows.sum() * (rows * shares.mean(0)).sum()
+        loss = setting.aux_loss * balance
+        if setting.z_loss:
+            loss = loss + setting.z_loss * logits.logsumexp(-1).square().mean()
+        return loss * (self.loss_scale * tokens / self.tp_size)
 
     def choose(self, scores: Tensor) -> Tensor:
-        """Return the experts (S, k) of the largest scores (S, E)."""
+        """Return the experts (S, k) of the largest scores (S, E), or the forced ones."""
+        if self.setting.forced:
+            return self.round_robin(scores)
         if self.groups > self.groups_per_token:
             by_group = scores.unflatten(1, (self.groups, -1))  # (S, G, E / G)
             best = by_group.topk(min(2, by_group.shape[2]), -1).values.sum(-1)  # (S, G)
@@ -90,6 +135,30 @@ class Router(nn.Module):
             mask = torch.zeros_like(best, dtype=torch.bool).scatter_(1, allowed, True)
             scores = by_group.masked_fill(~mask.unsqueeze(-1), float("-inf")).flatten(1)
         return scores.topk(self.per_token, -1).indices
+
+    def round_robin(self, scores: Tensor) -> Tensor:
+        """Return each expert in turn (S, k). A rank continues where the one before it ends.
+
+        If all ranks began with the same expert, few tokens per rank would leave experts idle.
+        """
+        rows = scores.shape[0] * self.per_token
+        turn = torch.arange(rows, device=scores.device) + self.setting.rank * rows
+        return (turn % self.num_experts).view(-1, self.per_token)
+
+
+class AddLoss(torch.autograd.Function):
+    """Weights as they are, and a loss that gets a gradient of 1 with them.
+
+    So a router's own losses need no way to the end of the model, which may be on another rank.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, loss: Tensor) -> Tensor:
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:  # type: ignore[override]
+        return grad_output, torch.ones((), dtype=grad_output.dtype, device=grad_output.device)
 
 
 class StackedExperts(nn.Module):
@@ -111,6 +180,13 @@ class StackedExperts(nn.Module):
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Map rows (M, H), sorted by expert, to (M, H); `counts` (E,) are the experts' rows."""
+        if not pads_groups(rows):
+            return self.compute(rows, counts)
+        rows, counts, place = pad_groups(rows, counts)
+        return self.compute(rows, counts).index_select(0, place)
+
+    def compute(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Return the outputs (M, H) of rows, which may be padded."""
         inner = [
             grouped_linear(rows, local(weight).to(rows.dtype), counts)  # (M, F)
             for weight in (self.gate, self.up)
@@ -132,13 +208,14 @@ class MixtureOfExperts(nn.Module):
         model: ModelConfig,
         tp: TensorParallel,
         shared: nn.Module | None = None,
+        routing: RoutingSetting = LEARNED,
         dispatch: Dispatch = keep_rows,
         recompute_activation: bool = False,
     ) -> None:
         super().__init__()
         self.tp, self.dispatch = tp, dispatch
         self.num_experts = model.num_experts
-        self.router = Router(model)
+        self.router = Router(model, routing, tp.axis.size)
         self.experts = StackedExperts(model, recompute_activation)
         self.shared = shared
         self.load: Tensor | None = None
@@ -170,7 +247,8 @@ class MixtureOfExperts(nn.Module):
     def take_load(self) -> Tensor:
         """Return and reset the rows (E,) of each expert."""
         load, self.load = self.load, None
-        return torch.zeros(self.num_experts, dtype=torch.int64) if load is None else load
+        assert load is not None, "a step counts rows before it takes them"
+        return load
 
 
 def exclude_token_exchange_from_compile(part: nn.Module) -> None:
@@ -195,9 +273,15 @@ def sort_by_expert(
     """
     flat = experts.flatten()  # (M,)
     order = flat.argsort(stable=True)
-    counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
-    counts = counts.scatter_add(0, flat, torch.ones_like(flat))
+    counts = count_rows(experts, num_experts)
     return TakeRows.apply(tokens, order, experts.shape[1]), order, counts  # type: ignore[no-any-return]
+
+
+def count_rows(experts: Tensor, num_experts: int) -> Tensor:
+    """Return the number of rows (E,) of each expert."""
+    flat = experts.flatten()
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
+    return counts.scatter_add(0, flat, torch.ones_like(flat))
 
 
 def weighted_sum(outputs: Tensor, order: Tensor, weights: Tensor) -> Tensor:

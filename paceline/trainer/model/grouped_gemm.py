@@ -1,7 +1,8 @@
 """One GEMM per expert over rows that are sorted by expert.
 
 GPUs use PyTorch's grouped GEMM, which reads the row counts on the device, so nothing waits for
-them. CPUs run one GEMM per expert with rows.
+them. Its weight gradient needs groups that are aligned in memory, so each expert's rows are padded
+with zeros. CPUs run one GEMM per expert with rows.
 """
 
 from __future__ import annotations
@@ -11,20 +12,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
+GROUPED_DEVICES = ("cuda",)
+"""Devices with a grouped GEMM that is faster than one GEMM per expert."""
+GROUPED_DTYPES = (torch.bfloat16,)
+"""Dtypes of the grouped GEMM."""
+GROUP_ROWS = 16
+"""Divisor of the rows of a padded group; 16 rows of 16 bits are 32 bytes."""
+
+
+def pads_groups(rows: Tensor) -> bool:
+    """Return whether these rows take the grouped GEMM, which needs padded groups."""
+    return rows.device.type in GROUPED_DEVICES and rows.dtype in GROUPED_DTYPES
+
+
+def pad_groups(rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return padded rows, the padded counts (E,), and the place (M,) of each row among them.
+
+    The number of padded rows is the largest possible one, since the counts are on the device. The
+    last of them belong to no expert.
+    """
+    num_rows, experts = rows.shape[0], counts.shape[0]
+    sizes = (counts + GROUP_ROWS - 1) // GROUP_ROWS * GROUP_ROWS  # (E,)
+    shift = (sizes - counts).cumsum(0) - (sizes - counts)  # (E,), zeros before each group
+    index = torch.arange(num_rows, device=rows.device)
+    place = index + shift[torch.searchsorted(counts.cumsum(0), index, right=True)]
+    bound = -(-num_rows // GROUP_ROWS) * GROUP_ROWS + experts * GROUP_ROWS
+    return rows.new_zeros(bound, rows.shape[1]).index_copy(0, place, rows), sizes, place
+
 
 def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Return rows_e W_e^T of every expert e: (M, N) of rows (M, K) and weights (E, N, K).
 
-    `counts` (E,) are the numbers of rows of the experts, in order; their sum is M.
+    `counts` (E,) are the numbers of rows of the experts, in order; their sum is M, or less where
+    groups are padded. Rows of no expert are undefined in the result.
     """
-    if rows.device.type == "cuda" and rows.dtype in GROUPED_DTYPES:
+    if pads_groups(rows):
         ends = counts.cumsum(0, dtype=torch.int32)
         return torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)  # pyright: ignore[reportPrivateImportUsage]
     return _linear(rows, weight, counts)
-
-
-GROUPED_DTYPES = (torch.bfloat16,)
-"""Dtypes of PyTorch's grouped GEMM."""
 
 
 @torch.library.custom_op(

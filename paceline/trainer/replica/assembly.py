@@ -7,6 +7,7 @@ import torch
 from paceline.trainer.config import NARROW, ConfigError, TrainerConfig
 from paceline.trainer.measure.clock import StepClock
 from paceline.trainer.model.decoder import Decoder, LayerSetting, ModelPart
+from paceline.trainer.model.experts import RoutingSetting
 from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.model.layers import Linear
 from paceline.trainer.model.low_precision import low_precision_gemm
@@ -140,6 +141,12 @@ def layer_setting(config: TrainerConfig, mesh: Mesh) -> LayerSetting:
         ep=mesh.ep,
         cp_exchange=layout.cp_exchange,
         lora=config.lora,
+        routing=RoutingSetting(
+            forced=config.training.routing == "forced",
+            rank=mesh.data.index,
+            aux_loss=config.training.router_aux_loss,
+            z_loss=config.training.router_z_loss,
+        ),
     )
 
 

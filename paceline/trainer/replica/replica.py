@@ -39,7 +39,10 @@ from paceline.trainer.model.context_parallel import exclude_exchanges_from_compi
 from paceline.trainer.model.decoder import Decoder
 from paceline.trainer.model.document_attention import exclude_documents_from_compile
 from paceline.trainer.model.dropout import exclude_rank_rng_from_compile
-from paceline.trainer.model.experts import exclude_token_exchange_from_compile
+from paceline.trainer.model.experts import (
+    MixtureOfExperts,
+    exclude_token_exchange_from_compile,
+)
 from paceline.trainer.model.layers import Linear, VocabParallelEmbedding
 from paceline.trainer.model.network import Network
 from paceline.trainer.parallel.collectives import all_reduce, all_reduce_coalesced
@@ -86,6 +89,11 @@ def layers_with_copies(part: Network) -> list[Layer]:
     if isinstance(part, Decoder) and part.part.last and part.head is None:
         layers.append(part.head_table)
     return layers
+
+
+def expert_layers(part: Network) -> dict[int, MixtureOfExperts]:
+    """Return a part's layers with experts by their index in the model."""
+    return part.expert_layers if isinstance(part, Decoder) else {}
 
 
 def gradient_hook(weight: Tensor) -> Callable[[Tensor], None]:
@@ -279,6 +287,17 @@ class Replica:
             all_reduce(squares, mesh.shard)
         squares, loss = all_reduce(torch.stack([squares, loss]), mesh.pp)
         return squares.sqrt(), loss
+
+    def expert_load(self) -> tuple[list[int], Tensor] | None:
+        """Return this rank's layers with experts, and their rows (L, E) in the last step.
+
+        They are summed over all ranks with other tokens. None without such layers.
+        """
+        layers = {i: ffn for part in self.parts for i, ffn in expert_layers(part).items()}
+        if not layers:
+            return None
+        rows = torch.stack([layers[i].take_load() for i in sorted(layers)])
+        return sorted(layers), all_reduce(all_reduce(rows, self.mesh.shard), self.mesh.replicate)
 
     def _refresh_copies(self) -> None:
         if self.copies is not None:
