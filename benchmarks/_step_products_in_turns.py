@@ -26,6 +26,8 @@ from paceline.trainer.measure.heartbeat import Heartbeat
 from paceline.trainer.measure.mllog import open_run
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "addmm_", "baddbmm_")
+GROUPED = ("grouped_linear", "grouped_weight_gradient")
+"""Operators of the native trainer that do one product per expert."""
 Product = Callable[[], Any]
 
 
@@ -45,7 +47,7 @@ class Recorder(TorchDispatchMode):
         """Run it, and note it when it is a product."""
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if name in PRODUCTS:
+        if name in (*PRODUCTS, *GROUPED):
             key = (name, str([_form(value) for value in args]), str(kwargs))
             if key not in self._equal:
                 self._equal[key] = _recorded_product(name.rstrip("_"), args, kwargs or {}, out)
@@ -66,6 +68,10 @@ def _like(value: Any) -> Any:
 
 
 def _recorded_product(name: str, args: Any, kwargs: dict[str, Any], out: Tensor) -> Product:
+    if name in GROUPED:
+        counts = args[-1].clone()
+        stacked, each = [_like(value) for value in args[:-1]], getattr(torch.ops.paceline, name)
+        return lambda: each(*stacked, counts)
     inputs, result = [_like(value) for value in args], _like(out)
     scales = {key: value for key, value in kwargs.items() if key in ("alpha", "beta")}
     operation = getattr(torch, name)

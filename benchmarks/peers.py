@@ -64,6 +64,10 @@ SHAPES: dict[str, tuple[str, list[str]]] = {
         "llama2-70b-lora-tiny",
         ["layout.micro_batch=8", "model.dropout=0"],
     ),
+    "Mixtral, 2 of 8 experts, 8 x 256 tokens": (
+        "mixtral-8x7b-tiny",
+        ["model.hidden_size=256", "batch_per_device=8", "layout.micro_batch=8"],
+    ),
     "Flux, 8 x 96 tokens": ("flux1-schnell-tiny", []),
 }
 """Recipe, and what makes its whole batch one micro-batch of one process."""

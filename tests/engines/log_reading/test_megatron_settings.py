@@ -160,6 +160,7 @@ SINGLE = dump(tensor_model_parallel_size=1, pipeline_model_parallel_size=1)
     ("text", "number"),
     [
         (SINGLE + RANKS % (0, 0, 124_475_904), 124_475_904),
+        (dump(expert_model_parallel_size=2) + SINGLE + RANKS % (0, 0, 51_616), None),
         (RANKS % (0, 0, 124_475_904), None),
         (RANKS % (0, 0, 5) + RANKS % (0, 1, 6), None),
         (
@@ -183,6 +184,22 @@ SINGLE = dump(tensor_model_parallel_size=1, pipeline_model_parallel_size=1)
 )
 def test_the_number_of_parameters_where_it_is_sure(text: bytes, number: int | None):
     assert settings(text).facts.get("num_parameters") == number
+
+
+@pytest.mark.parametrize(
+    ("arguments", "routing"),
+    [
+        ({"num_experts": 8, "moe_router_force_load_balancing": True, "load": "None"}, "forced"),
+        (
+            {"num_experts": 8, "moe_router_force_load_balancing": False, "load": "None"},
+            "learned from scratch",
+        ),
+        ({"num_experts": 8, "moe_router_force_load_balancing": False, "load": "/weights"}, None),
+        ({"num_experts": "None", "moe_router_force_load_balancing": False, "load": "None"}, None),
+    ],
+)
+def test_the_choice_of_experts_where_it_is_sure(arguments: dict[str, object], routing: str | None):
+    assert settings(dump(**arguments)).facts.get("routing") == routing
 
 
 @pytest.mark.parametrize(
