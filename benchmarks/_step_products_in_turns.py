@@ -70,8 +70,8 @@ def _like(value: Any) -> Any:
 def _recorded_product(name: str, args: Any, kwargs: dict[str, Any], out: Tensor) -> Product:
     if name in GROUPED:
         counts = args[-1].clone()
-        inputs, grouped = [_like(value) for value in args[:-1]], getattr(torch.ops.paceline, name)
-        return lambda: grouped(*inputs, counts)
+        inputs, operator = [_like(value) for value in args[:-1]], getattr(torch.ops.paceline, name)
+        return lambda: operator(*inputs, counts)
     inputs, result = [_like(value) for value in args], _like(out)
     scales = {key: value for key, value in kwargs.items() if key in ("alpha", "beta")}
     operation = getattr(torch, name)
