@@ -196,7 +196,7 @@ def _verdict(
             )
         if evidence and is_open and few and rule.prior and variation is None:
             text += f" {plan_text(rule.prior)}"
-        text += " Low confidence." if low and not is_open else ""
+        text += f" {_low_confidence(remarks.why_low)}" if low and not is_open else ""
     return blank.model_copy(
         update={
             **{name: getattr(lead, name) for name in ("metric", "ratio", "low", "high", "p")},
@@ -234,6 +234,17 @@ def _without_figures(sides: Pair, text: str, margin: float) -> Comparison:
         baseline=_summary(sides.baseline),
         candidate=_summary(sides.candidate),
     )
+
+
+def _low_confidence(reasons: Sequence[str]) -> str:
+    """Return the reasons in short, without names and remedies, which the warnings give."""
+    heads = [
+        "unstated settings are assumed equal"
+        if reason.startswith("assumed equal")
+        else reason.partition(":")[0]
+        for reason in reasons
+    ]
+    return f"Low confidence: {'; '.join(dict.fromkeys(heads))}."
 
 
 def _summary(side: ComparisonSide) -> SideSummary:

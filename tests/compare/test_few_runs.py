@@ -308,6 +308,12 @@ def test_a_first_step_is_judged_by_its_own_runs_only(hours: tuple[int, ...], ver
     assert (found.note is not None) == (verdict == "undecided")
 
 
+def test_a_sentence_with_low_confidence_says_why():
+    comparison = pair(0.1)
+    assert comparison.verdict == "slower"
+    assert comparison.sentence.endswith(" Low confidence: 1 run per side.")
+
+
 def test_a_short_run_is_called_short():
     short = WINDOW.model_copy(update={"n": 12, "last_step": 16})
     judged = judge(side([0.2] * 3, "a"), repeats(3, 0.03, 0.001, "b", window=short))
