@@ -17,6 +17,8 @@ ANY = "any"
 _SOFTWARE: tuple[tuple[str, str], ...] = (
     ("hai-llm", r"hai-?llm|2412\.19437"),
     ("maxtext", r"maxtext|tpu-recipes"),
+    ("levanter", r"levanter|\bmarin\b"),
+    ("automodel", r"automodel"),
     ("primus", r"primus"),
     ("native", r"paceline"),
     ("torchtitan", r"torchtitan"),
@@ -30,9 +32,11 @@ _SOFTWARE: tuple[tuple[str, str], ...] = (
 """Names of software, and the pattern that identifies each in a row's stack, source, model or notes;
 the first match counts. vTrain measured Megatron-DeepSpeed with its own fork and Megatron's kernels.
 """
+JAX = ("maxtext", "levanter")
+"""Software that XLA compiles; without a stated micro-batch it passes a replica's batch at once."""
 IMPLEMENTATION_OF: Mapping[str, Implementation] = {
-    **dict.fromkeys((ANY, "hai-llm", "nemo", "megatron", "maxtext", "primus"), "fused"),
-    **dict.fromkeys(("composer", "torchtitan", "deepspeed", "hf", "native"), "torch"),
+    **dict.fromkeys((ANY, "hai-llm", "nemo", "megatron", "primus", *JAX), "fused"),
+    **dict.fromkeys(("automodel", "composer", "torchtitan", "deepspeed", "hf", "native"), "torch"),
     "megatron-deepspeed": "softmax",
 }
 """Implementation of a block by software."""
@@ -75,6 +79,12 @@ class OwnKernels(TypedDict, total=False):
     dispatch_bytes: float
     narrow_experts: bool
     software_date: float
+    dual_pipe: bool
+    norm_recompute: float
+    latent_recompute: float
+    gate_recompute: bool
+    saved_bytes: float
+    moment_bytes: float
 
 
 def own_kernels(software: str, software_date: float, dtype: Dtype) -> OwnKernels:
@@ -83,7 +93,8 @@ def own_kernels(software: str, software_date: float, dtype: Dtype) -> OwnKernels
     Dispatch overlaps with another micro-batch (DualPipe) and sends 8-bit activations, and grouped
     GEMMs scale blocks of 8-bit operands (arXiv:2412.19437, sections 3.2 and 3.3). Public software
     took these kernels over (DeepEP and DeepGEMM of February 2025), so their date is at least that
-    of the coefficients.
+    of the coefficients. Norms, latent attention's up-projections and SwiGLU are recomputed, GEMM
+    inputs are saved in 8 bit, and Adam's moments are bf16 (sections 3.2.3 and 3.3.3).
     """
     if software != "hai-llm":
         return {}
@@ -92,6 +103,12 @@ def own_kernels(software: str, software_date: float, dtype: Dtype) -> OwnKernels
         dispatch_bytes=1.0 if dtype in NARROW else 2.0,
         narrow_experts=True,
         software_date=max(software_date, EXPERTS_REFERENCE_DATE),
+        dual_pipe=True,
+        norm_recompute=1.0,
+        latent_recompute=1.0,
+        gate_recompute=True,
+        saved_bytes=1.0 if dtype in NARROW else 2.0,
+        moment_bytes=2.0,
     )
 
 

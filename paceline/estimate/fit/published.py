@@ -18,6 +18,7 @@ from paceline.core.hardware import Dtype
 from paceline.estimate.fit.origin import (
     ANY,
     IMPLEMENTATION_OF,
+    JAX,
     release_of,
     software_of,
     stores_scores,
@@ -33,6 +34,7 @@ from paceline.estimate.fit.row_details import (
     has_adapters,
     head_width,
     is_gated,
+    matrix_widths,
     recompute_fields,
     score_width,
     with_chat_adapters,
@@ -55,6 +57,9 @@ DEFAULT_SEQ_LEN = 512
 """Sequence length of fine-tuning scripts that state none (DeepSpeed-Chat's default)."""
 DEFAULT_VOCAB = 50_304
 ADAPTER_RANK = 16
+ADAPTS_ALL = ("automodel",)
+"""Software whose recipes adapt all matrices of a block (Automodel's `*_proj`), not only queries,
+keys and values."""
 CHAT_ADAPTED_MATRICES = 6
 """Number of a block's matrices with adapters in DeepSpeed-Chat."""
 VOCAB_MULTIPLE = 128
@@ -65,6 +70,8 @@ minimum layers per chunk."""
 DEFAULT_DOCUMENT = 512
 """Tokens of each sample that fine-tuning packs into a sequence, if not stated."""
 _TUNED = re.compile(r"\blora\b|\bsft\b|fine-?tun", re.IGNORECASE)
+_LORA = re.compile(r"task=lora|\blora (rank|finetun)", re.IGNORECASE)
+_MOCK = re.compile(r"\bmock data\b", re.IGNORECASE)
 _SHARDED = re.compile(r"\bFSDP=1\b")
 _EXPERTS = re.compile(
     r"[-_ ]a\d+(\.\d+)?b|\d+x\d+(\.\d+)?b|moe|oss|mixtral|dbrx|deepseek|grok|experts"
@@ -78,7 +85,7 @@ F + B = 3 and W = 1, so 14 of 45 for 16 ranks (arXiv:2412.19437, table 2)."""
 _FUSED = re.compile(r"\bte\b")
 _AMBIGUOUS_SOFTWARE = (ANY, "megatron", "megatron-deepspeed")
 """Software whose name alone does not determine its implementation, which changed over the years."""
-_FLASH = ("nemo", "maxtext", "primus", "torchtitan", "native", "deepspeed", "hf")
+_FLASH = ("nemo", "primus", "torchtitan", "native", "deepspeed", "hf", "automodel", *JAX)
 _STAGE = re.compile(r"(?:zero|stage)?[-_ ]*([0-3])(?![\d.])")
 _PREFIXES: dict[str, Dtype] = {
     "mxfp8": "mxfp8", "fp8-mx": "mxfp8", "fp8_mx": "mxfp8", "fp8": "fp8", "nvfp4": "nvfp4",
@@ -117,10 +124,11 @@ def read_row(row: Mapping[str, str]) -> PublishedStep:
     and ep are 1; kv heads are heads; ffn is 4 x hidden; the vocabulary 50,304; the sequence 512;
     recomputation none if all activations fit into the device's memory, else full. A pipeline with
     more stages than layers counts as not stated, except two more, for embedding and head. Megatron
-    pads the vocabulary. Fine-tuning packs samples of 512 tokens, and adapters of rank 16 are on the
-    attention's inputs (NeMo's defaults). A dtype narrower than the device supports is emulated:
-    numbers are rounded and multiplied in 16 bit, and the row has a wider interval. Data-parallel
-    ranks are devices / (tp pp cp), whatever the row states.
+    pads the vocabulary. Fine-tuning packs samples of 512 tokens unless data are mock data, and
+    adapters of rank 16 are on the attention's inputs (NeMo's defaults) or on all matrices
+    (Automodel's). A dtype narrower than the device supports is emulated: numbers are rounded and
+    multiplied in 16 bit, and the row has a wider interval. Data-parallel ranks are
+    devices / (tp pp cp), whatever the row states.
     """
     measured = _number(row, "step_time_s") or _step_of_rate(row)
     if measured is None:
@@ -172,7 +180,7 @@ def kind_of(row: Mapping[str, str]) -> Kind:
     A step right after a start is a separate kind, because it also sets up communicators and caches.
     """
     model, notes = row.get("model", ""), row.get("notes", "")
-    if "lora" in model.lower() or "task=lora" in notes.lower():
+    if "lora" in model.lower() or _LORA.search(notes):
         return "lora"
     several = (_number(row, "ep") or 1) > 1 or (_count(row) or 1) > 1
     if several or _EXPERTS.search(model):
@@ -279,7 +287,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         experts_per_token=experts.per_token,
         shared_ffn=experts.shared * experts.width,
         pp=1.0 if pp > layers + 2 else pp,
-        micro_batch=_number(row, "mbs") or (batch / replicas if software == "maxtext" else 1.0),
+        micro_batch=_number(row, "mbs") or (batch / replicas if software in JAX else 1.0),
         zero_stage=3 if _SHARDED.search(row.get("notes", "")) else zero_stage(row.get("zero", "")),
         sequence_parallel=row.get("seq_parallel", "").strip().lower()
         in ("1", "1.0", "true", "yes"),
@@ -303,7 +311,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         proxied=hardware.proxied,
         software=software if row.get("stack") else ANY,
         family=hardware.device.family,
-        document=DEFAULT_DOCUMENT if is_tuned(row) else 0.0,
+        document=_document(row),
         schedule="zero-bubble" if _ZERO_BUBBLE.search(row.get("notes", "")) else "1f1b",
     )
     if kind == "moe":
@@ -312,8 +320,9 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
             width = _number(row, "ffn") if _number(row, "moe_ffn") else None
             case = replace(case, **dense_block_fields(first, width, case))
     if case.frozen:
-        qkv_adapters = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=_qkv_width(case))
-        case = with_chat_adapters(case) if has_adapters(row) else qkv_adapters
+        widths = matrix_widths(case) if software in ADAPTS_ALL else _qkv_width(case)
+        adapted = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=widths)
+        case = with_chat_adapters(case) if has_adapters(row) else adapted
     if visits_tensors(software, dtype):
         adapted_matrices = CHAT_ADAPTED_MATRICES if case.frozen else 0
         case = replace(case, param_tensors=trained_tensors(layers, case.gated, adapted_matrices))
@@ -375,6 +384,12 @@ def _is_gated(
 def is_tuned(row: Mapping[str, str]) -> bool:
     """Return True if a row states that it is fine-tuning."""
     return bool(_TUNED.search(f"{row.get('model', '')} {row.get('notes', '')}"))
+
+
+def _document(row: Mapping[str, str]) -> float:
+    """Return the tokens of a packed sample; 0 if samples are not packed, as those of mock data."""
+    packs = is_tuned(row) and not _MOCK.search(row.get("notes", ""))
+    return DEFAULT_DOCUMENT if packs else 0.0
 
 
 def _vocabulary(row: Mapping[str, str], implementation: Implementation, tp: float) -> float:

@@ -126,6 +126,8 @@ class RecomputeFields(TypedDict, total=False):
     full_recompute: float
     ffn_recompute: float
     activation_recompute: float
+    norm_recompute: float
+    latent_recompute: float
     selective_recompute: bool
 
 
@@ -139,14 +141,18 @@ def recompute_fields(row: Mapping[str, str], case: Case, memory: float | None) -
     nothing is stated and all activations do not fit into memory, everything is recomputed.
     """
     word = row.get("recompute", "").strip().lower()
-    if word.startswith(("full", "remat full")):
+    if word.startswith(("full", "remat full", "activation checkpointing", "recompute_all")):
         return {"full_recompute": 1.0}
     if word.startswith("remat custom"):
         return {"full_recompute": 1.0} if case.experts > 1 else {"ffn_recompute": 1.0}
     if word.startswith("sel"):
         modules = word.partition(":")[2]
-        attention, activation = not modules or "core_attn" in modules, "moe_act" in modules
-        return {"selective_recompute": attention, "activation_recompute": float(activation)}
+        return {
+            "selective_recompute": not modules or "core_attn" in modules,
+            "activation_recompute": float("moe_act" in modules),
+            "norm_recompute": float("layernorm" in modules),
+            "latent_recompute": float("mla_up_proj" in modules),
+        }
     if not word and memory and saved_bytes(case) > memory:
         return {"full_recompute": 1.0}
     return {}
@@ -182,10 +188,15 @@ def has_adapters(row: Mapping[str, str]) -> bool:
     return bool(chat and _ADAPTED.search(row.get("model", "")))
 
 
+def matrix_widths(case: Case) -> float:
+    """Return the sum of inputs and outputs of all matrices of a block."""
+    heads, kv = case.heads * case.head_dim, case.kv_heads * case.head_dim
+    return 2 * (2 * case.hidden + heads + kv) + (2 + case.gated) * (case.hidden + case.ffn)
+
+
 def with_chat_adapters(case: Case) -> Case:
     """Return a case with the adapters of DeepSpeed-Chat's script for OPT-13B."""
-    heads, kv = case.heads * case.head_dim, case.kv_heads * case.head_dim
-    widths = 2 * (2 * case.hidden + heads + kv) + 2 * (case.hidden + case.ffn)
+    widths = matrix_widths(case)
     x = cases_of([case])
     tables, blocks = float(table_weights(x)[0]), case.layers * float(block_weights(x)[0])
     trained_parameters = case.layers * CHAT_RANK * widths + tables

@@ -66,7 +66,7 @@ def activations(x: Cases, f: Constants, s: Stage) -> Activations:
     t, c = tokens(x), x.compute_bytes
     # Ranks that shard the tensors of h features: only sequence parallelism splits these.
     shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
-    per_token, row_sums = _block_per_token(x, f, shared), LSE_BYTES * x.heads / x.tp
+    per_token, row_sums = _block_per_token(x, f, s, shared), LSE_BYTES * x.heads / x.tp
     whole = t * (per_token + np.where(_stores_scores(x, f), _scores(x, f), row_sums))
     gemm_outputs = f.activation_scale * c * _every_second_gemm(x, shared)
     selective = t * (np.where(f.saves_every_second_gemm > 0, gemm_outputs, per_token) + row_sums)
@@ -167,13 +167,15 @@ def _ffn_tensors(x: Cases, f: Constants) -> tuple[Floats, Floats]:
     signs = np.where(bytewise, 1 / x.compute_bytes, 1 - is_trained)
     relu = plain * x.relu
     first = np.where(relu > 0, signs, 1 + x.gated)
-    return first, is_trained + x.gated * f.ffn_gated * (1 - x.compiled)
+    second = is_trained + x.gated * f.ffn_gated * (1 - x.compiled)
+    return first, second * (1 - x.gate_recompute)
 
 
 def _norm_outputs(x: Cases, f: Constants) -> Floats:
     """Return the number of saved norm outputs of a block: none before frozen GEMMs."""
     recomputed_share = f.drops_norms * (x.compiled > 0) * (x.peak_narrow > 0)
-    return np.where(x.frozen > 0, 0.0, NORMS * (1 - recomputed_share))
+    kept_share = (1 - recomputed_share) * (1 - x.norm_recompute)
+    return np.where(x.frozen > 0, 0.0, NORMS * kept_share)
 
 
 def _every_second_gemm(x: Cases, shared: Floats) -> Floats:
@@ -202,14 +204,15 @@ def _adapters(x: Cases, f: Constants, shared: Floats) -> Floats:
     return np.where(x.frozen > 0, inputs + x.compute_bytes * x.adapter_inner, 0.0)
 
 
-def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
+def _block_per_token(x: Cases, f: Constants, s: Stage, shared: Floats) -> Floats:
     """Return the bytes per token that a block saves, without attention scores.
 
     c (4 h + (2 a d + 2 g d + n w) / tp), with n = 3 with a gate and 2 without (core/memory.py),
     plus the framework's own: dropout masks, norms in fp32, gathered inputs, the ffn's unfused gate.
     With experts, w is the width of all experts of a token, plus 2 h for each of them where tokens
-    are sorted by expert and back. Latent attention also saves its narrow vectors. Sequence
-    parallelism shards the residual stream's tensors as well.
+    are sorted by expert and back, in blocks that have experts. Inputs of narrow GEMMs may be saved
+    in their dtype. Latent attention also saves its narrow vectors. Sequence parallelism shards the
+    residual stream's tensors as well.
     """
     c = x.compute_bytes
     inputs = np.where(f.gathers_inputs > 0, 2 * c * (1 - 1 / shared), 0.0)
@@ -219,12 +222,16 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
     stream = ((of_norms + masks) / shared + inputs * outputs / NORMS) * x.hidden
     experts = active_experts(x)
     width = sum(_ffn_tensors(x, f)) * (x.ffn * experts + x.shared_ffn)
-    sort_features = np.where(x.experts > 1, 2 * experts * x.hidden, 0.0)
+    # Experts' inputs in the dtype of their GEMMs, and their outputs in the compute dtype. Kernels
+    # that recompute the activation apply the router's weights in it and need no outputs.
+    sorted_in = np.where(x.experts > 1, experts * x.hidden * (1 - s.dense_share(x)), 0.0)
+    sorted_out = sorted_in * (1 - x.gate_recompute)
     width_of_head = np.where(x.score_width > 0, x.score_width, x.head_dim)
-    heads = (
-        2 * (x.heads + x.kv_heads) * width_of_head + x.latents + _context_parallel_features(x, f)
-    )
-    of_parts = c * (heads + width + sort_features) / x.tp
+    # Queries, keys, values and attention's output.
+    up_projections = (x.heads + 2 * x.kv_heads) * width_of_head * (1 - x.latent_recompute)
+    heads = up_projections + x.heads * width_of_head + x.latents + _context_parallel_features(x, f)
+    narrow = np.where(x.saved_bytes > 0, x.saved_bytes, c)
+    of_parts = (c * (heads + sorted_out) + narrow * (width + sorted_in)) / x.tp
     return f.activation_scale * (stream + of_parts + _adapters(x, f, shared))
 
 

@@ -194,7 +194,11 @@ DEEPSPEED = replace(
 )
 """DeepSpeed with PyTorch modules: 16-bit weights and gradients, fp32 masters. No published memory
 figure measures it; `log_sd` is the error of FSDP's prior."""
-BY_SOFTWARE = ("deepspeed",)
+HAI_LLM = replace(FRAMEWORKS["fused"], masks=0, narrow_copies=1, log_sd=0.2)
+"""DeepSeek's software: no dropout, and 8-bit weights scaled by blocks of 128 x 128, of which one
+copy serves both passes (arXiv:2412.19437, section 3.3.2). No published figure measures its memory,
+so `log_sd` is wide."""
+BY_SOFTWARE: Mapping[str, Framework] = {"deepspeed": DEEPSPEED, "hai-llm": HAI_LLM}
 """Frameworks selected by the name of the software, whatever the implementation."""
 
 
@@ -206,7 +210,7 @@ def frameworks_of(generation: str, native: bool) -> Mapping[str, Framework] | Fr
     """
     if generation == "cpu":
         return NATIVE_CPU
-    frameworks = {"deepspeed": DEEPSPEED, **FRAMEWORKS}
+    frameworks = {**BY_SOFTWARE, **FRAMEWORKS}
     return {**frameworks, "torch": NATIVE_CUDA} if native else frameworks
 
 

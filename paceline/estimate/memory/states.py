@@ -15,7 +15,7 @@ constants; s, the rank's stage (Stage); n, its parameters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -30,6 +30,7 @@ from paceline.estimate.model.weights import (
     ffn_weights,
     num_microbatches,
     replicas,
+    stage_layers,
 )
 
 
@@ -53,6 +54,11 @@ class Stage:
     def alive(self) -> Floats:
         """Layers times micro-batches kept for either part of their backward pass."""
         return self.layers_in_flight + self.layers * self.deferred_microbatches
+
+    def dense_share(self, x: Cases) -> Floats:
+        """Return the share of this rank's blocks that have no experts; these are the first ones."""
+        blocks = np.where(has_two_stages(x), 2.0, 1.0) * self.layers
+        return np.where(self.first, np.minimum(1.0, x.dense_share * x.layers / blocks), 0.0)
 
 
 def stage(x: Cases, rank: int) -> Stage:
@@ -78,9 +84,19 @@ def stage(x: Cases, rank: int) -> Stage:
     keys: list[list[int]] = unique.tolist()
     counts = [_layer_counts(key, schedules[key[-1]]) for key in keys]
     layers, in_flight = np.array(counts, dtype=float).reshape(-1, 2)[inverse.reshape(-1)].T
-    split = x.is_category("schedule", "zero-bubble") & (pp > 1)
+    is_dual, at_end = has_two_stages(x), (ranks == 0) | (ranks == pp - 1)
+    split = x.is_category("schedule", "zero-bubble") & (pp > 1) & ~is_dual
     deferred_microbatches = np.where(split, np.minimum(ranks, m), 0).astype(float)
-    return Stage(layers, in_flight, deferred_microbatches, ranks == 0, ranks == pp - 1)
+    # The mean of a rank's two stages; the last stage may have fewer layers.
+    layers = np.where(is_dual & at_end, sum(stage_layers(x)) / 2, layers)
+    in_flight = np.where(is_dual, layers * np.minimum(pp + 1, m), in_flight)
+    first, last = (ranks == 0) | (is_dual & at_end), (ranks == pp - 1) | (is_dual & at_end)
+    return Stage(layers, in_flight, deferred_microbatches, first, last)
+
+
+def has_two_stages(x: Cases) -> Bools:
+    """Return a mask of the cases whose ranks have two stages each, of opposite directions."""
+    return (x.dual_pipe > 0) & (x.pp > 1)
 
 
 def _layer_counts(key: list[int], schedule: Schedule) -> tuple[int, int]:
@@ -151,21 +167,23 @@ def states(x: Cases, f: Constants, s: Stage) -> States:
     FSDP's stage 2 shards weights as well and keeps them gathered (Zhao et al., arXiv:2304.11277).
     """
     n, c, zero = _counts(x, f, s), x.compute_bytes, x.zero_stage
+    stages = np.where(has_two_stages(x), 2.0, 1.0)
+    held = _counts(x, f, replace(s, layers=stages * s.layers))
     frozen = np.where(x.frozen > 0, n.blocks + n.ends, 0.0)
     frozen_experts = np.where(x.frozen > 0, n.experts, 0.0)
     weight = np.where(f.master > 0, c, f.weight)
     gradient = f.gradient + x.summed_gradient_bytes
     moments = np.where(c < 4, f.master, 0.0) + 2 * x.moment_bytes
     return States(
-        weights=n.local_bytes(
+        weights=held.local_bytes(
             zero >= f.shards_weights_at,
-            weight * n.trained_parameters + c * frozen,
-            weight * n.trained_experts + c * frozen_experts,
+            weight * held.trained_parameters + c * frozen,
+            weight * held.trained_experts + c * frozen_experts,
         ),
-        gradients=n.local_bytes(
+        gradients=held.local_bytes(
             (zero >= 2) & ~_whole_gradients(x),
-            gradient * n.trained_parameters,
-            gradient * n.trained_experts,
+            gradient * held.trained_parameters,
+            gradient * held.trained_experts,
         ),
         optimizer=moments * n.local_bytes(zero >= 1, n.trained_parameters, n.trained_experts),
         gathered_weights=_gathered_bytes(x, f, s, n),

@@ -218,7 +218,8 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
     of_norm, of_activation = _ffn_elementwise(x)
     # One of the two gathers and two scatters of a forward pass.
     extra_gathers = x.ffn_recompute * np.where(x.sequence_parallel > 0, 0.25, 0.0)
-    activations = (x.ffn_recompute + x.activation_recompute) * of_activation
+    gate = x.gate_recompute * (1 - full_recompute - x.ffn_recompute)
+    activations = (x.ffn_recompute + x.activation_recompute + gate) * of_activation
     backward = np.where(x.frozen > 0, 1.0, 2.0)
     attention_back = np.where(x.flash > 0, FLASH_BACKWARD, SCORES_BACKWARD)
     adapters, adapter_traffic = _adapters(x, c)

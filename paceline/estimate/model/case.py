@@ -95,6 +95,16 @@ class Case:
     """Share of the blocks of which only the ffn and its norm are recomputed."""
     activation_recompute: float = 0
     """Share of the blocks of which only the ffn's activation is recomputed."""
+    norm_recompute: float = 0
+    """Share of the blocks of which the outputs of norms are recomputed."""
+    latent_recompute: float = 0
+    """Share of the blocks of which latent attention's queries, keys and values are recomputed from
+    its narrow vectors."""
+    gate_recompute: bool = False
+    """True if the ffn's activation is recomputed in blocks that save its inputs."""
+    saved_bytes: float = 0
+    """Bytes per number of the saved inputs of narrow GEMMs; 0 if they are saved in the compute
+    dtype."""
     selective_recompute: bool = False
     flash: bool = True
     """True for attention that does not store its scores."""
@@ -133,6 +143,9 @@ class Case:
     implementation: Implementation = "fused"
     schedule: Schedule = "1f1b"
     """Pipeline schedule; it decides how many micro-batches are in flight."""
+    dual_pipe: bool = False
+    """True if micro-batches enter the pipeline at both ends (DualPipe, arXiv:2412.19437, table 2):
+    each rank has two stages, and activations of p + 1 micro-batches."""
     dp_shard: float = 0
     """Ranks that shard one copy under ZeRO-2 and 3 (hybrid sharding); 0 for all."""
     gradients_once: bool = False

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from paceline.core.layout import Layout
 from paceline.core.memory import memory_per_device
 from paceline.core.shape import DecoderShape
+from paceline.estimate.fit.evidence import shipped_evidence
 from paceline.estimate.memory.device_memory import (
     MemoryEstimate,
     memory,
@@ -29,6 +30,8 @@ from paceline.estimate.memory.framework import (
     frameworks_of,
 )
 from paceline.estimate.model.case import Case, cases_of, cases_with
+from paceline.estimate.request import EstimateRequest
+from paceline.estimate.single_estimate import estimate
 from tests.core.shapes import run_of
 
 GIB = 2**30
@@ -383,3 +386,47 @@ def test_a_cpu_runs_the_native_trainer_and_a_gpu_what_the_engine_says():
     by_name = {"deepspeed": DEEPSPEED, **FRAMEWORKS}
     assert frameworks_of("hopper", native=False) == by_name
     assert frameworks_of("hopper", native=True) == {**by_name, "torch": NATIVE_CUDA}
+
+
+def test_two_stages_of_opposite_directions_hold_twice_the_blocks_and_one_more_micro_batch():
+    pipeline = replace(LLAMA_8B, pp=4, devices=4, vocab=0)
+    dual = replace(pipeline, dual_pipe=True)
+    one, two = (rank_memory(cases_of([case]), 1, PLAIN) for case in (pipeline, dual))
+    assert two.weights[0] == pytest.approx(2 * one.weights[0])
+    assert two.gradients[0] == pytest.approx(2 * one.gradients[0])
+    assert two.optimizer[0] == pytest.approx(one.optimizer[0])
+    # The second of four ranks has 3 micro-batches in flight, with two stages 4 + 1.
+    assert two.activations[0] == pytest.approx(5 / 3 * one.activations[0])
+    ends = [rank_memory(cases_of([replace(dual, vocab=128256)]), rank, PLAIN) for rank in (0, -1)]
+    assert ends[0].weights[0] == ends[1].weights[0]
+    assert ends[0].logits[0] == ends[1].logits[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "numbers"),
+    [
+        ({"norm_recompute": 1}, 2 * 4096),
+        ({"latent_recompute": 1}, (32 + 2 * 8) * 128),
+        ({"gate_recompute": True}, 14336),
+        ({"saved_bytes": 1}, 3 * 14336 / 2),
+    ],
+)
+def test_each_recomputed_tensor_is_not_saved(setting: dict[str, float], numbers: float):
+    whole, less = (part("activations", PLAIN, **fields) for fields in ({}, setting))
+    assert whole - less == pytest.approx(32 * T * 2 * numbers)
+
+
+def test_deepseek_v3_fits_the_devices_that_trained_it_without_full_recomputation():
+    request = EstimateRequest(
+        "deepseek-v3",
+        "H800",
+        2048,
+        overrides=("layout.pp=16", "layout.recompute=selective", "training.dtype=fp8"),
+    )
+    other, own = (
+        estimate(replace(request, software=name), shipped_evidence())
+        for name in ("megatron", "hai-llm")
+    )
+    assert own.p_oom is not None and other.p_oom is not None
+    assert own.p_oom < 0.5 < other.p_oom
+    assert own.memory_bytes.device_used < 0.7 * other.memory_bytes.device_used
