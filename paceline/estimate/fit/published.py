@@ -321,8 +321,8 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
             case = replace(case, **dense_block_fields(first, width, case))
     if case.frozen:
         widths = matrix_widths(case) if software in ADAPTS_ALL else _qkv_width(case)
-        adapted = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=widths)
-        case = with_chat_adapters(case) if has_adapters(row) else adapted
+        case_with_adapters = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=widths)
+        case = with_chat_adapters(case) if has_adapters(row) else case_with_adapters
     if visits_tensors(software, dtype):
         adapted_matrices = CHAT_ADAPTED_MATRICES if case.frozen else 0
         case = replace(case, param_tensors=trained_tensors(layers, case.gated, adapted_matrices))

@@ -168,22 +168,22 @@ def states(x: Cases, f: Constants, s: Stage) -> States:
     """
     n, c, zero = _counts(x, f, s), x.compute_bytes, x.zero_stage
     stages = np.where(has_two_stages(x), 2.0, 1.0)
-    held = _counts(x, f, replace(s, layers=stages * s.layers))
+    both_stages = _counts(x, f, replace(s, layers=stages * s.layers))
     frozen = np.where(x.frozen > 0, n.blocks + n.ends, 0.0)
     frozen_experts = np.where(x.frozen > 0, n.experts, 0.0)
     weight = np.where(f.master > 0, c, f.weight)
     gradient = f.gradient + x.summed_gradient_bytes
     moments = np.where(c < 4, f.master, 0.0) + 2 * x.moment_bytes
     return States(
-        weights=held.local_bytes(
+        weights=both_stages.local_bytes(
             zero >= f.shards_weights_at,
-            weight * held.trained_parameters + c * frozen,
-            weight * held.trained_experts + c * frozen_experts,
+            weight * both_stages.trained_parameters + c * frozen,
+            weight * both_stages.trained_experts + c * frozen_experts,
         ),
-        gradients=held.local_bytes(
+        gradients=both_stages.local_bytes(
             (zero >= 2) & ~_whole_gradients(x),
-            gradient * held.trained_parameters,
-            gradient * held.trained_experts,
+            gradient * both_stages.trained_parameters,
+            gradient * both_stages.trained_experts,
         ),
         optimizer=moments * n.local_bytes(zero >= 1, n.trained_parameters, n.trained_experts),
         gathered_weights=_gathered_bytes(x, f, s, n),
