@@ -111,7 +111,6 @@ def test_force_runs_what_the_bound_refuses():
             "mxfp8 is a dtype, not an fp8 recipe: set training.dtype=mxfp8",
         ),
         (("layout.ep=2",), "ep 2 spreads experts over ranks, and the model has none"),
-        (("layout.ep=2", "model.num_experts=2"), "ep > 1 is not in the native trainer"),
         (
             ("layout.pp=2", "layout.vp=2", "global_batch=40", "model.num_layers=4"),
             "5 micro-batches a step cannot be split into 2 equal rounds",
