@@ -195,7 +195,7 @@ class _Row:
         row, in_place = self.out_of_place, self.in_place
         if self.bus < MIN_COMPARED_BUS or "redop" not in row or "#wrong" not in in_place:
             return None
-        if row.get("#wrong") == "N/A":
+        if row.get("#wrong", "N/A") == "N/A":
             return None
         traits = (row["redop"] != "none", row.get("root") != "-1", in_place["#wrong"] != "N/A")
         try:
