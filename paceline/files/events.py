@@ -160,6 +160,9 @@ class RoutingLoad(Value):
     """Standard deviation of the load over the mean load."""
     dead: tuple[NonNegativeInt, ...]
     """Number of experts without tokens."""
+    rank_overload: tuple[NonNegativeFloat, ...] = ()
+    """Largest load of an expert-parallel rank over the mean load; empty with all experts on every
+    rank."""
 
     @property
     def mean_overload(self) -> float | None:

@@ -266,7 +266,7 @@ class Trainer:
             data_wait_s=entry.data_wait_s,
             memory_bytes=self._memory_bytes(),
             cores=entry.cores,
-            **({} if entry.load is None else {"routing": load_record(*entry.load)}),
+            **({} if entry.load is None else {"routing": load_record(*entry.load, mesh.ep.size)}),
             **({} if entry.attended_share is None else {"attended_share": entry.attended_share}),
             **({"skipped": True} if entry.skipped else {}),
             **({"tracked": True} if entry.tracked else {}),
@@ -297,11 +297,12 @@ class Trainer:
         return {**self.memory.peaks(), "resident": resident_bytes()}
 
 
-def load_record(layers: list[int], rows: Tensor) -> dict[str, Any]:
+def load_record(layers: list[int], rows: Tensor, ep: int = 1) -> dict[str, Any]:
     """Return how the rows (L, E) of a step are spread over the experts of each layer.
 
     The overload factor is the largest load over the mean load. The coefficient of variation is the
-    standard deviation over the mean. A dead expert has no rows.
+    standard deviation over the mean. A dead expert has no rows. With `ep` above 1, the overload
+    factor of expert ranks is the largest load of a rank's experts over the mean load of ranks.
     """
     loads = rows.double()
     mean = loads.mean(1)
@@ -311,4 +312,11 @@ def load_record(layers: list[int], rows: Tensor) -> dict[str, Any]:
         "overload": (loads.amax(1) / mean).tolist(),
         "variation": (loads.std(1, correction=0) / mean).tolist(),
         "dead": (rows == 0).sum(1).tolist(),
+        **({"rank_overload": _rank_overload(loads, ep)} if ep > 1 else {}),
     }
+
+
+def _rank_overload(loads: Tensor, ep: int) -> list[float]:
+    """Return the overload factor of expert ranks, by layer, of loads (L, E)."""
+    ranks = loads.unflatten(1, (ep, -1)).sum(2)  # (L, ep)
+    return (ranks.amax(1) / ranks.mean(1)).tolist()

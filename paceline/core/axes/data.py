@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.core.axes.axis import Axis, AxisTraffic, Rule, refuse
-from paceline.core.axes.weights import block_weights, end_weights
+from paceline.core.axes.weights import block_weights, decoder, end_weights
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.units import pluralize
 
+LOAD_BYTES = 8
+"""Bytes of the number of rows of one expert, which all ranks add up once per step."""
 RULES: tuple[Rule, ...] = (
     refuse(
         "dp-shard",
@@ -66,6 +68,11 @@ def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
     layout, w, ranks = x.layout, x.wide_bytes, x.data_ranks
     if ranks == 1:
         return
+    shards, m = x.shards, x.num_microbatches
+    axis = "dp" if shards == ranks or layout.zero_stage < 2 else "dp_shard"
+    num_experts = decoder(x).num_experts if decoder(x).num_experts > 1 else 0
+    loads = x.layers * num_experts * LOAD_BYTES
+    yield AxisTraffic(axis, "all_reduce", loads, "expert loads")
     block, ends = block_weights(x), end_weights(x)
     if layout.zero_stage < 2:
         weights = w * (x.layers * sum(p.size for p in block) + sum(p.size for p in ends))
@@ -74,8 +81,6 @@ def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
             collective = "broadcast" if x.device == "cpu" else "all_gather"
             yield AxisTraffic("dp", collective, weights, "weights")
         return
-    shards, m = x.shards, x.num_microbatches
-    axis = "dp" if shards == ranks else "dp_shard"
     blocks, root = (sum(p.padded(shards) for p in weights) for weights in (block, ends))
     blocks *= x.layers
     # Embedding and head stay gathered from the forward to the backward pass. Stage 2 gathers once
@@ -87,6 +92,7 @@ def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
     if shards < ranks:
         shard_bytes = (blocks + root) // shards * w
         yield AxisTraffic("dp_replicate", "all_reduce", times * shard_bytes, "gradients")
+        yield AxisTraffic("dp_replicate", "all_reduce", loads, "expert loads")
     yield AxisTraffic(axis, "all_reduce", w, "norm")
 
 

@@ -189,7 +189,9 @@ def test_the_choice_is_that_of_the_forward_pass_where_scores_round_otherwise(
 
 
 def test_the_spread_of_a_load_is_described_by_layer() -> None:
-    record = load_record([1, 4], torch.tensor([[2, 2, 2, 2], [0, 0, 8, 0]]))
+    rows = torch.tensor([[2, 2, 2, 2], [0, 0, 8, 0]])
+    record = load_record([1, 4], rows)
+    assert load_record([1, 4], rows, ep=2) == {**record, "rank_overload": [1.0, 2.0]}
 
     assert record["layers"] == [1, 4] and record["experts"] == 4
     assert record["overload"] == [1.0, 4.0]
