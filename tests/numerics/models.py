@@ -105,7 +105,7 @@ MODELS = {
     ),
     "qwen3-moe": Model(
         "qwen3-30b-a3b-tiny",
-        {**SMALL, "num_heads": 8, "num_kv_heads": 1, "head_size": 8, "ffn_size": 12},
+        {**SMALL, "num_heads": 16, "num_kv_heads": 2, "head_size": 8, "ffn_size": 12},
     ),
     "flux": Model(
         "flux1-schnell-tiny",
