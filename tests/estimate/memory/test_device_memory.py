@@ -22,7 +22,7 @@ from paceline.estimate.memory.device_memory import (
     verdict,
 )
 from paceline.estimate.memory.framework import (
-    DEEPSPEED,
+    BY_SOFTWARE,
     FRAMEWORKS,
     NATIVE_CPU,
     NATIVE_CUDA,
@@ -383,7 +383,7 @@ def test_thousands_of_layouts_are_one_call():
 
 def test_a_cpu_runs_the_native_trainer_and_a_gpu_what_the_engine_says():
     assert frameworks_of("cpu", native=False) is NATIVE_CPU
-    by_name = {"deepspeed": DEEPSPEED, **FRAMEWORKS}
+    by_name = {**BY_SOFTWARE, **FRAMEWORKS}
     assert frameworks_of("hopper", native=False) == by_name
     assert frameworks_of("hopper", native=True) == {**by_name, "torch": NATIVE_CUDA}
 
