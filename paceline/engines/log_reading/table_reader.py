@@ -164,7 +164,7 @@ class _Reader:
                 rows = self._record.findall(self.line.sub(rb"\n\g<0>", records))
         groups = self._step_groups
         if groups and not all(map(itemgetter(groups[0]), rows)):
-            rows = [row for row in rows if any(row[group] for group in groups)]
+            rows = [row for row in rows if any(map(row.__getitem__, groups))]
         return rows
 
     def _records(self, text: bytes) -> bytes:
