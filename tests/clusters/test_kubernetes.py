@@ -281,6 +281,19 @@ def test_a_new_controller_takes_a_run_over(cluster: Kubernetes, tmp_path: Path) 
     assert output(tmp_path).count("ended on") == 2 and not left(cluster)
 
 
+def test_a_run_without_a_controller_can_be_ended(cluster: Kubernetes, tmp_path: Path) -> None:
+    process = program(cluster, tmp_path, "echo started; sleep 600")
+    try:
+        wait_until(lambda: output(tmp_path).count("started") == 2, "the start", 60)
+    finally:
+        process.kill()
+        process.communicate()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        assert kubernetes.cancel_orphan(only_run(tmp_path))
+    wait_until(lambda: not left(cluster), "the end of its objects", 60)
+
+
 def test_a_program_of_the_user_finds_its_variables(cluster: Kubernetes, tmp_path: Path) -> None:
     text = 'echo "$PET_NODE_RANK of $PET_NNODES at $PET_MASTER_ADDR on $NODE_NAME"'
     finish(program(cluster, tmp_path, text), tmp_path)

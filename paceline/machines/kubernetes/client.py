@@ -124,8 +124,12 @@ class Kubectl:
         if not result.stdout.strip():
             return False
         with well_formed():
-            labels = _document(result.stdout)["metadata"].get("labels") or {}
-            return document["metadata"]["labels"].items() <= labels.items()
+            answer = _document(result.stdout)
+            # kubectl prints what it reads from standard input as a list, also if it is one object.
+            found = answer["items"] if "items" in answer else [answer]
+            labels = [item["metadata"].get("labels") or {} for item in found]
+            expected = document["metadata"]["labels"].items()
+            return any(expected <= these.items() for these in labels)
 
     def set_owner(self, owner: dict[str, Any], documents: Sequence[dict[str, Any]]) -> None:
         """Let Kubernetes delete objects together with their owner.
