@@ -126,8 +126,8 @@ class Kubectl:
         with well_formed():
             answer = _document(result.stdout)
             # kubectl prints what it reads from standard input as a list, also if it is one object.
-            found = answer["items"] if "items" in answer else [answer]
-            labels = [item["metadata"].get("labels") or {} for item in found]
+            objects = answer.get("items", [answer])
+            labels = [item["metadata"].get("labels") or {} for item in objects]
             expected = document["metadata"]["labels"].items()
             return any(expected <= these.items() for these in labels)
 
