@@ -20,9 +20,9 @@ from paceline.engines.launch.programs import setup_log, unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
 from paceline.engines.log_reading.log_content import LogFormat
 from paceline.engines.support import (
+    MEGATRON_ONLY,
     TEXT_SOURCES,
     TestedProgram,
-    no,
     only,
     refusals,
     small_vocabulary,
@@ -52,12 +52,9 @@ LATENT_FILES = ("latents", "webdataset")
 LATENT_SOURCES = ("synthetic", *LATENT_FILES)
 COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Variable for the cache of compiled graphs of all ranks and runs; Inductor locks its files."""
-_LATER = no("such models can only be estimated, and their logs parsed")
 SUPPORT = {
     "": {
-        "model.latent_attention": _LATER,
-        "model.mtp_layers": _LATER,
-        "model.router_choice_bias": _LATER,
+        **MEGATRON_ONLY,
         "training.dtype": only(*DTYPES),
     }
 }

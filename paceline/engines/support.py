@@ -302,12 +302,22 @@ SHAPE_OPTIONS: Support = {
     "model.norm_position": only("pre", "post", reason="only engine native supports both at once"),
 }
 """Limits of an engine with none of the native trainer's newer decoder options."""
-DEEPSEEK: Support = {
+MEGATRON_ONLY: Support = {
     f"model.{name}": no(
-        "only engines native and megatron_bridge, and megatron with engine_settings.checkout, "
-        "train such models"
+        "only engine megatron_bridge, and megatron with engine_settings.checkout, train such models"
     )
-    for name in _DEEPSEEK_FIELDS
+    for name in ("latent_attention", "mtp_layers", "router_choice_bias")
+}
+"""Limits of every engine except those of Megatron."""
+DEEPSEEK: Support = {
+    **{
+        f"model.{name}": no(
+            "only engines native and megatron_bridge, and megatron with engine_settings.checkout, "
+            "train such models"
+        )
+        for name in _DEEPSEEK_FIELDS
+    },
+    **MEGATRON_ONLY,
 }
 """Limits of an engine that does not train DeepSeek-V3."""
 NATIVE_ONLY: Support = {

@@ -13,6 +13,12 @@ from tests.example import make_spec
 FACTS = RunSettings.of(make_spec())
 
 
+def with_experts(**fields: object) -> RunSettings:
+    assert FACTS.model
+    experts = FACTS.model.model_copy(update={"num_experts": 4, "experts_per_token": 2})
+    return FACTS.model_copy(update={"model": experts, "routing": "learned from scratch", **fields})
+
+
 def changed(**fields: object) -> RunSettings:
     return FACTS.model_copy(update=fields)
 
@@ -40,7 +46,16 @@ CHANGES: dict[str, dict[str, object]] = {
 
 
 def test_every_key_is_tried():
-    assert set(CHANGES) == set(COMPARED_SETTINGS)
+    assert {*CHANGES, "routing"} == set(COMPARED_SETTINGS)
+
+
+def test_the_choice_of_experts_counts_for_models_with_experts_only():
+    learned, forced = with_experts(), with_experts(routing="forced")
+    assert compare_settings([learned], [forced]).keys == ("routing",)
+    assert compare_settings([learned], [with_experts(routing=None)]).unstated_by_candidate == (
+        "routing",
+    )
+    assert compare_settings([FACTS], [changed(routing=None)]).unstated_keys == ()
 
 
 @pytest.mark.parametrize("key", CHANGES)
@@ -51,7 +66,7 @@ def test_each_setting_is_looked_at_by_itself(key: str):
 
 
 @pytest.mark.parametrize(
-    "key", [key for key in COMPARED_SETTINGS if key not in ("lora", "recompute")]
+    "key", [key for key in COMPARED_SETTINGS if key not in ("lora", "recompute", "routing")]
 )
 def test_a_setting_that_one_side_states_is_assumed_equal(key: str):
     alike = compare_settings([FACTS], [changed(**{key: None})])

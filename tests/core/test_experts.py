@@ -79,11 +79,13 @@ def test_a_search_varies_expert_parallelism_of_such_models_alone():
     assert all((layout.dp(16) * layout.cp) % layout.ep == 0 for layout in layouts) and layouts
 
 
-def test_the_trainer_refuses_experts_and_they_change_the_key() -> None:
+def test_the_trainer_takes_experts_without_biases_and_they_change_the_key() -> None:
     spec = EstimateRequest("tiny-llama", "H100-SXM", 1).spec
-    model = spec.model.model_copy(update={"num_experts": 4, "experts_per_token": 2})
-    assert any(
-        "num_experts" in reason for reason in unsupported(spec.model_copy(update={"model": model}))
+    experts = {"num_experts": 4, "experts_per_token": 2}
+    with_experts = spec.model_copy(update={"model": spec.model.model_copy(update=experts)})
+    biased = spec.model_copy(
+        update={"model": spec.model.model_copy(update={**experts, "bias": True})}
     )
-    assert not any("num_experts" in reason for reason in unsupported(spec))
-    assert spec.key != spec.model_copy(update={"model": model}).key
+    assert unsupported(with_experts) == unsupported(spec)
+    assert any("model.bias is not supported for experts" in text for text in unsupported(biased))
+    assert spec.key != with_experts.key

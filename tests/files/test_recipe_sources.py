@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from paceline.core.shape import has_experts
 from paceline.files.recipe import Recipe, load_recipe, recipe_names, recipe_path
 from paceline.files.yaml_file import read_document
 
@@ -42,8 +43,9 @@ def settings(recipe: Recipe) -> dict[str, Any]:
     content["model"] = {k: v for k, v in content["model"].items() if k.endswith("dropout")}
     parts = {key: content[key] for key in ("training", "lora", "data", "model")}
     leaves = {key: value for key, value in _leaves(parts, "") if value is not None}
-    scaled = recipe.training.dtype == "fp16"
-    ignored = {key for key in leaves if key.startswith("training.loss_scale.") and not scaled}
+    unused = [] if recipe.training.dtype == "fp16" else ["training.loss_scale."]
+    unused += [] if has_experts(recipe.model) else ["training.rout"]
+    ignored = {key for key in leaves if key.startswith(tuple(unused))}
     return {key: leaves[key] for key in leaves.keys() - ignored - OF_THIS_PROGRAM}
 
 

@@ -49,7 +49,7 @@ def test_a_time_limit_begins_with_the_step_not_while_it_waits_for_nodes_in_use(
         steps, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=time.sleep)
     )
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
-        run = StepRun(process, None, folder=tmp_path, allocation="7", limit_s=60)
+        run = StepRun(process, None, None, folder=tmp_path, allocation="7", limit_s=60)
         now_s[0] += 61
         assert run.waiting and not run.timed_out and run.phase == "waits for nodes of allocation 7"
         (tmp_path / "logs").mkdir()
