@@ -121,7 +121,7 @@ def lonely_norm(world: World) -> AbstractContextManager[Any]:
     """A stage takes the norm of its own gradients for that of the whole model."""
 
     def own(self: Replica, loss: Tensor) -> tuple[Tensor, Tensor]:
-        norm = torch.nn.utils.get_total_norm(self._gradients_of_norm())
+        norm = torch.nn.utils.get_total_norm(self._gradients_of_norm()[False])
         return norm, collectives.all_reduce(loss.clone(), self.mesh.pp)
 
     return patch.object(Replica, "norm_and_loss", own)
