@@ -59,6 +59,11 @@ def test_days_of_the_clock_count():
     assert log.steps()["step_time_s"][1] == pytest.approx(3.0)
 
 
+def test_hours_of_the_clock_count():
+    log = check(line(10, "1:59:50") + line(20, "2:00:20") + line(30, "12:00:20"))
+    assert log.steps()["step_time_s"][1:].tolist() == pytest.approx([3.0, 3600.0])
+
+
 def test_evaluations_and_the_end_are_no_steps():
     evaluation = '{"current_steps": 20, "total_steps": 1000, "eval_loss": 1.1, "epoch": 0.2, '
     evaluation += '"percentage": 2.0, "elapsed_time": "0:00:55", "remaining_time": "0:07:30"}\n'

@@ -11,7 +11,7 @@ from paceline.engines.log_reading.log_content import decimal_step, numbers
 from paceline.engines.log_reading.records import significant_step
 
 SUFFIXES = dict(zip(b"KMGBTPE", (b"e3", b"e6", b"e9", b"e9", b"e12", b"e15", b"e18"), strict=True))
-CLOCK_FACTORS = np.array([0, 36e6, 36e5, 36e4, 36e3, 0, 600, 60, 0, 10, 1])
+CLOCK_FACTORS = np.array([36e6, 36e5, 36e4, 36e3, 3600, 0, 600, 60, 0, 10, 1])
 """Seconds of each digit of `HHHHH:MM:SS`."""
 CLOCK_WIDTH = len(CLOCK_FACTORS)
 DAY_S = 86400.0
