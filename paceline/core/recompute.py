@@ -32,6 +32,7 @@ from paceline.core.shape import (
     LoraSpec,
     LoraTarget,
     Shape,
+    has_experts,
     latent_weights,
     linear_sizes,
     matrices_per_token,
@@ -151,7 +152,8 @@ def recomputed_linear_flops(
     """Return the FLOPs per token that one block's linear layers repeat: 2 per weight.
 
     Recomputation stops at the last tensor that the gradients need. This is the input of the last
-    GEMM, or of an adapter's second one, unless a later norm or dropout needs the output.
+    GEMM, or of an adapter's second one, unless a later norm or dropout needs the output, or the
+    sum of the experts' outputs, whose weights have gradients.
     """
     sizes, rank = linear_sizes(shape), lora.rank if lora else 0
     adapted_layers = frozenset(lora.targets) if lora else frozenset[LoraTarget]()
@@ -166,6 +168,7 @@ def recomputed_linear_flops(
     if level == "full":
         weights += latent_weights(shape)
     behind = level == "full" and (shape.norm_position != "pre" or shape.dropout > 0)
+    behind |= level in ("full", "ffn") and has_experts(shape)
     if layers and not behind:
         rows, columns = sizes["down"]
         weights -= (
