@@ -318,11 +318,7 @@ def table(everything: bool = ALL) -> list[Case]:
 
 
 def rounded(everything: bool = ALL) -> list[Case]:
-    """The rows in fp32 and bf16, each with the model that has had the least of its words so far.
-
-    Models with experts are left out in bf16: where rounding changes the order of two scores, the
-    router chooses another expert, and the distance from fp32 says nothing about a layout.
-    """
+    """The rows in fp32 and bf16, each with the model that has had the least of its words so far."""
     chosen: list[Case] = []
     had: Counter[tuple[str, str]] = Counter()
     for row in rows():
@@ -336,7 +332,7 @@ def rounded(everything: bool = ALL) -> list[Case]:
             had.update(each[model])
             if everything or row.words in ROUNDED.get(row.ranks, (row.words,)):
                 chosen.append(case)
-    in_bf16 = [replace(case, dtype="bf16") for case in chosen if case.model not in WITH_EXPERTS]
+    in_bf16 = [replace(case, dtype="bf16") for case in chosen]
     if not everything:
         chosen = [_shortened(case) if case.ranks >= SHORT_FROM_RANKS else case for case in chosen]
     return [*chosen, *in_bf16]

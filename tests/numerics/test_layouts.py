@@ -6,9 +6,19 @@ import pytest
 import torch
 
 from paceline.core.shape import LoraSpec
-from tests.numerics.cases import Case, by_inductor, dropping, exact, reference, rounded, table
+from tests.numerics.cases import (
+    WITH_EXPERTS,
+    Case,
+    by_inductor,
+    dropping,
+    exact,
+    reference,
+    rounded,
+    table,
+)
 from tests.numerics.compare import (
     BF16_FACTOR,
+    ROUTED_FACTOR,
     TOLERANCE,
     difference,
     largest_difference,
@@ -49,8 +59,13 @@ def test_fp32_differs_by_rounding_alone_and_all_sgd_steps_end_at_the_same_loss(
 def test_bf16_is_as_far_from_fp32_as_it_is_in_one_process(case: Case, results: Results) -> None:
     single = reference(case)
 
-    times, where = worse_than_rounding(results[case], results[single], results[exact(single)])
+    trainings = results[case], results[single], results[exact(single)]
+    factor = ROUTED_FACTOR if case.model in WITH_EXPERTS else BF16_FACTOR
 
+    times, where = worse_than_rounding(*trainings, of_gradients=True)
+    assert times < factor, where
+
+    times, where = worse_than_rounding(*trainings, of_gradients=False)
     assert times < BF16_FACTOR, where
 
 

@@ -131,7 +131,10 @@ def test_a_layout_three_times_as_far_as_one_process_is_seen() -> None:
         }
 
     times, where = worse_than_rounding(
-        result(0.03), result(0.01), result(0.0) | {"gradients": [{"w": WHOLE, "b": WHOLE}]}
+        result(0.03),
+        result(0.01),
+        result(0.0) | {"gradients": [{"w": WHOLE, "b": WHOLE}]},
+        of_gradients=True,
     )
 
     assert times == pytest.approx(3, rel=1e-3)
