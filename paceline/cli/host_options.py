@@ -80,6 +80,15 @@ Wait = Annotated[
         rich_help_panel=Panel.limits,
     ),
 ]
+TimeLimit = Annotated[
+    float,
+    typer.Option(
+        min=1,
+        metavar="SECONDS",
+        help="Maximum duration of the measurements.",
+        rich_help_panel=Panel.limits,
+    ),
+]
 Bind = Annotated[
     str | None,
     typer.Option(

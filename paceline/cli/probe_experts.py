@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from paceline.cli import host_options as place
-from paceline.cli.options import Device, DeviceKind, Json, Panel, RunsDir
+from paceline.cli.options import ClusterName, Device, DeviceKind, Json, Panel, RunsDir
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
+from paceline.files import catalog
 from paceline.files.run_folder import runs_root
 from paceline.scaling.experts.measurement import (
     DEFAULT_PROBLEMS,
@@ -63,16 +64,9 @@ def experts(
             rich_help_panel=Panel.measurement,
         ),
     ] = 10.0,
-    time_limit: Annotated[
-        float,
-        typer.Option(
-            min=1,
-            metavar="SECONDS",
-            help="Maximum duration of the measurements.",
-            rich_help_panel=Panel.limits,
-        ),
-    ] = 600.0,
+    time_limit: place.TimeLimit = 600.0,
     wait: place.Wait = 600.0,
+    cluster: ClusterName = None,
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -96,6 +90,7 @@ def experts(
         raise typer.BadParameter(f"must be {' or '.join(ELEMENT_BYTES)}", param_hint="--dtype")
     request = ExpertsRequest(
         where=location.where(),
+        site=catalog.cluster(cluster) if cluster else None,
         device=device.value,
         devices=devices,
         tokens=tokens,

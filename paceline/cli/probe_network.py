@@ -82,15 +82,7 @@ def network(
             rich_help_panel=Panel.measurement,
         ),
     ] = 10.0,
-    time_limit: Annotated[
-        float,
-        typer.Option(
-            min=1,
-            metavar="SECONDS",
-            help="Maximum duration of the measurements.",
-            rich_help_panel=Panel.limits,
-        ),
-    ] = 600.0,
+    time_limit: place.TimeLimit = 600.0,
     wait: place.Wait = 600.0,
     cluster: Annotated[
         str | None,

@@ -292,10 +292,24 @@ ANY_SHAPE: Support = {
     "layout.dp_shard": no("the Trainer's FSDP shards over all processes"),
     "layout.recompute": only("none", "full", reason="the Trainer recomputes full blocks or none"),
 }
-SUPPORT = {TITLES[name]: {**ANY_SHAPE, **limits} for name, limits in FAMILIES.items()}
-del SUPPORT[TITLES["mixtral"]]["model.qk_norm"]  # normed queries make it a Qwen3-MoE
-for _field in ("qk_norm", "router_normalize", "first_dense_layers", "dense_ffn_size"):
-    del SUPPORT[TITLES["qwen3_moe"]][f"model.{_field}"]
+_TRAINED: Mapping[str, tuple[str, ...]] = {
+    "mixtral": ("model.qk_norm",),  # normed queries make it a Qwen3-MoE
+    "qwen3_moe": (
+        "model.qk_norm",
+        "model.router_normalize",
+        "model.first_dense_layers",
+        "model.dense_ffn_size",
+    ),
+}
+"""Fields of `ANY_SHAPE` that do not limit a family."""
+SUPPORT = {
+    TITLES[name]: {
+        field: limit
+        for field, limit in {**ANY_SHAPE, **limits}.items()
+        if field not in _TRAINED.get(name, ())
+    }
+    for name, limits in FAMILIES.items()
+}
 TESTED_PROGRAMS = (TestedProgram("transformers 5.23", "two ranks, LoRA, experts"),)
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.hardware import Cluster
 from paceline.core.units import pluralize
 from paceline.files.documents import write_value
 from paceline.files.run_folder import new_folder
@@ -36,6 +37,8 @@ class ExpertsRequest:
     """Options of an expert measurement; None for the default size of the device type."""
 
     where: HostPlacement
+    site: Cluster | None = None
+    """Cluster with the launcher, the hosts and the settings of the site."""
     device: str = "auto"
     devices: int | None = None
     tokens: int | None = None
@@ -91,7 +94,7 @@ def measure_experts(
     when nothing was measured, and IncompleteError when Slurm did not start the job in time.
     """
     started_s, created = time.monotonic(), datetime.now(UTC)
-    cluster, notices = cluster_of(request.where, request.device, request.devices)
+    cluster, notices = cluster_of(request.where, request.device, request.devices, request.site)
     ranks = cluster.world_size
     if ranks < 2:
         raise UserError(
