@@ -41,6 +41,18 @@ RULES: tuple[Rule, ...] = (
         )
         for recompute in ("full", "budget")
     ),
+    *(
+        refuse(
+            "experts",
+            "compile",
+            recompute,
+            native=True,
+            why=f"experts with recompute {recompute} are not compiled, because the recomputed "
+            "router of a compiled block may choose other experts: use layout.recompute=selective "
+            "or none, or training.compile=none",
+        )
+        for recompute in ("full", "budget")
+    ),
     refuse(
         "mmdit",
         "selective",
@@ -154,6 +166,7 @@ def features(x: ParallelRun) -> frozenset[str]:
         "tied": x.shape.tied_embeddings,
         "document-mask": x.document_mask,
         "mmdit": x.shape.kind == "mmdit",
+        "experts": x.shape.kind == "decoder" and x.shape.num_experts > 1,
         x.dtype or "": x.dtype is not None,
         x.device or "": x.device is not None,
     }

@@ -153,10 +153,6 @@ def _expert_problems(spec: RunSpec) -> list[str]:
             f"training.dtype {spec.training.dtype} is not supported for experts: their grouped "
             "GEMMs are 16 bits wide; use bf16"
         )
-    if spec.training.compile != "none":
-        problems.append(
-            "training.compile blocks is not supported for experts; use training.compile=none"
-        )
     if model.bias:
         problems.append("model.bias is not supported for experts; use model.bias=false")
     targets = sorted(FFN.intersection(spec.lora.targets)) if spec.lora else []

@@ -36,7 +36,7 @@ EXAMPLES: tuple[dict[str, Any], ...] = (
     {"vp": 2},
     {"pp": 2, "schedule": "interleaved"},
     # ep
-    {"ep": 2, "dp_shard": 1, "zero_stage": 3},
+    {"kind": "experts", "ep": 2, "dp_shard": 1, "zero_stage": 3},
     # of no one axis
     {"recompute": "budget"},
     {"recompute_budget": 0.5},
@@ -46,6 +46,13 @@ EXAMPLES: tuple[dict[str, Any], ...] = (
         "recompute_budget": 0.5,
         "compile": "blocks",
         "document_mask": True,
+    },
+    {"kind": "experts", "recompute": "full", "compile": "blocks"},
+    {
+        "kind": "experts",
+        "recompute": "budget",
+        "recompute_budget": 0.5,
+        "compile": "blocks",
     },
     {"kind": "mmdit", "recompute": "selective"},
     {"kind": "mmdit", "recompute": "budget", "recompute_budget": 0.5},
