@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from paceline.trainer.config import ConfigError, TrainerConfig, parse_config
@@ -38,7 +39,8 @@ from paceline.trainer.data.corpus import load_corpus
 from paceline.trainer.measure.clock import HostClock, StepClock
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.memory import MemoryWatch
-from paceline.trainer.parallel.mesh import Mesh, World, make_mesh
+from paceline.trainer.parallel.mesh import Mesh, MeshAxis, World, make_mesh
+from paceline.trainer.parallel.token_exchange import TokenExchange
 from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.trainer import Trainer
 
@@ -51,9 +53,19 @@ class BucketedGradients(nn.Module):
         self.module = module
         self._exchanges = True
         self._buckets: dict[nn.Parameter, Tensor] = {}
-        self._trainable = [p for p in module.parameters() if p.requires_grad]
+        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        self._trainable = [
+            p for name, p in module.named_parameters() if p.requires_grad and name not in ignored
+        ]
         for parameter in self._trainable:
             parameter.register_post_accumulate_grad_hook(self._take)
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(
+        module: nn.Module, names: Iterable[str]
+    ) -> None:
+        """Leave the gradients of these parameters out of the buckets, as DDP does."""
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
 
     def register_comm_hook(self, state: object, hook: object) -> None:
         """Do nothing, because there is no communication."""
@@ -166,13 +178,28 @@ def concatenate_meshes(*meshes: Any) -> Any:
         return _concatenate(*meshes)
 
 
+def exchange_equal_tokens(
+    rows: Tensor, counts: Tensor, axis: MeshAxis
+) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    """Exchange rows (S, H) as if each rank got equally many, because fake counts have no values."""
+    per_rank, left = divmod(rows.shape[0], axis.size)
+    messages = [per_rank + (rank < left) for rank in range(axis.size)]
+    order = counts.new_empty(rows.shape[0])
+    plan = TokenExchange(
+        axis, messages, messages, counts.new_empty(counts.shape[0] // axis.size), order
+    )
+    return plan.dispatch(rows), plan.counts, plan.combine
+
+
 @contextmanager
 def patched_torch(as_cuda: bool) -> Iterator[None]:
     """Enable training on tensors without memory; with `as_cuda` by a GPU's kernels."""
+    from paceline.trainer.model import decoder
     from paceline.trainer.replica import replica
 
     with (
         patch.object(replica, "DistributedDataParallel", BucketedGradients),
+        patch.object(decoder, "exchange_tokens", exchange_equal_tokens),
         patch.object(nn.Module, "to_empty", to_empty_unshared),
         patch.object(Tensor, "item", item_or_one),
         patch.object(DeviceMesh, "_concatenate", concatenate_meshes, create=True),

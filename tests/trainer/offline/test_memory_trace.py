@@ -20,6 +20,8 @@ from tests.trainer.example import program, run_ranks, settings
 
 DRIVER = Path(__file__).parents[1] / "memory_driver.py"
 LIMIT_S, RANKS = 240, 2
+EXPERTS = {"num_experts": 4, "experts_per_token": 2, "routing": "forced"}
+"""Balanced, as the trace of an exchange assumes."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"zero_stage": 0},
     "sharded optimizer": {"zero_stage": 1},
@@ -28,6 +30,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor": {"tp": 2, "sequence_parallel": True},
     "context": {"cp": 2},
     "pipeline": {"pp": 2},
+    "experts of ddp": {"zero_stage": 0, "ep": 2, **EXPERTS},
+    "experts of fsdp": {"zero_stage": 3, "ep": 2, **EXPERTS},
 }
 CLOSE = {"pipeline": 0.05, "tensor": 0.01}
 """A send that takes no time frees its buffer sooner, and so does a collective whose other rank is
