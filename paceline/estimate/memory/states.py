@@ -58,7 +58,8 @@ class Stage:
     def dense_share(self, x: Cases) -> Floats:
         """Return the share of this rank's blocks that have no experts; these are the first ones."""
         blocks = np.where(has_two_stages(x), 2.0, 1.0) * self.layers
-        return np.where(self.first, np.minimum(1.0, x.dense_share * x.layers / blocks), 0.0)
+        share = x.dense_share * x.layers / np.maximum(blocks, 1.0)
+        return np.where(self.first, np.minimum(1.0, share), 0.0)
 
 
 def stage(x: Cases, rank: int) -> Stage:
