@@ -49,7 +49,7 @@ def test_no_refusal_promises_an_engine_that_is_not_there(overrides: tuple[str, .
     with pytest.raises(UserError) as caught:
         make_plan(Request("tiny-llama", overrides=overrides, devices=2))
     assert "other engines" not in str(caught.value)
-    assert "such models can only be estimated, and their logs parsed" in str(caught.value)
+    assert "only engine megatron_bridge, and megatron with" in str(caught.value)
 
 
 def test_seventy_billion_parameters_are_refused_with_what_would_fit():
