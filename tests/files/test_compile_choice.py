@@ -45,16 +45,11 @@ def test_the_key_tells_what_was_taken_and_not_how_it_was_asked():
         ("layout.pp=2", "layout.schedule=zero-bubble", "layout.micro_batch=4"),
         ("engine=hf-trainer",),
         ("training.dtype=fp16",),
+        ("model.num_experts=4", "model.experts_per_token=2"),
     ],
 )
 def test_it_stays_off_where_it_cannot_be_or_is_not_known(overrides: tuple[str, ...]):
     assert spec(LONG, *overrides).training.compile == "none"
-
-
-def test_experts_are_compiled_where_their_router_is_not_recomputed():
-    assert spec(LONG, recipe="mixtral-8x7b-tiny").training.compile == "none"
-    kept = spec(LONG, "layout.recompute=none", recipe="mixtral-8x7b-tiny")
-    assert kept.training.compile == "blocks"
 
 
 def test_hosts_that_nobody_looked_at_compile_nothing_by_themselves():

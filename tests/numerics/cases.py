@@ -131,7 +131,6 @@ TABLE = """
 2  ep2 cp2                                           mixtral
 4  ep4 cp2 zero2                                     mixtral
 2  ep2 compile                                       mixtral
-2  ep2 mb3 full compile                              mixtral
 2  ep2 mb3 selective                                 mixtral
 2  ep2 mb3 budget40                                  mixtral
 2  ep2 mb3 zero3 last                                mixtral
