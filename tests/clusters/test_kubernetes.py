@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ from tests.waiting import wait_until
 WAITING = 'echo "started on $NODE_NAME"; sleep 300'
 """Program of the user that says where it runs."""
 MESSAGES = "messages.txt"
+TINY = ["opt-350m-sft-tiny", *QUICK[QUICK.index("--set") :], "--set", "layout.micro_batch=1"]
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,18 @@ def train(
     return start(
         cluster, runs, "run", "tiny-llama", "--no-probe", *SMALL, "--cluster", file, *words
     )
+
+
+def verb(cluster: Kubernetes, runs: Path, *words: str) -> dict[str, Any]:
+    """The JSON of a verb that ends well and leaves no objects."""
+    process = start(cluster, runs, *words, "--json")
+    try:
+        text, _ = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    assert process.returncode == 0, messages(runs)
+    assert not left(cluster)
+    return json.loads(text)
 
 
 def finish(process: subprocess.Popen[str], runs: Path, limit_s: float = 120) -> str:
@@ -180,6 +194,18 @@ def test_a_run_over_two_pods_ends_well_and_leaves_nothing(
     fabric = result_of(tmp_path)["fabric"]
     assert fabric["between_nodes"] == ["sockets"] and len(fabric["interfaces"]) == 1
     assert "Collectives: TCP sockets between nodes" in errors
+
+
+def test_a_slow_node_is_named_by_its_node(cluster: Kubernetes, tmp_path: Path) -> None:
+    slow = cluster.bed.host("node-002")
+    slow.limit(0.4)
+    try:
+        place = cluster_file(tmp_path, hosts="[node-001, node-002]")
+        words = ("run", *TINY, "--no-probe", "--set", "steps=60")
+        result = verb(cluster, tmp_path, *words, "--cluster", place)
+    finally:
+        slow.limit(cluster.bed.plan.cores)
+    assert result["straggler"]["host"] == "node-002", result["straggler"]
 
 
 @pytest.mark.parametrize(
