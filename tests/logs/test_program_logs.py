@@ -81,11 +81,13 @@ def test_evaluations_between_all_lines_are_subtracted(tmp_path: Path):
 
 def test_a_fairseq_line_after_an_evaluation_has_no_time(tmp_path: Path):
     """The evaluation after every second line doubles the time of the next one."""
+    wall_s = 0.0
     text = "2026-01-01 10:00:00 | INFO | fairseq_cli.train | training on 8 devices (GPUs/TPUs)\n"
     for step in range(100, 2100, 100):
         seconds = 7.4 if step % 200 == 100 and step > 100 else 3.7
+        wall_s += 100 * seconds
         text += FAIRSEQ_TEXT.format(
-            step=step, epoch=1, place=step, rate=262144 / seconds, ups=1 / seconds
+            step=step, epoch=1, place=step, rate=262144 / seconds, ups=1 / seconds, wall=wall_s
         )
         if step % 200 == 0:
             text += "10:00:00 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 8.1\n"
@@ -108,12 +110,12 @@ def test_an_old_paddlenlp_divides_one_batch_by_the_time_of_ten_steps(tmp_path: P
 FAIRSEQ_TEXT = (
     "2026-01-01 10:00:00 | INFO | train_inner | epoch {epoch:03}: {place:6} / 400 loss=9.1, "
     "nll_loss=8.2, wps={rate:g}, ups={ups:.2f}, wpb=262144, bsz=512, num_updates={step}, "
-    "lr=0.0001, gnorm=1.2, clip=0, loss_scale=8, train_wall=50, gb_free=20, wall=99\n"
+    "lr=0.0001, gnorm=1.2, clip=0, loss_scale=8, train_wall=50, gb_free=20, wall={wall:g}\n"
 )
 FAIRSEQ_JSON = (
     "2026-01-01 10:00:00 | INFO | train_inner | {{" + '"epoch": {epoch}, "update": 0.5, '
     '"loss": "9.1", "wps": "{rate:g}", "ups": "{ups:.2f}", "wpb": "262144", "bsz": "512", '
-    '"num_updates": "{step}", "gnorm": "1.2", "wall": "99"' + "}}\n"
+    '"num_updates": "{step}", "gnorm": "1.2", "wall": "{wall:g}"' + "}}\n"
 )
 
 
@@ -124,7 +126,12 @@ def test_fairseq_counts_updates_over_epochs_and_words_of_all_devices(tmp_path: P
     for step in range(100, 2100, 100):
         epoch, place = divmod(step - 1, 400)
         text += form.format(
-            step=step, epoch=epoch + 1, place=place + 1, rate=262144 / 3.7, ups=1 / 3.7
+            step=step,
+            epoch=epoch + 1,
+            place=place + 1,
+            rate=262144 / 3.7,
+            ups=1 / 3.7,
+            wall=round(3.7 * step),
         )
         if step % 400 == 0:
             text += (
@@ -139,6 +146,23 @@ def test_fairseq_counts_updates_over_epochs_and_words_of_all_devices(tmp_path: P
     assert document.samples_per_s == pytest.approx(512 / 3.7, rel=1e-3)
     assert document.settings.num_devices == 32 and document.n_steps == 20
     assert not any("start over" in warning for warning in document.warnings)
+
+
+@pytest.mark.parametrize("form", [FAIRSEQ_TEXT, FAIRSEQ_JSON], ids=["text", "json"])
+def test_fairseq_on_tpus_counts_the_words_of_one_of_the_updates_between_lines(
+    tmp_path: Path, form: str
+):
+    """An update takes 3.7 s; the rate is that of 262,144 words per 100 updates."""
+    text = "".join(
+        form.format(
+            step=step, epoch=1, place=step, rate=2621.44 / 3.7, ups=0, wall=round(3.7 * step)
+        )
+        for step in range(100, 2100, 100)
+    )
+    document = parsed(tmp_path, text)
+    assert values(document) == ("fairseq", "ok", pytest.approx(3.7, rel=1e-3))
+    assert document.tokens_per_s == pytest.approx(262144 / 3.7, rel=1e-3)
+    assert any("the printed tokens/s imply steps 100 times" in w for w in document.warnings)
 
 
 def composer_record(head: str, batch: int, lines: str) -> str:

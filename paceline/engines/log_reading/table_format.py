@@ -15,6 +15,7 @@ are counted from 1. `table_reader` reads logs by these tables.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -100,6 +101,9 @@ KINDS: dict[str, bytes] = {
 }
 """Ways to print a value: 1.5e-3; 12,000; 131.07K; 01:02:03; 2026-01-31 12:00:00; a word; words up
 to what follows in the pattern."""
+QUANTITY_KINDS = ("number", "count", "suffix", "clock")
+COUNTER_KINDS = ("number", "count")
+DATE_KINDS = ("date", "clock", "number")
 RATES = ("samples_per_s", "steps_per_s", "tokens_per_s")
 """Rates of the whole run, over all devices."""
 PLACEHOLDER = re.compile(r"\{([a-z_]+)(?::([a-z]+))?\}")
@@ -118,7 +122,14 @@ _TIMED = {
 
 def _pattern(text: str) -> str:
     try:
-        expression, _ = compile_pattern(text, "capture")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)
+            expression, _ = compile_pattern(text, "capture")
+    except FutureWarning as error:
+        what = str(error).partition(" at position")[0].lower()
+        raise ValueError(
+            f"{text!r} is ambiguous ({what}): in [...], write \\[ for [, and once each of - & | ~"
+        ) from error
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"{text!r} is not a regular expression: {error}") from error
     items: Any = re_parser.parse(expression.pattern, re.MULTILINE)  # type: ignore[attr-defined]
@@ -233,11 +244,13 @@ class FormatTable(Value):
             ("figures: ", self.figures, set(RATES)),
             ("evaluation: ", (self.evaluation or "",), {"evaluation_s"}),
         ):
-            for name in (name for text in texts for name in placeholders(text)):
+            for name, kind in (pair for text in texts for pair in PLACEHOLDER.findall(text)):
                 if name not in allowed:
                     choices = ", ".join(sorted(allowed)) or "none"
                     hint = did_you_mean(name, sorted(allowed)) or f"allowed: {choices}"
                     raise ValueError(f"{part}{{{name}}} is unknown; {hint}")
+                if kind and kind not in (kinds := _kinds_of(name)):
+                    raise ValueError(f"{part}{{{name}:{kind}}}: allowed kinds: {', '.join(kinds)}")
         for text in (*self.fields, *self.figures):
             if len(placeholders(text)) != 1:
                 raise ValueError(f"{text!r} must have one placeholder")
@@ -291,7 +304,16 @@ def compile_pattern(
 
 
 def _default_kind(name: str) -> str:
-    return "date" if name == "timestamp" else "text" if name in TEXTS else "number"
+    return _kinds_of(name)[0] if name not in TEXTS else "text"
+
+
+def _kinds_of(name: str) -> tuple[str, ...]:
+    """Return the ways in which a value may be printed, the default first."""
+    if name == "timestamp":
+        return DATE_KINDS
+    if name in COUNTERS:
+        return COUNTER_KINDS
+    return tuple(KINDS) if name in TEXTS else QUANTITY_KINDS
 
 
 def shipped_tables() -> dict[str, FormatTable]:

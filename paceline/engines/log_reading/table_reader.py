@@ -83,6 +83,10 @@ SUBTRACTED = "evaluations between step lines are subtracted from their times, by
 NOT_TIMED = (
     "the first step line after an evaluation has no time, because it includes the evaluation"
 )
+MAX_RATE_ERROR = 0.1
+"""Relative difference between a rate and the elapsed time from which the rate counts as wrong."""
+MIN_CLOCK_SHARE = 0.5
+"""Minimum share of lines between which the elapsed time advances, to compare rates with it."""
 MICRO_STEPS = "step times are those of the micro-steps in the log, times the micro-steps per step"
 
 
@@ -137,6 +141,10 @@ class _Reader:
         self.figures = [_statement(text) for text in table.figures]
         self.flags = {text.encode(): facts for text, facts in table.flags.items()}
         self.names = {*names, *(name for name, _, _ in self.fields)}
+        has_clock = not self.names.isdisjoint(CLOCKS) and self.names.isdisjoint(PRINTED_TIMES)
+        self.times_by_rate = has_clock and {"tokens_per_s", "tokens"} <= self.names
+        """True if rates give the step times, which the clock can then confirm."""
+        self.times_by_clock = has_clock and not self.times_by_rate
         self.summed = {FACTORS[name][0] for name in self.names & {"interval_s", "micro_step_ms"}}
         header = {"tokens", *(["num_devices"] if "tokens_per_s_per_rank" in self.names else [])}
         self._headers = [
@@ -378,6 +386,8 @@ class _Totals(RunningTotals):
         """Resolution of the clock in seconds."""
         self.evaluation_s = 0.0
         """Seconds of evaluations since the last step line; NaN if unknown."""
+        self.times_by_clock: list[FloatColumn] = []
+        """Step times by the clock of each block, if the log's rates give its step times."""
 
     def subtract_evaluations(self, columns: dict[str, FloatColumn], log: LogContent) -> None:
         """Subtract evaluations from the interval of the first line, whose rates include them."""
@@ -438,11 +448,12 @@ def _read(reader: _Reader, blocks: Iterable[bytes], log: LogContent) -> None:
         if not count and not example:
             example = _line_with_mark(text, reader.marks)
     settings.finish()
-    clock_times = not reader.names.isdisjoint(CLOCKS) and reader.names.isdisjoint(PRINTED_TIMES)
-    if count and clock_times:
+    if count and reader.times_by_clock:
         log.resolution_s = totals.clock_step_s / totals.distance
+    if count and reader.times_by_rate:
+        _check_rate_by_clock(log, totals)
     if count and "tokens_per_s_per_device" in reader.names:
-        _count_devices(log, clock_times)
+        _count_devices(log, reader.times_by_clock)
     if count and "rolling_tokens_per_s" in reader.names:
         _spread_tokens(log)
     if count and {"global_batch", "total_samples"}.isdisjoint(reader.names):
@@ -505,7 +516,10 @@ def _add_steps(
                 if column == "step_time_s":
                     log.resolution_s = digit
                 elif column in ("elapsed_s", "interval_s", "micro_step_s"):
-                    totals.clock_step_s = digit
+                    # Without trailing zeros, whole seconds look as if they had more digits.
+                    finite = values[np.isfinite(values)]
+                    is_whole = table.digits is not None and not (finite % factor).any()
+                    totals.clock_step_s = max(digit, factor) if is_whole else digit
                 elif column == "steps_per_s":
                     rate = values_of(kind, [last]).item()
                     log.resolution_s = digit / rate**2 if SLOWEST < rate < LARGEST else 0.0
@@ -522,6 +536,9 @@ def _add_steps(
     if len(index):
         totals.subtract_evaluations(columns, log)
         new = _complete(columns, index, totals, log, settings.tokens)
+        if reader.times_by_rate:
+            nothing = np.full(len(index), math.nan)
+            totals.times_by_clock.append(columns.get("time_by_clock", nothing)[new])
         new_columns = {name: values[new] for name, values in columns.items() if name in COLUMNS}
         log.add_steps(index[new], **new_columns)
     return len(rows)
@@ -584,6 +601,8 @@ def _complete(
         columns["global_batch"] = _spread(new_samples, new)
     total_rate = columns.get("tokens_per_s")
     if total_rate is not None and "tokens" in columns:
+        # A line after an evaluation has no rate, and its clock includes the evaluation.
+        columns["time_by_clock"] = np.where(np.isnan(total_rate), np.nan, _spread(per_step, new))
         times = columns.get("step_time_s", nothing)
         by_rate = ratio(columns["tokens"], total_rate)
         columns["step_time_s"] = np.where(np.isnan(times), by_rate, times)
@@ -605,6 +624,28 @@ def _complete(
         columns[per_device] = columns["tokens_per_s_per_rank"]
         log.remark(PER_RANK)
     return new
+
+
+def _check_rate_by_clock(log: LogContent, totals: _Totals) -> None:
+    """Replace step times by those of the log's clock if its rate is of another number of steps.
+
+    fairseq on TPUs, for example, divides the tokens of one step by the time of all steps between
+    two lines. The clock counts if it advances between most lines.
+    """
+    by_clock = np.concatenate([*totals.times_by_clock, np.zeros(0)])
+    by_rate = log.column("step_time_s").astype(np.float64)
+    both = np.isfinite(by_clock) & np.isfinite(by_rate)
+    clock_s, rate_s = float(by_clock[both].sum()), float(by_rate[both].sum())
+    error_s = 2 * totals.clock_step_s / totals.distance
+    is_running = both.sum() > max(1, MIN_CLOCK_SHARE * np.isfinite(by_rate).sum())
+    if not is_running or abs(clock_s - rate_s) <= MAX_RATE_ERROR * clock_s + error_s:
+        return
+    log.remark(
+        "step times follow from the elapsed time: the printed tokens/s imply steps "
+        f"{rate_s / clock_s:.3g} times as long"
+    )
+    log.set_column("step_time_s", [by_clock])
+    log.resolution_s = totals.clock_step_s / totals.distance
 
 
 def _count_devices(log: LogContent, clock_times: bool) -> None:
