@@ -184,8 +184,8 @@ class RunSettings(Value):
     dtype: Dtype | None = None
     matmul_precision: str | None = None
     routing: str | None = None
-    """Choice of experts: `forced` to an equal load, `learned from scratch` or `learned, trained`;
-    also None for a dense model."""
+    """Choice of experts: `forced` to an equal load, `pattern:...` to unequal ones, `learned from
+    scratch` or `learned, trained`; also None for a dense model."""
     seq_len: PositiveInt | None = None
     global_batch: PositiveInt | None = None
     """Sequences per optimizer step over all devices; also None during a batch ramp-up."""
@@ -295,8 +295,8 @@ def _routing(spec: RunSpec) -> str | None:
     """Return how experts are chosen; None for a model without experts."""
     if not has_experts(spec.model):
         return None
-    if spec.training.routing == "forced":
-        return "forced"
+    if spec.training.routing != "learned":
+        return spec.training.routing
     return "learned, trained" if spec.training.initial_weights else "learned from scratch"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeFloat,
     PositiveFloat,
@@ -26,7 +27,9 @@ DataSource = Literal[
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MatmulPrecision = Literal["highest", "high", "medium"]
-Routing = Literal["learned", "forced"]
+ROUTING_MODES = ("learned", "forced")
+ROUTING_PATTERN = "pattern:"
+MAX_ROUTING_WEIGHT = 999
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"]
 DEFAULT_FP8_RECIPE: Fp8Recipe = "tensorwise"
 DEFAULT_TOTAL_TOKENS = 1e12
@@ -35,6 +38,52 @@ DEFAULT_TIME_LIMIT_S = 3600.0
 """Time limit of a run if its recipe sets none."""
 Decay = Literal["constant", "linear", "cosine"]
 ScheduleUnit = Literal["steps", "samples"]
+
+
+def routing_weights(routing: str) -> tuple[int, ...]:
+    """Return the weights of `pattern:W0,W1,...`; empty for another routing.
+
+    Raises ValueError for weights that are not whole numbers from 0 to MAX_ROUTING_WEIGHT.
+    """
+    if not routing.startswith(ROUTING_PATTERN):
+        return ()
+    weights = routing.removeprefix(ROUTING_PATTERN).split(",")
+    numbers = [int(w) for w in weights if w.isascii() and w.isdigit() and len(w) <= 3]
+    if len(numbers) < len(weights) or not any(numbers):
+        raise ValueError(
+            f"{routing}: use whole numbers up to {MAX_ROUTING_WEIGHT}, for example pattern:3,1"
+        )
+    return tuple(numbers)
+
+
+def expert_weights(routing: str, experts: int, per_token: int) -> tuple[int, ...]:
+    """Return the weight of each expert of a pattern; empty for another routing.
+
+    A weight counts for experts / (number of weights) adjacent experts. Raises ValueError if the
+    weights do not fit the experts, of which a token takes `per_token` different ones.
+    """
+    weights = routing_weights(routing)
+    if not weights:
+        return ()
+    if experts % len(weights):
+        raise ValueError(
+            f"training.routing {routing}: {len(weights)} weights do not divide {experts} experts; "
+            "use one per expert, or per group of equal size"
+        )
+    largest, mean = max(weights), sum(weights) * experts / len(weights) / per_token
+    if largest > mean:
+        raise ValueError(
+            f"training.routing {routing}: weight {largest} of one expert is more than {mean:g}, "
+            f"the sum over all {experts} experts divided by the {per_token} experts of a token; "
+            "a token takes an expert only once"
+        )
+    return tuple(weight for weight in weights for _ in range(experts // len(weights)))
+
+
+def _checked_routing(routing: str) -> str:
+    if routing not in ROUTING_MODES and not routing_weights(routing):
+        raise ValueError(f"must be {', '.join(ROUTING_MODES)} or {ROUTING_PATTERN}W0,W1,...")
+    return routing
 
 
 class LrSchedule(Value):
@@ -182,9 +231,9 @@ class TrainingBase(Value):
     """Weight decay of matrices."""
     grad_clip: NonNegativeFloat = 1.0
     """Largest gradient norm. 0 disables clipping."""
-    routing: Routing = "learned"
-    """Choice of experts: `learned` by the router, or `forced` to an equal load, for measurements of
-    speed only."""
+    routing: Annotated[str, AfterValidator(_checked_routing)] = "learned"
+    """Choice of experts: `learned` by the router, or for measurements of speed only `forced` to an
+    equal load, or `pattern:3,1` to loads in these ratios: a weight per expert, or per group."""
     router_aux_loss: NonNegativeFloat = 0.0
     """Factor of the loss that balances experts (arXiv:2101.03961, equation 4)."""
     router_z_loss: NonNegativeFloat = 0.0

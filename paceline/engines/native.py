@@ -14,7 +14,7 @@ from paceline.core.layout_checks import native_problems
 from paceline.core.recompute import block_levels
 from paceline.core.run import RunSpec
 from paceline.core.shape import FFN, DecoderShape, trainable_parameters
-from paceline.core.training import DEFAULT_FP8_RECIPE
+from paceline.core.training import DEFAULT_FP8_RECIPE, expert_weights
 from paceline.engines.launch.extra_settings import extra_environment
 from paceline.engines.launch.programs import setup_log, unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
@@ -254,6 +254,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
         "training": {
             **spec.training.model_dump(mode="json"),
             "ramp_up": ramp_up.sizes(spec.training.global_batch) if ramp_up else [],
+            **_routing(spec),
         },
         "data": spec.data.model_dump(mode="json"),
         "layout": spec.layout.model_dump(mode="json"),
@@ -275,6 +276,15 @@ def settings(spec: RunSpec) -> dict[str, Any]:
         "logs": "logs",
         "profile": spec.profile.model_dump(mode="json") if spec.profile else None,
     }
+
+
+def _routing(spec: RunSpec) -> dict[str, Any]:
+    """Return how experts are chosen, and the weight of each expert for a pattern."""
+    routing, model = spec.training.routing, spec.model
+    if not isinstance(model, DecoderShape):
+        return {}
+    weights = expert_weights(routing, model.num_experts, model.experts_per_token)
+    return {"routing": "pattern", "routing_weights": weights} if weights else {}
 
 
 def _device(spec: RunSpec) -> str:

@@ -323,6 +323,9 @@ DEEPSEEK: Support = {
 NATIVE_ONLY: Support = {
     "training.router_aux_loss": _NATIVE,
     "training.router_z_loss": _NATIVE,
+    "training.routing": only(
+        "learned", "forced", reason="only engine native supports unequal loads"
+    ),
     "training.fp8_recipe": _NATIVE,
     "layout.recompute": only(
         "none", "selective", "full", reason="only engine native supports a memory budget"

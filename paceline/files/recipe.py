@@ -22,7 +22,7 @@ from paceline.core.layout_checks import layout_problems
 from paceline.core.node_groups import ScalingKind
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.run import EngineSettings, RunSpec
-from paceline.core.shape import LoraSpec, Shape, has_experts, num_parameters
+from paceline.core.shape import DecoderShape, LoraSpec, Shape, has_experts, num_parameters
 from paceline.core.training import (
     DEFAULT_TIME_LIMIT_S,
     Checkpointing,
@@ -30,6 +30,7 @@ from paceline.core.training import (
     MlperfLog,
     Training,
     TrainingBase,
+    expert_weights,
     log_problem,
 )
 from paceline.core.units import LARGEST_INT, count
@@ -197,8 +198,11 @@ class Recipe(Value):
         if problem := log_problem(self.training, self.mlperf):
             raise ValueError(problem)
         model = self.model
-        if self.training.routing == "forced" and not has_experts(model):
-            raise ValueError("training.routing forced needs a model with experts")
+        routing = self.training.routing
+        if routing != "learned" and not has_experts(model):
+            raise ValueError(f"training.routing {routing} needs a model with experts")
+        if isinstance(model, DecoderShape):
+            expert_weights(routing, model.num_experts, model.experts_per_token)
         conventions = model.conventions
         if conventions and self.flops_convention not in conventions:
             raise ValueError(

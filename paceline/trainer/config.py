@@ -99,8 +99,10 @@ class TrainingConfig:
     """Checkpoint with the initial weights."""
     fp8_recipe: Fp8Recipe = "tensorwise"
     """Elements that share a scale in fp8 GEMMs; see `low_precision_gemm`."""
-    routing: Literal["learned", "forced"] = "learned"
-    """Choice of experts: by the router's scores, or round robin."""
+    routing: Literal["learned", "forced", "pattern"] = "learned"
+    """Choice of experts: by the router's scores, round robin, or by `routing_weights`."""
+    routing_weights: tuple[int, ...] = ()
+    """Loads of the experts of a layer, in any unit."""
     router_aux_loss: float = 0.0
     """Factor of the loss that balances experts."""
     router_z_loss: float = 0.0

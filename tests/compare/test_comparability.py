@@ -52,6 +52,8 @@ def test_every_key_is_tried():
 def test_the_choice_of_experts_counts_for_models_with_experts_only():
     learned, forced = with_experts(), with_experts(routing="forced")
     assert compare_settings([learned], [forced]).keys == ("routing",)
+    pattern = with_experts(routing="pattern:3,1")
+    assert compare_settings([forced], [pattern]).keys == ("routing",)
     assert compare_settings([learned], [with_experts(routing=None)]).unstated_by_candidate == (
         "routing",
     )

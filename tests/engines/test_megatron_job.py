@@ -62,6 +62,14 @@ def test_forced_routing_is_an_argument_and_of_models_with_experts_only(tmp_path:
     assert set(told) - set(mixtral()) == {"--moe-router-force-load-balancing"}
     with pytest.raises(UserError, match=r"training\.routing forced needs a model with experts"):
         llama(tmp_path, "training.routing=forced")
+    for pattern, problem in {
+        "pattern:1,2,3": "3 weights do not divide 8 experts",
+        "pattern:9,1,1,1,1,1,1,1": "weight 9 of one expert is more than 8",
+        "pattern:0,0": "use whole numbers up to 999",
+        "balanced": "must be learned, forced or pattern:",
+    }.items():
+        with pytest.raises(UserError, match=problem):
+            mixtral(f"training.routing={pattern}")
 
 
 def test_stages_are_cut_as_the_layout_counts_them(tmp_path: Path):

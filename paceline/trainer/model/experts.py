@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
+from math import gcd
 from typing import Any
 
 import torch
@@ -47,6 +49,8 @@ class RoutingSetting:
 
     forced: bool = False
     """True to give tokens to experts round robin, whatever their scores are."""
+    weights: tuple[int, ...] = ()
+    """Loads of the experts, in any unit, to which tokens are given whatever their scores are."""
     rank: int = 0
     """Position of this rank among the ranks with other tokens."""
     aux_loss: float = 0.0
@@ -128,6 +132,8 @@ class Router(nn.Module):
         """Return the experts (S, k) of the largest scores (S, E), or the forced ones."""
         if self.setting.forced:
             return self.round_robin(scores)
+        if self.setting.weights:
+            return self.in_ratio(scores)
         if self.groups > self.groups_per_token:
             by_group = scores.unflatten(1, (self.groups, -1))  # (S, G, E / G)
             best = by_group.topk(min(2, by_group.shape[2]), -1).values.sum(-1)  # (S, G)
@@ -144,6 +150,22 @@ class Router(nn.Module):
         rows = scores.shape[0] * self.per_token
         turn = torch.arange(rows, device=scores.device) + self.setting.rank * rows
         return (turn % self.num_experts).view(-1, self.per_token)
+
+    def in_ratio(self, scores: Tensor) -> Tensor:
+        """Return experts (S, k) whose loads are in the ratio of the weights w.
+
+        In a row of experts, each stands in k w_e / gcd(k, sum w) places. Of all P places, token t
+        takes t, t + P / k, t + 2 P / k, ..., which are different experts if no w_e is above sum w / k. So
+        P / k tokens in sequence give every expert exactly its load. A rank continues where the one
+        before it ends.
+        """
+        weights, k, tokens = self.setting.weights, self.per_token, scores.shape[0]
+        ends = [end * k // gcd(k, sum(weights)) for end in accumulate(weights)]
+        stride = ends[-1] // k
+        first = torch.arange(tokens, device=scores.device) + self.setting.rank * tokens  # (S,)
+        offsets = stride * torch.arange(k, device=scores.device)
+        places = (first % stride).unsqueeze(1) + offsets  # (S, k)
+        return torch.bucketize(places, torch.tensor(ends, device=scores.device), right=True)
 
 
 class AddLoss(torch.autograd.Function):

@@ -143,6 +143,7 @@ def layer_setting(config: TrainerConfig, mesh: Mesh) -> LayerSetting:
         lora=config.lora,
         routing=RoutingSetting(
             forced=config.training.routing == "forced",
+            weights=tuple(config.training.routing_weights),
             rank=mesh.data.index,
             aux_loss=config.training.router_aux_loss,
             z_loss=config.training.router_z_loss,

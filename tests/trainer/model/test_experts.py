@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.core.training import expert_weights
 from paceline.trainer.config import parse_config
 from paceline.trainer.model import grouped_gemm
 from paceline.trainer.model.decoder import Decoder, LayerSetting
@@ -152,6 +153,20 @@ def test_forced_routing_is_balanced_and_continues_from_rank_to_rank() -> None:
     assert count_rows(torch.cat(chosen), 8).tolist() == [6] * 8
     # The weights are still the router's, so it learns.
     assert routing.weights.requires_grad
+
+
+@pytest.mark.parametrize("pattern", ["3,1", "3,3,2,1,0,1,1,1", "5,1,1,4,1,1,1,1", "2,1,1,1"])
+def test_a_pattern_gives_experts_exactly_its_loads_over_the_ranks(pattern: str) -> None:
+    weights, ranks = expert_weights(f"pattern:{pattern}", 8, 2), 2
+    chosen = []
+    for rank in range(ranks):
+        router = router_of(RoutingSetting(weights=weights, rank=rank))
+        x = torch.randn(sum(weights), router.weight.shape[1], dtype=torch.float64)
+        chosen.append(router(x).experts)
+        assert all(len({*row}) == 2 for row in chosen[-1].tolist())
+
+    rows_per_weight = ranks * 2
+    assert count_rows(torch.cat(chosen), 8).tolist() == [w * rows_per_weight for w in weights]
 
 
 @pytest.mark.parametrize("recompute", ["full", "activation"])
