@@ -68,7 +68,7 @@ EXAMPLES: dict[str, Any] = {
     "training.dtype": ("fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4", "mxfp4"),
     "training.fp8_recipe": "rowwise",
     "training.compile": "blocks",
-    "training.routing": ("learned", "forced"),
+    "training.routing": ("learned", "forced", "pattern:3,1"),
     "training.betas": (0.9, 0.99),
     "training.eps": 1e-6,
     "training.grad_clip": 0.5,

@@ -155,9 +155,9 @@ class Router(nn.Module):
         """Return experts (S, k) whose loads are in the ratio of the weights w.
 
         In a row of experts, each stands in k w_e / gcd(k, sum w) places. Of all P places, token t
-        takes t, t + P / k, t + 2 P / k, ..., which are different experts if no w_e is above sum w / k. So
-        P / k tokens in sequence give every expert exactly its load. A rank continues where the one
-        before it ends.
+        takes t, t + P / k, t + 2 P / k, ..., which are different experts if no w_e is above
+        sum w / k. So P / k tokens in sequence give every expert exactly its load. A rank continues
+        where the one before it ends.
         """
         weights, k, tokens = self.setting.weights, self.per_token, scores.shape[0]
         ends = [end * k // gcd(k, sum(weights)) for end in accumulate(weights)]
