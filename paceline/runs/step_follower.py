@@ -24,6 +24,8 @@ MIN_LOG_PAUSE_S = 2.0
 """Minimum time between two reads of another program's log."""
 MAX_READ_SHARE = 0.02
 """Maximum fraction of time for reading logs: the training may use the same cores."""
+MAX_READ_BYTES = 16 << 20
+"""Maximum size of a rank's lines that one call reads; the next call continues."""
 MAX_LOG_BYTES = 4 << 20
 """Maximum total size of other programs' logs to follow, since each read starts over."""
 
@@ -42,7 +44,7 @@ class Follower(Protocol):
         ...
 
     def new_steps(self) -> list[Step]:
-        """Return the steps since the last call."""
+        """Return the steps since the last call, of at most MAX_READ_BYTES of lines."""
         ...
 
 
@@ -75,11 +77,12 @@ class StepFollower:
             with open_regular(self.path) as file:
                 self._check_identity(file)
                 file.seek(self._offset)
-                new_bytes = file.read()
+                new_bytes = file.read(MAX_READ_BYTES)
         except OSError:  # the file does not exist yet, or the job is between two attempts
             return []
         whole = new_bytes[: new_bytes.rfind(b"\n") + 1]
-        self._offset += len(whole)
+        # The rest of a longer line is no event and is skipped like any damaged line.
+        self._offset += len(whole) or (len(new_bytes) if len(new_bytes) == MAX_READ_BYTES else 0)
         log = read_rank(whole.decode("utf-8", "replace").splitlines())
         self.finished = self.finished or log.end is not None
         return list(log.steps)

@@ -13,6 +13,7 @@ import pytest
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import RUN_FILE
 from paceline.report.terminal import plain_text
+from paceline.runs import step_follower
 from paceline.runs.step_follower import StepFollower
 from paceline.runs.watch import reader as reading
 from paceline.runs.watch.reader import RECENT, RunReader
@@ -86,6 +87,20 @@ def test_a_long_file_is_read_from_its_end_and_by_what_is_added(tmp_path: Path):
         with path.open("a") as file:
             file.write(half)
         assert [step.index for step in follower.new_steps()] == steps
+
+
+def test_one_call_reads_a_limited_part_and_gets_past_a_line_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = write_rank(tmp_path, 0, range(1, 101))
+    size = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"x" * size + b"\n" + "".join(lines({**STEP, "step": 101})).encode())
+    monkeypatch.setattr(step_follower, "MAX_READ_BYTES", size // 4)
+    follower = StepFollower(path)
+    calls = [[step.index for step in follower.new_steps()] for _ in range(12)]
+    assert max(map(len, calls)) < 30
+    assert [index for call in calls for index in call] == [*range(1, 102)]
 
 
 def test_more_ranks_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
