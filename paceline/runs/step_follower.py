@@ -81,7 +81,7 @@ class StepFollower:
         except OSError:  # the file does not exist yet, or the job is between two attempts
             return []
         whole = new_bytes[: new_bytes.rfind(b"\n") + 1]
-        # The rest of a longer line is no event and is skipped like any damaged line.
+        # The rest of a longer line is skipped like any damaged line.
         self._offset += len(whole) or (len(new_bytes) if len(new_bytes) == MAX_READ_BYTES else 0)
         log = read_rank(whole.decode("utf-8", "replace").splitlines())
         self.finished = self.finished or log.end is not None
