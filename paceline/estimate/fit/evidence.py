@@ -62,8 +62,10 @@ class Evidence(Value):
     @property
     def levels(self) -> Levels:
         """Additional model error for unseen sources, software and devices."""
-        deviations = (self.unseen_sd.get(name, 0.0) for name in ("source", "software", "device"))
-        return Levels(*deviations, self.software, self.devices)
+        source, stack, device = (
+            self.unseen_sd.get(name, 0.0) for name in ("source", "software", "device")
+        )
+        return Levels(source, stack, device, self.software, self.devices)
 
     def fit(self) -> Fit:
         """Return the coefficients as vectors; a coefficient that the file lacks keeps its prior.

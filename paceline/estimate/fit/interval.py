@@ -57,15 +57,16 @@ class Levels:
     def variance_between(self, first: Cases, second: Cases) -> Floats:
         """Return the variance of the difference of cases; software and devices in common cancel.
 
-        Cases with one software are taken to be of one source, whose deviation cancels too.
+        The deviation of a source cancels only for one software on one device: in ratios of devices
+        it does not (docs/dev/estimator-log.md, Deviation of sources).
         """
         stacks, devices = (
             first.categories[word] != second.categories[word] for word in ("software", "family")
         )
         of_stacks = self._software_variance(first) + self._software_variance(second)
-        return stacks * (2 * self.source_sd**2 + of_stacks) + devices * (
-            self._device_variance(first) + self._device_variance(second)
-        )
+        of_devices = self._device_variance(first) + self._device_variance(second)
+        of_sources = (stacks | devices) * 2 * self.source_sd**2
+        return of_sources + stacks * of_stacks + devices * of_devices
 
     def _software_variance(self, x: Cases) -> Floats:
         return np.where(np.isin(x.categories["software"], self.software), 0.0, self.software_sd**2)
