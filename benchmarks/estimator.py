@@ -117,10 +117,10 @@ def missed(left_out: str, result: dict[str, Any]) -> list[str]:
         "80% intervals hold 75 to 85%": COVERAGE[0] <= overall["coverage_80"] <= COVERAGE[1],
     }
     if experts := result.get("experts"):
-        held = COVERAGE[0] <= experts["coverage_80"] <= COVERAGE[1]
+        in_range = COVERAGE[0] <= experts["coverage_80"] <= COVERAGE[1]
         checks |= {
             f"experts: MAPE at most {MAX_EXPERTS_MAPE:.0%}": experts["mape"] <= MAX_EXPERTS_MAPE,
-            "experts: 80% intervals hold 75 to 85%": held,
+            "experts: 80% intervals hold 75 to 85%": in_range,
         }
     return [f"{left_out} left out: {what}" for what, is_met in checks.items() if not is_met]
 
