@@ -139,7 +139,7 @@ def test_runs_that_throttle_are_not_asked_for_more_runs():
 
 
 def false_alarms(
-    days: float, within: float, change: float, order: str, trials: int = 200
+    days: float, within: float, change: float, order: str, trials: int = 100
 ) -> dict[str, float]:
     """Verdicts on sides of different days; `order` has one letter for each run and day."""
     rng = np.random.default_rng(5)
