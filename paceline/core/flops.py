@@ -17,6 +17,7 @@ from paceline.core.shape import (
     LoraSpec,
     Shape,
     dense_layers_surplus,
+    first_layer,
     latent_weights,
     linear_sizes,
     lora_parameters,
@@ -359,7 +360,11 @@ def _recomputed_share(x: FlopsInput, attention: float) -> float:
         return len(full) / shape.num_layers
     keys = sum(_layer_keys(shape, x.seq_len, i) for i in full)
     all_keys = shape.num_layers * attended_keys(shape, x.seq_len)
-    linear = sum(recomputed_linear_flops(shape, level, x.lora) for level in x.levels)
+    dense, num_dense = first_layer(shape), shape.first_dense_layers
+    linear = sum(
+        recomputed_linear_flops(dense if i < num_dense else shape, level, x.lora)
+        for i, level in enumerate(x.levels)
+    )
     return (attention * keys / all_keys + linear) / whole
 
 

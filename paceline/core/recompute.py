@@ -152,8 +152,9 @@ def recomputed_linear_flops(
     """Return the FLOPs per token that one block's linear layers repeat: 2 per weight.
 
     Recomputation stops at the last tensor that the gradients need. This is the input of the last
-    GEMM, or of an adapter's second one, unless a later norm or dropout needs the output, or the
-    sum of the experts' outputs, whose weights have gradients.
+    GEMM, or of an adapter's second one, unless a later norm or dropout needs the output. Of experts
+    the outputs are needed, because the weights of their sum have gradients. A shared expert follows
+    them.
     """
     sizes, rank = linear_sizes(shape), lora.rank if lora else 0
     adapted_layers = frozenset(lora.targets) if lora else frozenset[LoraTarget]()
@@ -168,8 +169,10 @@ def recomputed_linear_flops(
     if level == "full":
         weights += latent_weights(shape)
     behind = level == "full" and (shape.norm_position != "pre" or shape.dropout > 0)
-    behind |= level in ("full", "ffn") and has_experts(shape)
-    if layers and not behind:
+    if level in ("full", "ffn") and has_experts(shape):
+        shared = shape.shared_ffn_size * shape.hidden_size
+        weights -= 0 if behind else shared
+    elif layers and not behind:
         rows, columns = sizes["down"]
         weights -= (
             matrices_per_token(shape, "down")

@@ -456,6 +456,15 @@ def dense_layers_surplus(shape: DecoderShape, experts: int) -> int:
     return shape.first_dense_layers * (of_width * wider - router_and_shared_weights(shape))
 
 
+def first_layer(shape: DecoderShape) -> DecoderShape:
+    """Return the shape of a model whose layers are all as the first one, which may be dense."""
+    if not shape.first_dense_layers:
+        return shape
+    sizes = {"num_experts": 1, "experts_per_token": 1, "shared_ffn_size": 0}
+    dense = {"first_dense_layers": 0, "dense_ffn_size": None, "ffn_size": shape.dense_ffn_size}
+    return shape.model_copy(update={**sizes, **dense})
+
+
 def mtp_parameters(shape: DecoderShape) -> int:
     """Return the parameters of the multi-token prediction layers.
 

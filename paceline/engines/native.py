@@ -13,7 +13,13 @@ from paceline.core.job import Job
 from paceline.core.layout_checks import native_problems
 from paceline.core.recompute import block_levels
 from paceline.core.run import RunSpec
-from paceline.core.shape import FFN, DecoderShape, trainable_parameters
+from paceline.core.shape import (
+    ATTENTION_INPUTS,
+    FFN,
+    DecoderShape,
+    has_experts,
+    trainable_parameters,
+)
 from paceline.core.training import DEFAULT_FP8_RECIPE, expert_weights
 from paceline.engines.launch.extra_settings import extra_environment
 from paceline.engines.launch.programs import setup_log, unknown_settings
@@ -76,6 +82,7 @@ def unsupported(spec: RunSpec) -> list[str]:
         *_evaluation_problems(spec),
         *_document_problems(spec),
         *_expert_problems(spec),
+        *_latent_attention_problems(spec),
     ]
     return problems + (
         _latent_problems(spec) if spec.model.kind == "mmdit" else _text_problems(spec, spec.model)
@@ -160,6 +167,30 @@ def _expert_problems(spec: RunSpec) -> list[str]:
         problems.append(
             f"lora.targets {', '.join(targets)} are stacked weights of experts, which have no "
             "adapters; use targets of attention: q, k, v, o"
+        )
+    return problems
+
+
+def _latent_attention_problems(spec: RunSpec) -> list[str]:
+    """Return why a model with latent attention cannot be trained so."""
+    model, problems = spec.model, list[str]()
+    latent = model.latent_attention if model.kind == "decoder" else None
+    if latent is None:
+        return []
+    if spec.training.dtype in NATIVE_NARROW and not has_experts(model):
+        problems.append(
+            f"training.dtype {spec.training.dtype} is not supported for latent attention; use bf16"
+        )
+    if latent.v_head_dim > latent.qk_head_dim:
+        problems.append(
+            f"model.latent_attention.v_head_dim {latent.v_head_dim} is not supported: values are "
+            f"at most as wide as queries, {latent.qk_head_dim}"
+        )
+    targets = sorted(ATTENTION_INPUTS.intersection(spec.lora.targets)) if spec.lora else []
+    if targets:
+        problems.append(
+            f"lora.targets {', '.join(targets)} are not layers of latent attention; use o or "
+            "targets of the MLP"
         )
     return problems
 

@@ -306,7 +306,7 @@ MEGATRON_ONLY: Support = {
     f"model.{name}": no(
         "only engine megatron_bridge, and megatron with engine_settings.checkout, train such models"
     )
-    for name in ("latent_attention", "mtp_layers", "router_choice_bias")
+    for name in ("mtp_layers", "router_choice_bias")
 }
 """Limits of every engine except those of Megatron."""
 DEEPSEEK: Support = {

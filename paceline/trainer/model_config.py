@@ -7,6 +7,23 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
+class LatentConfig:
+    """Widths of multi-head latent attention, as DeepSeek's configurations name them."""
+
+    q_lora_rank: int | None
+    """Width of compressed queries; None projects queries from the hidden state."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of a head's query and key."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder's shape; the properties resolve sizes that are None."""
 
@@ -59,6 +76,8 @@ class ModelConfig:
     """Scores are divided by its square root; None for the head width."""
     scale_embedding: bool = False
     """True if token embeddings are multiplied by sqrt(hidden_size)."""
+    latent_attention: LatentConfig | None = None
+    """Widths of latent attention; None for standard attention."""
 
     num_experts: int = 1
     """Experts per block; 1 for a dense MLP."""
@@ -95,6 +114,8 @@ class ModelConfig:
     @property
     def rotary_dim(self) -> int:
         """Number of a head's features that rotate."""
+        if self.latent_attention is not None:
+            return self.latent_attention.qk_rope_head_dim
         return int(self.head_dim * self.partial_rotary_factor)
 
     @property
@@ -115,7 +136,9 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
+        """Width of one head; in latent attention that of its query and key."""
+        if self.latent_attention is not None:
+            return self.latent_attention.qk_head_dim
         return self.head_size or self.hidden_size // self.num_heads
 
     @property

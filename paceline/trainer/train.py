@@ -255,7 +255,15 @@ def attention_name(config: TrainerConfig, device: torch.device) -> str:
     kv_heads = max(1, model.kv_heads // layout.tp) if isinstance(model, ModelConfig) else heads
     if layout.cp > 1 and layout.cp_exchange == "ring":
         return "flash_attention"
-    shape = AttentionShape(tokens, heads, kv_heads, model.head_dim, isinstance(model, ModelConfig))
+    latent = model.latent_attention if isinstance(model, ModelConfig) else None
+    shape = AttentionShape(
+        tokens,
+        heads,
+        kv_heads,
+        model.head_dim,
+        isinstance(model, ModelConfig),
+        latent.v_head_dim if latent else None,
+    )
     dtype = DTYPES[config.training.dtype]
     if isinstance(model, ModelConfig) and config.data.document_mask:
         how = document_kernel(device, dtype, model.attention_dropout_p)

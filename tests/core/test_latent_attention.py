@@ -130,9 +130,10 @@ def test_other_engines_name_the_one_that_trains_it_and_old_keys_stay() -> None:
         {**spec.model.model_dump(), "num_kv_heads": None, "latent_attention": LATENT}
     )
     other = spec.model_copy(update={"model": latent})
-    for name in ("native", "megatron", "megatron_deepspeed", "torchtitan", "hf_trainer"):
+    for name in ("megatron", "megatron_deepspeed", "torchtitan", "hf_trainer"):
         refusals = engine(name).unsupported(other)
-        told = [reason for reason in refusals if "only engine megatron" in reason]
-        assert len(told) == 1 and "engine megatron_bridge" in told[0]
+        told = [reason for reason in refusals if "only engines native and megatron" in reason]
+        assert len(told) == 1 and "latent_attention" in told[0]
     assert not any("latent" in reason for reason in unsupported(spec))
+    assert not any("latent" in reason for reason in unsupported(other))
     assert spec.key != other.key

@@ -45,8 +45,8 @@ HEAD = """# Layouts of models with experts
 Each cell says whether the numerics suite proves a layout: it trains the model in fp64, and losses,
 gradient norms, gradients and weights equal those of one process to 1e-9. In parentheses is the
 number of proved layouts with this feature. Refused layouts never start. `as mixtral` means that the
-model has no layout of its own with the feature: it differs from mixtral in its router, its norms
-and its widths only.
+model has no layout of its own with the feature. The others differ from mixtral in their routers,
+norms and widths, and deepseek-v3 in its attention, which exchanges nothing of its own.
 
 <!-- generated: python -m tests.numerics.expert_layouts -->
 """

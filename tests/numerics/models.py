@@ -107,6 +107,26 @@ MODELS = {
         "qwen3-30b-a3b-tiny",
         {**SMALL, "num_heads": 16, "num_kv_heads": 2, "head_size": 8, "ffn_size": 12},
     ),
+    "deepseek-v3": Model(
+        "deepseek-v3-tiny",
+        {
+            **SMALL,
+            "hidden_size": 56,
+            "num_heads": 8,
+            "ffn_size": 16,
+            "shared_ffn_size": 16,
+            "dense_ffn_size": 40,
+            "num_experts": 8,
+            "experts_per_token": 2,
+            "latent_attention": {
+                "q_lora_rank": 24,
+                "kv_lora_rank": 16,
+                "qk_nope_head_dim": 6,
+                "qk_rope_head_dim": 4,
+                "v_head_dim": 8,
+            },
+        },
+    ),
     "flux": Model(
         "flux1-schnell-tiny",
         {
@@ -125,4 +145,5 @@ padded embedding behind a norm. opt: the same behind projections, and norms afte
 adapters on the attention, all else frozen. sft: adapters on all linear layers, all else trained.
 qwen3: normed heads. gemma3: windows, two rotary bases, norms before and behind, zero-centered.
 phi4: heads that rotate in part under a tied head. mixtral: experts. qwen3-moe: many narrow experts
-and normed heads. flux: two streams."""
+and normed heads. deepseek-v3: latent attention, a dense layer, groups of experts and a shared one.
+flux: two streams."""

@@ -81,6 +81,10 @@ AT_THE_ENDS = {
         *("full", "selective", "budget", "compile"),
     },
     "qwen3-moe": {"tp"},
+    "deepseek-v3": {
+        *("dp", "tp", "tp+sp", "pp", "gpipe", "1f1b", "cp", "all-to-all", "ring", "zero3"),
+        *("selective", "budget", "compile"),
+    },
 }
 OTHER_DATA = {"masked": {"llama", "ends", "gpt", "lora", "sft", "mixtral"}, "ramp": {"gpt"}}
 TINY = [name for name in recipe_names() if name.endswith("-tiny")]

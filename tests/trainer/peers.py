@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -93,6 +95,20 @@ EXPERTS = {
 }
 MIXTRAL = {name: place for name, place in LLAMA.items() if "ffn." not in name} | EXPERTS
 QWEN3_MOE = {**MIXTRAL, **HEAD_NORMS}
+DEEPSEEK_V3 = {
+    **LLAMA,
+    **EXPERTS,
+    "attention.q_down": "self_attn.q_a_proj",
+    "attention.q_latent_norm": "self_attn.q_a_layernorm",
+    "attention.q_up": "self_attn.q_b_proj",
+    "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_latent_norm": "self_attn.kv_a_layernorm",
+    "attention.kv_up": "self_attn.kv_b_proj",
+    "ffn.shared.gate": "mlp.shared_experts.gate_proj",
+    "ffn.shared.up": "mlp.shared_experts.up_proj",
+    "ffn.shared.down": "mlp.shared_experts.down_proj",
+}
+"""The first layers have an MLP, the others experts."""
 PHI3 = {
     **LLAMA,
     "attention.q": "self_attn.qkv_proj",
@@ -153,6 +169,8 @@ def family(model: Mapping[str, Any]) -> str:
 
 def _kin_of_llama(model: Mapping[str, Any]) -> str:
     """By what only one of them has."""
+    if model["latent_attention"]:
+        return "deepseek_v3"
     if model["num_experts"] > 1:
         return "qwen3_moe" if model["qk_norm"] else "mixtral"
     if model["qk_norm"]:
@@ -226,6 +244,27 @@ def qwen3_moe(model: Mapping[str, Any]) -> PreTrainedModel:
         "experts_implementation": "eager",
     }
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **_like_llama(model)))
+
+
+def deepseek_v3(model: Mapping[str, Any]) -> PreTrainedModel:
+    """A DeepSeek V3, or one whose queries are not compressed."""
+    sizes = {
+        **model["latent_attention"],
+        "intermediate_size": model["dense_ffn_size"],
+        "moe_intermediate_size": model["ffn_size"],
+        "n_routed_experts": model["num_experts"],
+        "num_experts_per_tok": model["experts_per_token"],
+        "n_group": model["expert_groups"],
+        "topk_group": model["groups_per_token"],
+        "n_shared_experts": model["shared_ffn_size"] // model["ffn_size"],
+        "first_k_dense_replace": model["first_dense_layers"],
+        "norm_topk_prob": model["router_normalize"],
+        "routed_scaling_factor": model["router_scale"],
+        "experts_implementation": "eager",
+        # Its other kernels multiply in fp32.
+        "attn_implementation": "eager",
+    }
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**{**_like_llama(model), **sizes}))
 
 
 def gemma3(model: Mapping[str, Any]) -> PreTrainedModel:
@@ -318,6 +357,7 @@ PEERS = {
     "mistral": mistral,
     "mixtral": mixtral,
     "qwen3_moe": qwen3_moe,
+    "deepseek_v3": deepseek_v3,
     "gemma3": gemma3,
     "phi3": phi3,
     "gpt2": gpt2,
@@ -330,6 +370,7 @@ PLACES = {
     "mistral": LLAMA,
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,
+    "deepseek_v3": DEEPSEEK_V3,
     "gemma3": GEMMA3,
     "phi3": PHI3,
     "gpt2": GPT2,

@@ -98,7 +98,8 @@ def whole_streams(x: ParallelRun) -> str | None:
 
 def ring_heads(x: ParallelRun) -> str | None:
     """With cp > 1 and `cp_exchange` ring on a GPU, the head width is a multiple of 8 up to 256."""
-    width = x.shape.head_dim
+    latent = x.shape.latent_attention if x.shape.kind == "decoder" else None
+    width = x.shape.head_dim if latent is None else latent.qk_head_dim
     on_gpu = x.device == "cuda"
     if not _exchanges(x, "ring") or not on_gpu or (width % 8 == 0 and width <= 256):
         return None

@@ -57,11 +57,16 @@ def whole_kv_heads(x: ParallelRun) -> str | None:
 
 
 def whole_ffn(x: ParallelRun) -> str | None:
-    """tp divides `ffn_size`."""
-    if x.shape.ffn_size % x.layout.tp == 0:
+    """tp divides `ffn_size`, `dense_ffn_size` and `shared_ffn_size`."""
+    shape, widths = x.shape, {"ffn_size": x.shape.ffn_size}
+    if shape.kind == "decoder":
+        widths["dense_ffn_size"] = shape.dense_ffn_size or 0
+        widths["shared_ffn_size"] = shape.shared_ffn_size
+    odd = [f"{name} {width}" for name, width in widths.items() if width % x.layout.tp]
+    if not odd:
         return None
     return (
-        f"ffn_size {x.shape.ffn_size} cannot be split over tp {x.layout.tp}, because tensor ranks "
+        f"{odd[0]} cannot be split over tp {x.layout.tp}, because tensor ranks "
         "hold equal parts of it: use a tp that divides it"
     )
 

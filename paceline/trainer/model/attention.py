@@ -54,6 +54,8 @@ class AttentionShape:
     kv_heads: int
     width: int
     causal: bool
+    value_width: int | None = None
+    """Width of values where it differs."""
 
 
 def attention_kernel(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str:
@@ -63,9 +65,14 @@ def attention_kernel(shape: AttentionShape, dtype: torch.dtype, device: torch.de
         return "blocked" if shape.causal else "math"
     from torch.nn.attention import SDPBackend
 
+    on_gpu = device.type != "cpu"  # CPUs pad values
     q, k, v = (
-        torch.empty(1, shape.tokens, heads, shape.width, dtype=dtype, device=device)
-        for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
+        torch.empty(1, shape.tokens, heads, width, dtype=dtype, device=device)
+        for heads, width in (
+            (shape.heads, shape.width),
+            (shape.kv_heads, shape.width),
+            (shape.kv_heads, (shape.value_width if on_gpu else None) or shape.width),
+        )
     )
     parts = (q.requires_grad_(), _expand_kv_heads(q, k), _expand_kv_heads(q, v))
     q, k, v = (x.transpose(1, 2) for x in parts)
@@ -75,11 +82,20 @@ def attention_kernel(shape: AttentionShape, dtype: torch.dtype, device: torch.de
     return SDPBackend(choice).name.lower()
 
 
+def supports_narrow_values(q: Tensor) -> bool:
+    """Return whether values may be narrower than (B, T, N, D) queries without T x T memory.
+
+    The CPU's fused kernel takes one width.
+    """
+    return q.device.type != "cpu" or q.shape[1] <= MAX_BLOCKED_TOKENS
+
+
 def causal_attention(
     q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, window: int | None = None
 ) -> Tensor:
     """Attend from (B, Tq, N, D) queries to (B, Tk, K, D) keys and values; return (B, Tq, N, D).
 
+    Values (B, Tk, K, V) may be narrower, and then so is the result; see `supports_narrow_values`.
     `dropout` is the dropout probability of the attention weights; only PyTorch's kernels support
     it. A query sees at most `window` keys, its own included.
     """
@@ -132,7 +148,7 @@ class BlockedAttention(torch.autograd.Function):
         # (B K, G, T, D)
         rows = rows.permute(0, 2, 3, 1, 4).reshape(batch * kv_heads, groups, seq_len, width)
         keys, values = _fold_heads(k), _fold_heads(v)  # (B K, Tk, D)
-        out = torch.empty_like(rows)
+        out = rows.new_empty(*rows.shape[:-1], v.shape[-1])  # (B K, G, T, V)
         probs: list[Tensor] = []
         for part, end in _blocks(seq_len, k.shape[1]):
             # (B K, G rows, end)
@@ -141,7 +157,7 @@ class BlockedAttention(torch.autograd.Function):
             out[:, :, part] = torch.bmm(probs[-1], values[:, :end]).unflatten(1, (groups, -1))
         ctx.save_for_backward(rows, keys, values, *probs)
         ctx.shape = q.shape
-        return _unfold_heads(out, q.shape)
+        return _unfold_heads(out, batch)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
@@ -149,7 +165,7 @@ class BlockedAttention(torch.autograd.Function):
         batch, seq_len, _, width = ctx.shape
         groups = rows.shape[1]
         grad = grad_output.unflatten(2, (-1, groups)).permute(0, 2, 3, 1, 4)  # (B, K, G, T, D)
-        grad = grad.reshape(rows.shape)  # (B K, G, T, D)
+        grad = grad.flatten(0, 1)  # (B K, G, T, V)
         grad_rows, grad_keys, grad_values = (
             torch.empty_like(rows),
             torch.zeros_like(keys),
@@ -162,13 +178,11 @@ class BlockedAttention(torch.autograd.Function):
             grad_s = torch.ops.aten._softmax_backward_data(grad_p, p, -1, p.dtype)
             grad_rows[:, :, part] = torch.bmm(grad_s, keys[:, :end]).unflatten(1, (groups, -1))
             grad_keys[:, :end].baddbmm_(grad_s.transpose(1, 2), rows[:, :, part].flatten(1, 2))
-        grad_q = _unfold_heads(grad_rows.mul_(width**-0.5), ctx.shape)
-        kv_shape = (batch, -1, keys.shape[1], width)
-        return (
-            grad_q,
-            grad_keys.view(kv_shape).transpose(1, 2),
-            grad_values.view(kv_shape).transpose(1, 2),
+        grad_q = _unfold_heads(grad_rows.mul_(width**-0.5), batch)
+        grad_k, grad_v = (  # (B, Tk, K, D or V)
+            grad.unflatten(0, (batch, -1)).transpose(1, 2) for grad in (grad_keys, grad_values)
         )
+        return grad_q, grad_k, grad_v
 
 
 class OffsetCausalAttention(torch.autograd.Function):
@@ -323,10 +337,9 @@ def _fold_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(0, 1)
 
 
-def _unfold_heads(x: Tensor, shape: torch.Size) -> Tensor:
+def _unfold_heads(x: Tensor, batch: int) -> Tensor:
     """Reshape (B K, G, T, D) to (B, T, N, D)."""
-    batch, seq_len, _, width = shape
-    return x.view(batch, -1, seq_len, width).transpose(1, 2)
+    return x.view(batch, -1, *x.shape[2:]).transpose(1, 2)
 
 
 Rope = tuple[Tensor, Tensor] | None

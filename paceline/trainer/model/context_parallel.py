@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from paceline.trainer.model.attention import (
     attention_with_lse,
@@ -26,6 +27,7 @@ from paceline.trainer.model.attention import (
     full_attention,
     merge_partial_attention,
     partial_attention_backward,
+    supports_narrow_values,
 )
 from paceline.trainer.model.document_attention import document_attention
 from paceline.trainer.parallel.collectives import (
@@ -62,8 +64,15 @@ def attend(
     (Ulysses; Jacobs et al., arXiv:2309.14509); the number of query heads must be a multiple of the
     axis' size. "ring" passes keys and values around the ranks (Liu et al., arXiv:2310.01889), and
     supports neither dropout nor `window`, the maximum number of keys that a query sees.
-    `documents`, as in `document_attention`, requires whole sequences.
+    `documents`, as in `document_attention`, requires whole sequences. Values (B, t, K, V) may be
+    narrower than keys.
     """
+    plain = cp.size == 1 and documents is None and window is None
+    if v.shape[-1] < q.shape[-1] and not (plain and supports_narrow_values(q)):
+        # Exchanges and the other kernels take keys and values of one width.
+        padded = functional.pad(v, (0, q.shape[-1] - v.shape[-1]))
+        out = attend(q, k, padded, cp, exchange, dropout, window, documents)
+        return out[..., : v.shape[-1]]
     if documents is not None:
         assert cp.size == 1, "the layout checks reject this"
         return document_attention(q, k, v, documents, dropout, window)

@@ -10,18 +10,19 @@ parallelism, N, V and the FFN width are this rank's share, and `TensorParallel` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from paceline.trainer.config import LoraConfig
 from paceline.trainer.model.attention import Rope, apply_rotary, rope_tables
 from paceline.trainer.model.context_parallel import attend, local_positions
 from paceline.trainer.model.document_attention import restart_positions
 from paceline.trainer.model.dropout import residual_dropout, with_rank_rng
-from paceline.trainer.model.experts import LEARNED, MixtureOfExperts, RoutingSetting, keep_rows
+from paceline.trainer.model.experts import MixtureOfExperts, keep_rows
+from paceline.trainer.model.latent_attention import LatentAttention
+from paceline.trainer.model.layer_setting import LayerSetting
 from paceline.trainer.model.layers import (
     ACTIVATIONS,
     ColumnParallelLinear,
@@ -37,34 +38,7 @@ from paceline.trainer.model.loss import head_loss
 from paceline.trainer.model.network import Network, activation_checkpoint
 from paceline.trainer.model.windowed_attention import load_kernels
 from paceline.trainer.model_config import ModelConfig
-from paceline.trainer.parallel.mesh import ALONE, MeshAxis
-from paceline.trainer.parallel.tensor import NO_TP, TensorParallel
 from paceline.trainer.parallel.token_exchange import exchange_tokens
-
-
-@dataclass(frozen=True)
-class LayerSetting:
-    """Settings of the computation that do not depend on the model's sizes."""
-
-    seq_len: int
-    dtype: torch.dtype
-    recompute: str = "none"
-    tp: TensorParallel = NO_TP
-    cp: MeshAxis = ALONE
-    cp_exchange: str = "all-gather"
-    ep: MeshAxis = ALONE
-    lora: LoraConfig | None = None
-    levels: tuple[str, ...] = ()
-    """Recompute setting of each layer; empty where all layers use `recompute`."""
-    routing: RoutingSetting = LEARNED
-
-    def for_layer(self, layer: int) -> LayerSetting:
-        """Return the setting of one layer's block."""
-        return replace(self, recompute=self.levels[layer]) if self.levels else self
-
-    def adapter(self, layer: str) -> LoraConfig | None:
-        """Return the LoRA settings of a linear layer of a block; None without an adapter."""
-        return self.lora if self.lora and layer in self.lora.targets else None
 
 
 @dataclass(frozen=True)
@@ -184,7 +158,8 @@ class DecoderBlock(nn.Module):
         lora_dropout = setting.lora.dropout if setting.lora else 0.0
         self.uses_rng = max(lora_dropout, model.dropout, model.attention_dropout_p) > 0
         self.attention_norm = Norm(model)
-        self.attention = Attention(model, setting, window)
+        attention = Attention if model.latent_attention is None else LatentAttention
+        self.attention = attention(model, setting, window)
         self.ffn_norm = Norm(model)
         self.routes = experts
         self.ffn = (

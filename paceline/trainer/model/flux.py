@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from paceline.trainer.model.attention import apply_rotary
 from paceline.trainer.model.context_parallel import full_attention_over_ranks
-from paceline.trainer.model.decoder import LayerSetting
+from paceline.trainer.model.layer_setting import LayerSetting
 from paceline.trainer.model.layers import ColumnParallelLinear, Linear, RowParallelLinear, gelu_tanh
 from paceline.trainer.model.network import INIT_STD, Network, activation_checkpoint
 from paceline.trainer.model_config import FluxConfig

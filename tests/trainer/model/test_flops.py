@@ -79,10 +79,15 @@ def not_done_again(shape: DecoderShape, lora: LoraSpec | None) -> int:
     """FLOPs per token that recomputing a block saves: it ends with the last tensor that is needed.
 
     That is the input of the block's last product, or, behind it, the input of a norm or of the sum
-    over experts.
+    over experts, which a shared expert follows.
     """
-    if shape.norm_position != "pre" or has_experts(shape):
+    if shape.norm_position != "pre":
         return 0
+    if has_experts(shape):
+        routed = shape.num_layers - shape.first_dense_layers
+        narrow = routed * shape.shared_ffn_size
+        narrow += shape.first_dense_layers * (shape.dense_ffn_size or 0)
+        return 2 * narrow * shape.hidden_size - sums_again(shape, ("full",) * shape.num_layers)
     last = lora.rank * shape.hidden_size if lora and "down" in lora.targets else 0
     return shape.num_layers * 2 * (last or shape.ffn_size * shape.hidden_size)
 
@@ -93,7 +98,8 @@ def weighted_sums(shape: DecoderShape) -> int:
     The catalog leaves them out, as it does all that is not a GEMM of weights or attention.
     """
     each = 2 * shape.experts_per_token * shape.hidden_size
-    return 3 * shape.num_layers * each if has_experts(shape) else 0
+    routed = shape.num_layers - shape.first_dense_layers
+    return 3 * routed * each if has_experts(shape) else 0
 
 
 def outputs_again(shape: DecoderShape, levels: tuple[str, ...]) -> int:
@@ -103,7 +109,15 @@ def outputs_again(shape: DecoderShape, levels: tuple[str, ...]) -> int:
     grouped GEMM of GPUs does not.
     """
     each = 2 * shape.experts_per_token * shape.hidden_size * shape.ffn_size
+    levels = levels[shape.first_dense_layers :]
     return levels.count("activation") * each if has_experts(shape) else 0
+
+
+def sums_again(shape: DecoderShape, levels: tuple[str, ...]) -> int:
+    """FLOPs per token of sums over experts that are recomputed, as a shared expert follows them."""
+    levels = levels[shape.first_dense_layers :]
+    again = sum(level in ("full", "ffn") for level in levels)
+    return again * 2 * shape.experts_per_token * shape.hidden_size if shape.shared_ffn_size else 0
 
 
 def block_pairs(seq_len: int, window: int | None) -> list[int]:
@@ -163,7 +177,9 @@ def test_recomputing_attention_is_counted_but_for_its_second_product(name: str) 
     # Recomputation ends before the last block's second product.
     last = block_pairs(seq_len, shape.sliding_window)[-1] / seq_len
     keys = over_layers(shape, last, seq_len)
-    second = 2 * shape.num_layers * shape.attention_size * keys
+    latent = shape.latent_attention
+    values = shape.num_heads * (latent.v_head_dim if latent else shape.head_dim)
+    second = 2 * shape.num_layers * values * keys
     second -= 4 * masked_away(shape, seq_len) + weighted_sums(shape)
     unneeded = tokens * (before_the_first_adapter(shape, spec.lora) + second)
 
@@ -196,6 +212,7 @@ def test_a_budget_is_counted_to_the_last_flop(name: str) -> None:
         levels = block_levels(spec.model, Layout(recompute="budget", recompute_budget=budget))
         extra = 3 * masked_away(spec.model, seq_len) + masked_again(spec.model, seq_len, levels)
         extra += weighted_sums(spec.model) + outputs_again(spec.model, levels)
+        extra += sums_again(spec.model, levels)
         done.append(counted(spec, "budget", budget))
         wanted = promised(spec, "budget", budget) + SAMPLES * seq_len * (extra - unneeded)
         assert done[-1] == pytest.approx(wanted, 1e-12), budget

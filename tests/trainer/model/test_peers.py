@@ -82,6 +82,29 @@ QWEN3_MOE: dict[str, Any] = {
     "experts_per_token": 4,
     "router_normalize": False,
 }
+DEEPSEEK_V3: dict[str, Any] = {
+    **LLAMA,
+    "num_layers": 3,
+    "num_kv_heads": None,
+    "rope_theta": 1e4,
+    "ffn_size": 24,
+    "num_experts": 16,
+    "experts_per_token": 4,
+    "expert_groups": 4,
+    "groups_per_token": 2,
+    "shared_ffn_size": 48,
+    "first_dense_layers": 1,
+    "dense_ffn_size": 96,
+    "router_score": "sigmoid",
+    "router_scale": 2.5,
+    "latent_attention": {
+        "q_lora_rank": 40,
+        "kv_lora_rank": 20,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+    },
+}
 MODELS: dict[str, dict[str, Any]] = {
     "opt-350m": OPT_350M,
     "opt-13b": OPT_13B,
@@ -100,12 +123,22 @@ MODELS: dict[str, dict[str, Any]] = {
     "phi4-mini": PHI4_MINI,
     "mixtral": MIXTRAL,
     "qwen3-moe": QWEN3_MOE,
+    "deepseek-v3": DEEPSEEK_V3,
+    "deepseek-v3, queries from the hidden state": {
+        **DEEPSEEK_V3,
+        "latent_attention": {**DEEPSEEK_V3["latent_attention"], "q_lora_rank": None},
+    },
     "gpt": GPT,
     "gpt, embedding norm": {**GPT, "embedding_norm": True},
 }
 ATTENTION, FFN = ("q", "k", "v", "o"), ("gate", "up", "down")
 ADAPTERS = {"attention": (ATTENTION, False), "all, rest trains": ((*ATTENTION, *FFN), True)}
-EXPERTS = ("mixtral", "qwen3-moe")
+EXPERTS = (
+    "mixtral",
+    "qwen3-moe",
+    "deepseek-v3",
+    "deepseek-v3, queries from the hidden state",
+)
 PLAIN = ("qwen2", "qwen3", "mistral, window", "gemma3", "phi4-mini", *EXPERTS)
 """Models that are compared without adapters."""
 GPT_ADAPTERS = {"o, ffn": (("o", *FFN), False), "o, ffn, rest trains": (("o", *FFN), True)}
