@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks._step_fit import between_sd, fit_with_experts, residual_sd
+from benchmarks._step_fit import between_sd, fit_with_experts, model_error
 from paceline.estimate.fit.interval import (
+    Levels,
     bounds,
     coefficient_variance,
     model_variance,
@@ -96,8 +97,10 @@ def intervals(
         inside = predictions.names == name
         others = dense & ~inside
         variances, names = by["source"].fit_variance[others], sources[others].tolist()
-        residual = residual_sd(x.pick(others), missed[others], variances, names)
-        variance[inside] += model_variance(x.pick(inside), predictions.slope[inside], residual)
+        source_sd, residual = model_error(x.pick(others), missed[others], variances, names)
+        variance[inside] += model_variance(
+            x.pick(inside), predictions.slope[inside], residual, Levels(source_sd)
+        )
     for kind, new in (("stack", predictions.new_stack), ("device", predictions.new_device)):
         names, missed = by[kind].names, by[kind].missed(rows)
         for name in np.unique(names[new]):
@@ -157,6 +160,13 @@ def evaluate(
         "coverage_80": float(np.mean([inside[group].mean() for group in left_out])),
         "mean_inside": float(np.mean([abs(missed[group].mean()) <= 1 for group in left_out])),
     }
+    fitted = ~of_kind(rows, "lora")
+    shares = [
+        inside[(predictions.names == name) & fitted].mean()
+        for name in np.unique(predictions.names[fitted])
+    ]
+    # With experts: groups with more than half of their rows inside.
+    result["unseen"] = {"n": len(shares), "in_interval": int(np.sum(np.array(shares) > 0.5))}
     for name, mask in (("experts", x.experts > 1), ("adapters", of_kind(rows, "lora"))):
         if mask.any():
             result[name] = _figures(whole, mask)

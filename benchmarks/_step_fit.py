@@ -121,6 +121,17 @@ def between_sd(
     return float(np.sqrt(max(0.0, np.mean(squares)))) if squares else 0.0
 
 
+def model_error(
+    x: Cases, log_errors: Floats, known_variance: Floats, sources: Sequence[str]
+) -> tuple[float, dict[str, float]]:
+    """Return the deviation between sources, and `residual_sd` beyond it.
+
+    Arguments are those of `residual_sd`.
+    """
+    source_sd = between_sd(log_errors, sources, known_variance)
+    return source_sd, residual_sd(x, log_errors, known_variance + source_sd**2, sources)
+
+
 def residual_sd(
     x: Cases, log_errors: Floats, known_variance: Floats, sources: Sequence[str]
 ) -> dict[str, float]:

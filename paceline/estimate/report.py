@@ -476,8 +476,18 @@ def _notes(estimates: Sequence[Estimate]) -> tuple[str, ...]:
     for each in estimates:
         kinds = each.provenance.model_dump(exclude={"title"})
         words = ", ".join(f"{name.replace('_', ' ')}: {kind}" for name, kind in kinds.items())
-        notes += [f"Based on {each.provenance.title}.", f"Sources: {words}."]
+        notes += [f"Based on {each.provenance.title}.{_unseen(each)}", f"Sources: {words}."]
     return tuple(dict.fromkeys(notes))
+
+
+def _unseen(estimate: Estimate) -> str:
+    """Return for how many sources the interval was right; empty if that was not tested."""
+    if estimate.unseen_sources is None:
+        return ""
+    return (
+        f" The 80% interval contains most steps of {estimate.unseen_sources_in_interval} of "
+        f"{estimate.unseen_sources} sources if the fit excludes them."
+    )
 
 
 def _charts(

@@ -76,9 +76,10 @@ def step_time_ratio(
     """Return the step time of the second request relative to the first.
 
     Shared errors cancel: an uncertain coefficient contributes only the difference of its slopes,
-    and unseen software or an unseen device contributes nothing if both requests have it. Model
-    error and assumed links are treated as independent. `other` is the second request's evidence if
-    it differs; then all errors are independent.
+    and unseen software or an unseen device contributes nothing if both requests have it. The
+    deviation of the source cancels if both have the same software and device. Model error and
+    assumed links are treated as independent. `other` is the second request's evidence if it
+    differs; then all errors are independent.
     """
     evidences = (evidence, other or evidence)
     estimates = [

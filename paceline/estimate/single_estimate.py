@@ -126,6 +126,11 @@ class Estimate(Value):
     step_time_s: float
     low_s: float
     high_s: float
+    unseen_sources: int | None = None
+    """Number of sources of published steps that fits without them predicted; None if the
+    coefficients are of one machine."""
+    unseen_sources_in_interval: int | None = None
+    """Number of these sources with most steps in the 80% interval."""
     parts: dict[str, float]
     """Seconds of the step by part."""
     tokens_per_s: float
@@ -176,6 +181,7 @@ def estimate_on(
     memory, time, training = estimates.memory, estimates.time, spec.training
     seconds = float(estimates.step_time_s[0])
     low, high = estimates.interval_s
+    sources_inside = evidence.unseen_sources_in_interval
     coefficients = coefficient_values(evidence.fit().centre)
     rate = tokens_per_s(training.seq_len, training.global_batch, seconds)
     flops_input = FlopsInput(spec.model, training.seq_len, lora=spec.lora)
@@ -205,6 +211,8 @@ def estimate_on(
         step_time_s=seconds,
         low_s=float(low[0]),
         high_s=float(high[0]),
+        unseen_sources=None if sources_inside is None else evidence.sources,
+        unseen_sources_in_interval=sources_inside,
         parts=time.at(0),
         tokens_per_s=rate,
         samples_per_s=training.global_batch / seconds,

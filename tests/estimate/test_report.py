@@ -94,3 +94,14 @@ def test_unknown_energy_is_reported_with_the_reason(device: str, whose: str):
     blind = known.model_copy(update={"training_cost": cost, "device": device})
     words = f"energy unknown: no data sheet states the power of {whose}"
     assert words in document(blind).figures[4].details
+
+
+def test_the_interval_says_for_how_many_sources_it_was_right():
+    shipped, one = shipped_evidence(), found()
+    inside = shipped.unseen_sources_in_interval
+    assert inside is not None and 0.75 < inside / shipped.sources < 0.95
+    assert (one.unseen_sources, one.unseen_sources_in_interval) == (shipped.sources, inside)
+    sentence = f"contains most steps of {inside} of {shipped.sources} sources"
+    assert any(sentence in note for note in document(one).notes)
+    untested = one.model_copy(update={"unseen_sources": None, "unseen_sources_in_interval": None})
+    assert not any("contains most steps" in note for note in document(untested).notes)

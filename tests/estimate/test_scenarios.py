@@ -53,6 +53,23 @@ def test_a_stack_or_device_without_rows_cancels_where_both_have_it():
     assert apart > apart_exact
 
 
+@pytest.mark.parametrize(
+    ("changes", "cancels"),
+    [({}, True), ({"software": "torch"}, False), ({"device": "A100"}, False)],
+)
+def test_the_deviation_of_a_source_cancels_for_one_software_on_one_device(
+    changes: dict[str, str], cancels: bool
+):
+    exact = shipped_evidence().model_copy(update={"unseen_sd": {}})
+    evidence = exact.model_copy(update={"unseen_sd": {"source": 0.05}})
+    first = replace(LLAMA_70B, software="nemo")
+    second = replace(first, devices=128, intra_link=None, **changes)  # type: ignore[arg-type]
+    low, high = (log(step_time_ratio(first, second, by).high) for by in (exact, evidence))
+    assert (high == pytest.approx(low)) is cancels and high >= low
+    with_source, without = (estimate(first, by) for by in (evidence, exact))
+    assert with_source.high_s > without.high_s
+
+
 def test_what_nobody_states_of_the_links_widens_a_ratio_too():
     def width(**links: str | None) -> float:
         asked = replace(LLAMA_70B, **links)  # type: ignore[arg-type]

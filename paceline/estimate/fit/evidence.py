@@ -38,8 +38,11 @@ class Evidence(Value):
     residual_sd: Annotated[dict[str, NonNegativeFloat], Field(min_length=1)]
     """Model error by implementation, as a standard deviation of the logarithm."""
     unseen_sd: dict[str, NonNegativeFloat] = {}
-    """Additional model error for unseen `software` and an unseen `device`, as standard deviations
-    of the logarithm; empty for evidence of one machine."""
+    """Additional model error for an unseen `source`, unseen `software` and an unseen `device`, as
+    standard deviations of the logarithm; empty for evidence of one machine."""
+    unseen_sources_in_interval: int | None = None
+    """Number of the `sources` with most steps in the 80% interval of a fit without the source; None
+    if that was not tested."""
     software: tuple[str, ...] = ()
     """Software with measurements."""
     devices: tuple[str, ...] = ()
@@ -58,9 +61,11 @@ class Evidence(Value):
 
     @property
     def levels(self) -> Levels:
-        """Additional model error for unseen software and devices."""
-        stack, device = (self.unseen_sd.get(name, 0.0) for name in ("software", "device"))
-        return Levels(stack, device, self.software, self.devices)
+        """Additional model error for unseen sources, software and devices."""
+        source, stack, device = (
+            self.unseen_sd.get(name, 0.0) for name in ("source", "software", "device")
+        )
+        return Levels(source, stack, device, self.software, self.devices)
 
     def fit(self) -> Fit:
         """Return the coefficients as vectors; a coefficient that the file lacks keeps its prior.

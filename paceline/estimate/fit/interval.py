@@ -34,12 +34,15 @@ ASSUMED_DEVICE_SD = 0.08
 
 @dataclass(frozen=True)
 class Levels:
-    """Model error that all steps of one software or one device have in common.
+    """Model error that all steps of one source, one software or one device have in common.
 
-    Values are standard deviations of the logarithm of the step time, for software and devices
-    without fitted rows; those with fitted rows have none.
+    Values are standard deviations of the logarithm of the step time. Those of software and devices
+    are for names without fitted rows; names with fitted rows have none.
     """
 
+    source_sd: float = 0.0
+    """Deviation of a source, such as a publication or a user's own cluster. No estimate is for a
+    fitted source, so it always counts."""
     software_sd: float = 0.0
     device_sd: float = 0.0
     software: tuple[str, ...] = ()
@@ -48,18 +51,22 @@ class Levels:
     """Device families of the catalog with fitted rows."""
 
     def variance(self, x: Cases) -> Floats:
-        """Return the variance due to each case's unseen software and device."""
-        return self._software_variance(x) + self._device_variance(x)
+        """Return the variance due to each case's unseen source, software and device."""
+        return self.source_sd**2 + self._software_variance(x) + self._device_variance(x)
 
     def variance_between(self, first: Cases, second: Cases) -> Floats:
-        """Return the variance of the difference of cases; software and devices in common cancel."""
+        """Return the variance of the difference of cases; software and devices in common cancel.
+
+        The deviation of a source cancels only for one software on one device: in ratios of devices
+        it does not (docs/dev/estimator-log.md, Deviation of sources).
+        """
         stacks, devices = (
             first.categories[word] != second.categories[word] for word in ("software", "family")
         )
         of_stacks = self._software_variance(first) + self._software_variance(second)
-        return stacks * of_stacks + devices * (
-            self._device_variance(first) + self._device_variance(second)
-        )
+        of_devices = self._device_variance(first) + self._device_variance(second)
+        of_sources = (stacks | devices) * 2 * self.source_sd**2
+        return of_sources + stacks * of_stacks + devices * of_devices
 
     def _software_variance(self, x: Cases) -> Floats:
         return np.where(np.isin(x.categories["software"], self.software), 0.0, self.software_sd**2)
@@ -92,9 +99,9 @@ def model_variance(
 ) -> Floats:
     """Return the variance of each logarithm that does not depend on the coefficients' uncertainty.
 
-    It is the sum of the model error, the error of unseen software and devices, the distance beyond
-    the largest published cluster, the error of kinds of models that are not fitted, and the error
-    of assumed links and device variants. `slope` is the result of `slopes`.
+    It is the sum of the model error, the error of unseen sources, software and devices, the
+    distance beyond the largest published cluster, the error of kinds of models that are not fitted,
+    and the error of assumed links and device variants. `slope` is the result of `slopes`.
     """
     residual_deviation = np.select(
         [x.is_category("implementation", name) for name in residual], list(residual.values())

@@ -12,11 +12,12 @@ from benchmarks._step_fit import (
     between_sd,
     fit,
     fit_with_experts,
+    model_error,
     residual_sd,
     source_weights,
 )
 from paceline.estimate.fit.evidence import shipped_evidence
-from paceline.estimate.fit.interval import Levels, log_sd
+from paceline.estimate.fit.interval import Z80, Levels, log_sd
 from paceline.estimate.fit.origin import IMPLEMENTATION_OF, SOFTWARE
 from paceline.estimate.fit.posterior import (
     PRIOR,
@@ -60,13 +61,25 @@ def test_what_formulas_miss_lies_beyond_what_fits_leave_open():
     assert residual_sd(x, missed, np.ones(1000), sources)["fused"] == 0
 
 
+def test_what_steps_of_a_source_share_is_no_error_of_single_steps():
+    rng, names = np.random.default_rng(5), [name for name in "abcdefghij" for _ in range(80)]
+    shared = {name: 0.08 * (-1) ** number for number, name in enumerate("abcdefghij")}
+    x = cases_of([replace(read_row(ROW).case, implementation="fused")] * 800)
+    missed = np.array([shared[name] for name in names]) + 0.05 * rng.normal(size=800)
+    source_sd, residual = model_error(x, missed, np.zeros(800), names)
+    assert source_sd == pytest.approx(0.08, rel=0.1)
+    assert residual["fused"] < residual_sd(x, missed, np.zeros(800), names)["fused"]
+    inside = np.abs(missed) < Z80 * np.hypot(source_sd, residual["fused"])
+    assert inside.mean() == pytest.approx(0.8, abs=0.01)
+
+
 def test_a_stack_or_device_that_was_looked_at_narrows_the_interval():
     between = {"software": 0.09, "device": 0.05}
     evidence, case = (
         shipped_evidence().model_copy(update={"unseen_sd": between}),
         read_row(ROW).case,
     )
-    assert shipped_evidence().unseen_sd["software"] > 0.03
+    assert min(shipped_evidence().unseen_sd[name] for name in ("software", "source")) > 0.03
     seen = replace(case, software=evidence.software[0], family=evidence.devices[0])
     cases = [seen, replace(seen, software="any"), replace(seen, family="Wonder-9000")]
     sd = log_sd(cases_of(cases), evidence.fit(), evidence.residual_sd, evidence.levels)
@@ -74,6 +87,9 @@ def test_a_stack_or_device_that_was_looked_at_narrows_the_interval():
     assert sd[1:] == pytest.approx(np.hypot(sd[0], widths))
     of_one_machine = log_sd(cases_of(cases), evidence.fit(), evidence.residual_sd)
     assert of_one_machine == pytest.approx(np.full(3, sd[0]))
+    everywhere = replace(evidence.levels, source_sd=0.04)
+    of_a_source = log_sd(cases_of(cases), evidence.fit(), evidence.residual_sd, everywhere)
+    assert of_a_source == pytest.approx(np.hypot(sd, 0.04))
     assert Levels().variance(cases_of(cases)) == pytest.approx(np.zeros(3))
 
 
