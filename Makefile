@@ -95,7 +95,7 @@ $(VENV)/energon/.installed: $(VENV)/.installed-tested
 
 # Ray's wheel is large, and only the tests of clusters need it.
 $(VENV)/.installed-ray: $(VENV)/.installed-tested
-	$(PIP) ray==$(RAY)
+	$(PIP) 'ray[default]==$(RAY)'
 	@touch $@
 
 # kubectl of the system counts if there is one.

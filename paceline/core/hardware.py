@@ -110,7 +110,8 @@ class RaySettings(Value):
     """Settings of an existing Ray cluster."""
 
     address: str | None = None
-    """Address of the cluster. Unset is RAY_ADDRESS, else `auto`."""
+    """Address of the cluster, or of its dashboard (`http://HOST:8265`), to which runs are submitted
+    as jobs. Unset is RAY_ADDRESS, else `auto`."""
     python: str | None = None
     """Local interpreter with the cluster's versions of Ray and Python. Unset is Paceline's."""
     resources: dict[str, NonNegativeFloat] = {}
@@ -138,7 +139,7 @@ KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0
 LabelKey = Annotated[
     str, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?$")
 ]
-WorkloadKind = Literal["jobset", "job", "pytorchjob", "trainjob", "mpijob"]
+WorkloadKind = Literal["jobset", "job", "pytorchjob", "trainjob", "mpijob", "rayjob"]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00-\x1f:]+$")]
 TolerationText = Annotated[
     str,

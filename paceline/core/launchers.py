@@ -59,7 +59,7 @@ LAUNCHERS = {
         batch_scripts=True,
         containers=True,
     ),
-    "ray": Capabilities("paceline.machines.ray", lists_hosts=True),
+    "ray": Capabilities("paceline.machines.ray", lists_hosts=True, outlives_controller=True),
     "kubernetes": Capabilities(
         "paceline.machines.kubernetes",
         lists_hosts=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -31,6 +32,9 @@ class RayBed:
 
     folder: Path
     address: str = ""
+    has_dashboard: bool = False
+    dashboard: str = ""
+    """Address of the dashboard, to which jobs are submitted."""
     nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, number: int, hidden: Path | None = None) -> None:
@@ -40,7 +44,11 @@ class RayBed:
             self.address = f"{name}:{free_port()}"
             port = self.address.rpartition(":")[2]
             place = ["--head", f"--port={port}", f"--temp-dir={self.folder}"]
-            place += ["--include-dashboard=false"]
+            place += [f"--include-dashboard={str(self.has_dashboard).lower()}"]
+            if self.has_dashboard:
+                self.dashboard = f"http://{name}:{free_port()}"
+                port = self.dashboard.rpartition(":")[2]
+                place += [f"--dashboard-host={name}", f"--dashboard-port={port}"]
         else:
             place = [f"--address={self.address}"]
         words = [*RAY, f"--node-ip-address={name}", *SIZES, *place]
@@ -50,7 +58,7 @@ class RayBed:
         file = self.folder / f"{name}.log"
         with file.open("wb") as log:
             self.nodes[name] = subprocess.Popen(
-                words, stdout=log, stderr=log, start_new_session=True
+                words, stdout=log, stderr=log, env=with_python(), start_new_session=True
             )
         wait_until(
             lambda: b"Ray runtime started" in file.read_bytes() or self.nodes[name].poll(),
@@ -90,14 +98,21 @@ class RayBed:
 
 
 @contextmanager
-def ray_bed(count: int, hidden: Mapping[int, Path]) -> Iterator[RayBed]:
+def ray_bed(count: int, hidden: Mapping[int, Path], *, dashboard: bool = False) -> Iterator[RayBed]:
     """A cluster of `count` nodes; `hidden` gives the folder that a node does not share."""
     missing = None if find_spec("ray") else "not installed: ray; `make test-clusters` installs it"
     skip_or_fail(missing)
-    bed = RayBed(Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp")))  # sockets need short paths
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets need short paths
+    bed = RayBed(folder, has_dashboard=dashboard)
     try:
         for number in range(count):  # nodes that start at once would take each other's sockets
             bed.start(number, hidden.get(number))
         yield bed
     finally:
         bed.down()
+
+
+def with_python() -> dict[str, str]:
+    """Variables with which `python3` is the interpreter that has Ray, as in Ray's images."""
+    folder = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": f"{folder}:{os.environ.get('PATH', os.defpath)}"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.core.errors import UserError
 from paceline.core.job import Job
@@ -15,15 +15,15 @@ from paceline.machines.kubernetes.manifest import (
     requests,
 )
 
-RUNTIME_FIELDS = (
-    "priority_class",
-    "host_network",
-    "claims",
-    "compute_domain",
-    "gang",
-    "scheduler",
-)
-"""Settings of pods that a TrainJob cannot change."""
+UNUSABLE_FIELDS: Mapping[str, tuple[str, Sequence[str], str]] = {
+    "trainjob": (
+        "a TrainJob",
+        ("priority_class", "host_network", "claims", "compute_domain", "gang", "scheduler"),
+        "set it in the runtime, or use `kind: jobset`",
+    ),
+    "rayjob": ("a RayJob", ("gang", "results"), "omit it, or use `kind: jobset`"),
+}
+"""Kinds of workloads with the settings that they cannot follow, and the remedy."""
 
 
 def require_consistent(job: Job) -> None:
@@ -78,14 +78,10 @@ def _faults(job: Job) -> Iterator[tuple[str, str, str]]:
         yield "kubernetes.compute_domain", "needs NVIDIA GPUs", "omit it"
     if both := sorted({*cluster.hosts} & {*settings.exclude}):
         yield "kubernetes.exclude", f"lists {both[0]}, which is in hosts", "omit one of both"
-    if settings.kind == "trainjob":
-        for name in RUNTIME_FIELDS:
-            if getattr(settings, name):
-                yield (
-                    f"kubernetes.{name}",
-                    "cannot be set by a TrainJob",
-                    "set it in the runtime, or use `kind: jobset`",
-                )
+    kind, fields, remedy = UNUSABLE_FIELDS.get(settings.kind, ("", (), ""))
+    for name in fields:
+        if getattr(settings, name):
+            yield f"kubernetes.{name}", f"cannot be set by {kind}", remedy
     for path, source in settings.volumes.items():
         if path == "/dev/shm" or f"{path}/".startswith(f"{ROOT}/"):
             yield f"kubernetes.volumes: {path}", "is used by Paceline", "use another mount path"

@@ -21,13 +21,17 @@ from paceline.core.hardware import Cluster, KubernetesSettings, WorkloadKind
 from paceline.core.job import Job
 from paceline.files import catalog
 from paceline.machines.node.script import rendezvous_port, secret_variables
+from paceline.machines.ray.submission import PROGRAM as RAY_PROGRAM
 
 Manifest = dict[str, Any]
 
 RUN_LABEL = "paceline/run"
 """Label of all objects of a run. Its value is the name of the workload."""
 ROLE_LABEL = "paceline/role"
-"""Label of pods: `node`, or `launcher` for the pod of an MPIJob that runs mpirun."""
+"""Label of pods: `node`, or `launcher` for the pod of an MPIJob that runs mpirun and the one that
+submits a RayJob, or `head` for that of Ray."""
+PRINTING_ROLES: Mapping[WorkloadKind, str] = {"mpijob": "launcher", "rayjob": "launcher"}
+"""Role of the pod that prints the records of all nodes; else each node prints its own."""
 NAME = r"^paceline(-[a-z0-9]+)*-[0-9a-f]{8}$"
 """Pattern of the name of a workload."""
 MAX_NAME = 33
@@ -474,7 +478,7 @@ def _mpijob(job: Job, name: str) -> Manifest:
         **{key: container[key] for key in ("name", "image", "env")},
         "command": ["bash", "-c", script, "mpirun", *program],
     }
-    spec = {key: worker["spec"][key] for key in MPI_LAUNCHER_FIELDS if key in worker["spec"]}
+    spec = {key: worker["spec"][key] for key in LAUNCHER_FIELDS if key in worker["spec"]}
     labels = {RUN_LABEL: name, ROLE_LABEL: "launcher"}
     replicas = {
         "Launcher": {
@@ -523,14 +527,71 @@ def _trainjob(job: Job, name: str) -> Manifest:
     return _workload("trainjob", job, name, spec)
 
 
-MPI_LAUNCHER_FIELDS = (
+def _rayjob(job: Job, name: str) -> Manifest:
+    """Return a RayJob, whose head has no devices and whose workers are the nodes.
+
+    The submitter's pod prints the log of the job, which job_program.py writes on the head.
+    """
+    worker = _pod(job, name, JOB_NAME, None)
+    container = worker["spec"]["containers"][0]
+    del container["command"]  # KubeRay starts Ray
+    worker["spec"].pop("activeDeadlineSeconds", None)  # that of the RayJob counts
+    devices = str(job.devices_per_node)
+    is_cpu = cluster_of(job).device == "cpu"
+    workers = {
+        "groupName": "nodes",
+        "replicas": job.nodes,
+        "minReplicas": job.nodes,
+        "maxReplicas": job.nodes,
+        "rayStartParams": {"num-cpus": devices, **({} if is_cpu else {"num-gpus": devices})},
+        "template": worker,
+    }
+    files = "files"
+    head = {
+        "resources": {"requests": {"cpu": "1"}},
+        "volumeMounts": [m for m in container["volumeMounts"] if m["name"] == files],
+    }
+    volumes = [volume for volume in worker["spec"]["volumes"] if volume["name"] == files]
+    spec = {
+        **_suspend(job),
+        "entrypoint": f"{job.python} {ROOT}/files/{RAY_PROGRAM} {ROOT}/files",
+        "submissionMode": "K8sJobMode",
+        "backoffLimit": 0,
+        "submitterConfig": {"backoffLimit": 0},
+        "shutdownAfterJobFinishes": True,
+        **_without_empty(activeDeadlineSeconds=_deadline_s(job)),
+        "rayClusterSpec": {
+            "headGroupSpec": {
+                "rayStartParams": {"num-cpus": "0"},
+                "template": _ray_pod(worker, name, "head", head, volumes),
+            },
+            "workerGroupSpecs": [workers],
+        },
+        "submitterPodTemplate": _ray_pod(worker, name, "launcher", {}, []),
+    }
+    return _workload("rayjob", job, name, spec)
+
+
+def _ray_pod(
+    worker: Manifest, name: str, role: str, fields: Manifest, volumes: list[Manifest]
+) -> Manifest:
+    """Return the template of a RayJob's pod without devices."""
+    common = {key: worker["spec"][key] for key in LAUNCHER_FIELDS if key in worker["spec"]}
+    container = {"name": JOB_NAME, "image": worker["spec"]["containers"][0]["image"], **fields}
+    return {
+        "metadata": {"labels": {RUN_LABEL: name, ROLE_LABEL: role}},
+        "spec": {**common, "containers": [container], **_without_empty(volumes=volumes)},
+    }
+
+
+LAUNCHER_FIELDS = (
     "imagePullSecrets",
     "priorityClassName",
     "restartPolicy",
     "serviceAccountName",
     "tolerations",
 )
-"""Fields of a node's pod that also apply to the pod that runs mpirun."""
+"""Fields of a node's pod that also apply to pods without devices, such as that of mpirun."""
 TRAINJOB_PATCH = (
     "affinity",
     "imagePullSecrets",
@@ -548,6 +609,7 @@ WORKLOAD_TYPES: Mapping[WorkloadKind, Manifest] = {
     "pytorchjob": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"},
     "trainjob": {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob"},
     "mpijob": {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob"},
+    "rayjob": {"apiVersion": "ray.io/v1", "kind": "RayJob"},
 }
 WORKLOADS: Mapping[str, Callable[[Job, str], Manifest]] = {
     "jobset": _jobset,
@@ -555,4 +617,5 @@ WORKLOADS: Mapping[str, Callable[[Job, str], Manifest]] = {
     "pytorchjob": _pytorchjob,
     "trainjob": _trainjob,
     "mpijob": _mpijob,
+    "rayjob": _rayjob,
 }

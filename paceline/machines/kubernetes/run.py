@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
-import errno
-import io
+import json
 import math
 import re
-import tarfile
 import time
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -32,7 +28,6 @@ from paceline.files.run_folder import (
     RESULT_FILE,
     RUN_FILE,
     SCRIPT_FILE,
-    STEPS_FOLDER,
 )
 from paceline.machines import Handle, JobEnd
 from paceline.machines.kubernetes.client import Kubectl, KubectlStream, well_formed
@@ -42,6 +37,7 @@ from paceline.machines.kubernetes.manifest import (
     JOB_NAME,
     MAX_NAME,
     NAME,
+    PRINTING_ROLES,
     ROLE_LABEL,
     RUN_LABEL,
     Manifest,
@@ -49,9 +45,13 @@ from paceline.machines.kubernetes.manifest import (
     manifests,
 )
 from paceline.machines.kubernetes.pods import HOPELESS, PodState, pending_text, pod_state
-from paceline.machines.node.script import secret_variables
+from paceline.machines.node.records import packed_run, write_record
+from paceline.machines.node.script import open_variables, secret_variables
+from paceline.machines.ray.submission import REQUEST_FILE, job_programs, job_request
 
 RECORD_FILE = "kubernetes.json"
+OWN_FILES = (RUN_FILE, RECORD_FILE, SCRIPT_FILE, RESULT_FILE)
+"""Files that no pod may replace."""
 MESSAGES_FILE = "kubectl.log"
 """Messages of kubectl; the output of node.sh is in host-*.log."""
 POD_PROGRAM, ARCHIVE = "pod_program.py", "run.tar.gz"
@@ -71,15 +71,9 @@ DRAIN_S = 10.0
 """Time in seconds that the last records have to arrive after the end of all pods."""
 SILENT_S = 10.0
 """Time in seconds without an answer of Kubernetes after which the phase reports it."""
-MAX_RECORD_BYTES = 1 << 20
-"""Maximum size in bytes of a record's content; a pod sends up to 32 KiB."""
-MAX_FILE_BYTES = 1 << 34
-"""Maximum size in bytes of a file of a pod."""
 MAX_LINE = 200
 """Maximum number of characters of a pod's last line that are shown."""
 POLL_S = 0.1
-UNUSABLE_NAME = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
-"""Errors of a path that no file of a pod can have."""
 KILLED = 137
 """Exit code of a container that was ended by SIGKILL."""
 LOST_CODE = 255
@@ -223,9 +217,8 @@ class KubernetesRun(Handle):
         return [pod for pod in self.pods.values() if pod.role == "node"]
 
     def _printing_pods(self) -> list[PodState]:
-        """Return the pods that print records: one per node, or the one that runs mpirun."""
-        role = "launcher" if self.record.kind == "mpijob" else "node"
-        return [pod for pod in self.pods.values() if pod.role == role]
+        """Return the pods that print records: one per node, or one for all nodes."""
+        return [pod for pod in self.pods.values() if pod.role == self._printing_role]
 
     @property
     def _num_started(self) -> int:
@@ -318,10 +311,9 @@ class KubernetesRun(Handle):
         return self.folder / LOGS_FOLDER / MESSAGES_FILE
 
     def _log_words(self) -> list[str]:
-        role = "launcher" if self.record.kind == "mpijob" else "node"
         return self.kubectl.words(
             "logs",
-            f"--selector={self._selector},{ROLE_LABEL}={role}",
+            f"--selector={self._selector},{ROLE_LABEL}={self._printing_role}",
             f"--container={CONTAINER_NAMES.get(self.record.kind, JOB_NAME)}",
             "--follow",
             "--prefix",
@@ -339,7 +331,7 @@ class KubernetesRun(Handle):
         pod = prefix.partition("/")[2].partition("/")[0]
         match text.split(" "):
             case ["@file", _, name, offset, data]:
-                self._write(name, offset, data)
+                write_record(self.folder, name, offset, data, OWN_FILES)
             case ["@start", _, _]:
                 return
             case ["@end", node, code] if _is_end(node, code, self.job.nodes):
@@ -349,31 +341,6 @@ class KubernetesRun(Handle):
                     self._note_failure(self.pods.get(pod) or PodState(pod, "node"))
             case _ if text.strip():
                 self._last_lines[pod] = text.strip()[:MAX_LINE]
-
-    def _write(self, name: str, offset: str, data: str) -> None:
-        """Write content of a file of a pod; a record that is cut off or invalid is ignored."""
-        path = PurePosixPath(name.replace("%20", " "))
-        try:
-            packed = base64.b64decode(data, validate=True)
-            content = zlib.decompressobj().decompress(packed, MAX_RECORD_BYTES)
-            position = int(offset)
-        except (ValueError, binascii.Error, zlib.error):
-            return
-        is_inside = not path.is_absolute() and ".." not in path.parts and "\0" not in name
-        if not is_inside or str(path) in (RUN_FILE, RECORD_FILE, SCRIPT_FILE, RESULT_FILE):
-            return
-        if not 0 <= position <= MAX_FILE_BYTES:
-            return
-        file = self.folder / path
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            if file.parent.resolve().is_relative_to(self.folder) and not file.is_symlink():
-                with file.open("r+b" if file.exists() else "wb") as target:
-                    target.seek(position)
-                    target.write(content)
-        except OSError as error:
-            if error.errno not in UNUSABLE_NAME:
-                raise
 
     def _start_fault(self) -> SystemFaultError | None:
         """Return the error for pods that cannot start, once their retries are pointless."""
@@ -409,7 +376,11 @@ class KubernetesRun(Handle):
 
     @property
     def _num_printing(self) -> int:
-        return 1 if self.record.kind == "mpijob" else self.job.nodes
+        return self.job.nodes if self._printing_role == "node" else 1
+
+    @property
+    def _printing_role(self) -> str:
+        return PRINTING_ROLES.get(self.record.kind, "node")
 
     def _exit_code(self) -> int:
         codes = [code for code in self.ends.values() if code]
@@ -535,14 +506,8 @@ def _data(job: Job, folder: Path, name: str) -> list[Manifest]:
 
     Raises UserError if the files are too large for a ConfigMap.
     """
-    archive = io.BytesIO()
-    names = {*job.files, *(path.name for path in folder.iterdir() if path.is_file())}
-    with tarfile.open(fileobj=archive, mode="w:gz") as files:
-        for file in sorted(names - {RUN_FILE, RECORD_FILE, SCRIPT_FILE}):
-            files.add(folder / file, file)
-        for empty in (LOGS_FOLDER, STEPS_FOLDER):
-            files.addfile(_folder(empty))
-    size = len(archive.getvalue())
+    archive = packed_run(job, folder, (RUN_FILE, RECORD_FILE, SCRIPT_FILE))
+    size = len(archive)
     if size > MAX_ARCHIVE_BYTES:
         raise UserError(
             str(folder),
@@ -550,7 +515,6 @@ def _data(job: Job, folder: Path, name: str) -> list[Manifest]:
             allowed=si(MAX_ARCHIVE_BYTES, "B"),
             remedy="put large files on a volume (kubernetes.volumes)",
         )
-    program = (resources.files("paceline.machines.kubernetes") / POD_PROGRAM).read_text("utf-8")
     namespace = cluster_of(job).kubernetes.namespace
     metadata: Manifest = {"name": name, "labels": {RUN_LABEL: name}}
     metadata |= {"namespace": namespace} if namespace else {}
@@ -559,8 +523,8 @@ def _data(job: Job, folder: Path, name: str) -> list[Manifest]:
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": metadata,
-            "data": {POD_PROGRAM: program},
-            "binaryData": {ARCHIVE: base64.b64encode(archive.getvalue()).decode()},
+            "data": _programs(job, name),
+            "binaryData": {ARCHIVE: base64.b64encode(archive).decode()},
         }
     ]
     if secrets := secret_variables(job.env):
@@ -569,13 +533,16 @@ def _data(job: Job, folder: Path, name: str) -> list[Manifest]:
     return documents
 
 
+def _programs(job: Job, name: str) -> dict[str, str]:
+    """Return the programs of the pods, and what they read, by file name."""
+    if cluster_of(job).kubernetes.kind == "rayjob":
+        request = job_request(job, name, open_variables(job.env))
+        return {**job_programs(), REQUEST_FILE: json.dumps(request)}
+    program = resources.files("paceline.machines.kubernetes") / POD_PROGRAM
+    return {POD_PROGRAM: program.read_text("utf-8")}
+
+
 def _is_end(node: str, code: str, num_nodes: int) -> bool:
     """Return True if a record names a node of the run and an exit code."""
     is_code = all(re.fullmatch("[0-9]{1,9}", text) for text in (node, code))
     return is_code and int(node) < num_nodes and int(code) <= 255
-
-
-def _folder(name: str) -> tarfile.TarInfo:
-    about = tarfile.TarInfo(name)
-    about.type, about.mode = tarfile.DIRTYPE, 0o755
-    return about

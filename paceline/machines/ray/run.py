@@ -16,7 +16,7 @@ from functools import partial
 from importlib import resources
 from pathlib import Path
 from signal import SIGTERM
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.core.errors import PacelineError, SystemFaultError
 from paceline.core.hardware import Cluster
@@ -67,6 +67,34 @@ class NodeState:
     failed_s: float = math.inf
 
 
+class Driver(Protocol):
+    """Program that has the connection to Ray."""
+
+    @property
+    def ended(self) -> bool:
+        """True if it has ended; its last messages may not have been read."""
+        ...
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message."""
+        ...
+
+    def messages(self) -> Iterable[dict[str, Any]]:
+        """Yield the messages that have arrived; raises SystemFaultError for an error of Ray."""
+        ...
+
+    def close(self) -> None:
+        """End the job on all nodes."""
+        ...
+
+
+def checked_message(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message; raises SystemFaultError if it is an error of Ray."""
+    if message["event"] == "error":
+        raise SystemFaultError("Ray", message["text"], remedy=REMEDIES[message["kind"]])
+    return message
+
+
 @dataclass
 class DriverProcess:
     """The process of driver_program.py and its messages."""
@@ -90,10 +118,12 @@ class DriverProcess:
                 message = parse_json(line.decode())
             except ValueError:  # text of a library
                 continue
-            if message["event"] == "error":
-                kind = message["kind"]
-                raise SystemFaultError("Ray", message["text"], remedy=REMEDIES[kind])
-            yield message
+            yield checked_message(message)
+
+    @property
+    def ended(self) -> bool:
+        """True if the driver has ended; its last messages may not have been read."""
+        return self.process.poll() is not None
 
     def close(self) -> None:
         """Have the driver end the job; kill it if it does not, and Ray ends its actors."""
@@ -179,7 +209,7 @@ def list_nodes(cluster: Cluster) -> list[dict[str, str]]:
     try:
         deadline = time.monotonic() + LIST_S
         while time.monotonic() < deadline:
-            has_ended = driver.process.poll() is not None
+            has_ended = driver.ended
             for message in driver.messages():
                 return message["hosts"]
             if has_ended:
@@ -194,7 +224,7 @@ def list_nodes(cluster: Cluster) -> list[dict[str, str]]:
 class RayRun(Handle):
     """A started job on nodes of a Ray cluster."""
 
-    driver: DriverProcess
+    driver: Driver
     job: Job
     folder: Path
     nonce: str
@@ -229,7 +259,7 @@ class RayRun(Handle):
 
         Raises SystemFaultError if Ray refuses the job or a node is unfit, before any rank starts.
         """
-        has_ended = self.driver.process.poll() is not None
+        has_ended = self.driver.ended
         try:
             for message in self.driver.messages():
                 self._handle(message)

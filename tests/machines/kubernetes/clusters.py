@@ -44,6 +44,13 @@ SITES: dict[str, dict[str, Any]] = {
         "results": "runs",
     },
     "mpijob": {"kind": "mpijob", "resources": {"rdma/hca": 8}, "pull_secrets": ["ngc"]},
+    "rayjob": {
+        "kind": "rayjob",
+        "resources": {"rdma/hca": 8},
+        "tolerations": ["nvidia.com/gpu:NoSchedule"],
+        "queue": "gpu",
+        "pull_secrets": ["ngc"],
+    },
 }
 
 

@@ -27,6 +27,7 @@ from paceline.machines.kubernetes.manifest import (
 )
 from tests.command import paceline
 from tests.machines.kubernetes.clusters import SITES, job_on
+from tests.machines.kubernetes.kuberay import RAY_JOB
 
 GOLDEN = Path(__file__).parent / "golden"
 RECORD = "PACELINE_RECORD_GOLDEN"
@@ -107,6 +108,28 @@ def test_objects_of_kubeflow_keep_every_field_in_its_models(site: str, model: st
     document = workload(site)
     parsed = getattr(models, model).from_dict(document)
     assert json.loads(json.dumps(parsed.to_dict())) == json.loads(json.dumps(document))
+
+
+def test_a_rayjob_has_only_fields_of_kuberay() -> None:
+    validate = pytest.importorskip("jsonschema").validate
+    document = workload("rayjob")
+    validate(document, RAY_JOB)
+    for name in ("rayClusterSpec", "submitterConfig"):
+        wrong = {**document["spec"], name: {**document["spec"][name], "typo": 1}}
+        with pytest.raises(Exception, match="typo"):
+            validate({**document, "spec": wrong}, RAY_JOB)
+
+
+def test_a_rayjob_waits_for_kueue_and_runs_the_program_that_its_head_mounts() -> None:
+    spec = workload("rayjob")["spec"]
+    assert spec["suspend"] and spec["shutdownAfterJobFinishes"]  # KubeRay allows only both
+    head = spec["rayClusterSpec"]["headGroupSpec"]
+    (mount,) = head["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert mount["mountPath"] in spec["entrypoint"] and head["rayStartParams"]["num-cpus"] == "0"
+    (workers,) = spec["rayClusterSpec"]["workerGroupSpecs"]
+    assert workers["replicas"] == workers["minReplicas"] == 2
+    (container,) = workers["template"]["spec"]["containers"]
+    assert "command" not in container and container["resources"]["limits"]["rdma/hca"] == "8"
 
 
 @pytest.mark.parametrize("site", SITES)
@@ -205,6 +228,7 @@ def test_tolerations_are_read_as_kubectl_writes_taints(text: str, expected: Any)
         ({"topology": "rack"}, {}, "kubernetes.topology: needs Kueue"),
         ({"queue": "q", "gang": "coscheduling"}, {}, "no effect on coscheduling"),
         ({"kind": "trainjob", "host_network": True}, {}, "cannot be set by a TrainJob"),
+        ({"kind": "rayjob", "results": "runs"}, {}, "results: cannot be set by a RayJob"),
         ({"volumes": {"/dev/shm": "a"}}, {}, "/dev/shm: is used by Paceline"),
         ({"volumes": {"/mnt/paceline/run": "a"}}, {}, "is used by Paceline"),
     ],

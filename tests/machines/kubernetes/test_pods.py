@@ -15,7 +15,8 @@ from paceline.machines import kubernetes
 from paceline.machines.kubernetes.client import Kubectl, KubectlStream, fault
 from paceline.machines.kubernetes.manifest import ROLE_LABEL, RUN_LABEL
 from paceline.machines.kubernetes.pods import PodState, pending_text, pod_state
-from paceline.machines.kubernetes.run import MAX_RECORD_BYTES, KubernetesRecord, KubernetesRun
+from paceline.machines.kubernetes.run import KubernetesRecord, KubernetesRun
+from paceline.machines.node.records import MAX_RECORD_BYTES
 from tests.machines.kubernetes.clusters import job_on
 
 
