@@ -120,7 +120,7 @@ RayAddress = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Ray cluster (default RAY_ADDRESS).",
+        help="Ray cluster, or its dashboard as http://HOST:PORT (default RAY_ADDRESS).",
         rich_help_panel=Panel.hosts,
     ),
 ]
