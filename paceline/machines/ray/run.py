@@ -67,7 +67,7 @@ class NodeState:
     failed_s: float = math.inf
 
 
-class Driver(Protocol):
+class DriverConnection(Protocol):
     """Program that has the connection to Ray."""
 
     @property
@@ -90,8 +90,9 @@ class Driver(Protocol):
 
 def checked_message(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message; raises SystemFaultError if it is an error of Ray."""
-    if message["event"] == "error":
-        raise SystemFaultError("Ray", message["text"], remedy=REMEDIES[message["kind"]])
+    if message.get("event") == "error":
+        remedy = REMEDIES.get(str(message.get("kind")))
+        raise SystemFaultError("Ray", str(message.get("text")), remedy=remedy)
     return message
 
 
@@ -224,7 +225,7 @@ def list_nodes(cluster: Cluster) -> list[dict[str, str]]:
 class RayRun(Handle):
     """A started job on nodes of a Ray cluster."""
 
-    driver: Driver
+    driver: DriverConnection
     job: Job
     folder: Path
     nonce: str

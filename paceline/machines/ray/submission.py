@@ -245,6 +245,12 @@ class SubmittedRun(RayRun):
         _record_end(self.folder, code)
         return code
 
+    def _handle(self, message: dict[str, Any]) -> None:
+        try:
+            super()._handle(message)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise SystemFaultError("Ray", "the job's log has an invalid event") from error
+
 
 def submit_job(job: Job, folder: Path, address: str) -> SubmittedRun:
     """Upload the run folder and submit the job.

@@ -1,0 +1,72 @@
+"""Logs of submitted jobs, whose content is not trusted."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.machines.ray.submission import Dashboard, SubmittedJob, SubmittedRun
+from tests.machines.kubernetes.clusters import job_on
+
+PLACED = '{"event": "placed", "nodes": [{"name": "a", "address": "1"}]}'
+
+
+class Recorded(Dashboard):
+    """A dashboard with one job, whose log and state are given."""
+
+    about: dict[str, Any]
+    log: str
+
+    def get(self, method: str, path: str, **content: Any) -> dict[str, Any]:
+        """Return the answer of the API."""
+        return {"logs": self.log} if path.endswith("/logs") else self.about
+
+
+def run_of(folder: Path, *lines: str, **about: str) -> SubmittedRun:
+    dashboard = Recorded("http://ray")
+    object.__setattr__(dashboard, "log", "".join(f"{line}\n" for line in lines))
+    object.__setattr__(dashboard, "about", {"status": "RUNNING", **about})
+    (folder / "logs").mkdir()
+    job = SubmittedJob(dashboard, "paceline-0123456789abcdef", folder)
+    return SubmittedRun(job, job_on({}, nodes=1), folder, ".paceline-x")
+
+
+def test_files_arrive_and_other_text_is_kept_in_the_log(tmp_path: Path) -> None:
+    data = base64.b64encode(zlib.compress(b"text")).decode()
+    run = run_of(tmp_path, PLACED, f"@file 0 steps/a 0 {data}", f"@file 0 ../b 0 {data}", "words")
+    assert run.poll() is None and run.phase == "running on a"
+    assert (tmp_path / "steps/a").read_text() == "text" and not (tmp_path.parent / "b").exists()
+    assert (tmp_path / "logs/ray-driver.log").read_text() == "words\n"
+
+
+def test_a_job_that_fails_without_a_node_is_explained_by_ray(tmp_path: Path) -> None:
+    message = "Job entrypoint command failed with exit code 1, last available logs:\nNameError: x"
+    run = run_of(tmp_path, PLACED, status="FAILED", message=message)
+    with pytest.raises(SystemFaultError, match=r"is FAILED: .* exit code 1: NameError: x"):
+        run.poll()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "placed", "nodes": [{"name": "a"}]},
+        {"event": "placed", "nodes": 1},
+        {"event": "end", "node": 7, "code": 1},
+        {"event": "error"},
+    ],
+)
+def test_an_invalid_event_is_an_error(tmp_path: Path, event: dict[str, Any]) -> None:
+    with pytest.raises(SystemFaultError):
+        run_of(tmp_path, json.dumps(event)).poll()
+
+
+def test_headers_of_the_user_must_be_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_JOB_HEADERS", "[1]")
+    with pytest.raises(UserError, match="RAY_JOB_HEADERS: is not a JSON object"):
+        Dashboard("http://127.0.0.1:1").ask("GET", "/")
