@@ -30,7 +30,7 @@ UNUSABLE_NAME = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
 def write_record(
-    folder: Path, name: str, offset: str, data: str, protected: Collection[str]
+    folder: Path, name: str, offset: str, data: str, reserved_names: Collection[str]
 ) -> None:
     """Write the content of a record into a run folder, which is an absolute path without links.
 
@@ -44,7 +44,7 @@ def write_record(
     except (ValueError, binascii.Error, zlib.error):
         return
     is_inside = not path.is_absolute() and ".." not in path.parts and "\0" not in name
-    if not is_inside or str(path) in protected or not 0 <= position <= MAX_FILE_BYTES:
+    if not is_inside or str(path) in reserved_names or not 0 <= position <= MAX_FILE_BYTES:
         return
     file = folder / path
     try:

@@ -47,8 +47,8 @@ class JobNode(driver.Node):
         exec(program, space)
         names = {address: name for name, address in space["interface_addresses"]().items()}
         host = os.environ.get("NODE_NAME") or ""
-        own = space["resolve"](socket.gethostname()) or "127."
-        is_hidden = own.startswith("127.") and not peer.startswith("127.")
+        own_address = space["resolve"](socket.gethostname()) or "127."
+        is_hidden = own_address.startswith("127.") and not peer.startswith("127.")
         return {"host": host, "interface": names.get(peer, "") if is_hidden else ""}
 
 

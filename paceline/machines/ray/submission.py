@@ -203,9 +203,9 @@ class SubmittedJob:
                     case ["@end", _, _]:
                         pass
                     case _ if (message := _event(line)) is not None:
-                        checked = checked_message(message)
-                        self._is_explained |= bool(checked.get("code") or checked.get("lost"))
-                        yield checked
+                        event = checked_message(message)
+                        self._is_explained |= bool(event.get("code") or event.get("lost"))
+                        yield event
                     case _:
                         log.write(f"{line}\n")
 
