@@ -2,12 +2,13 @@
 
     python benchmarks/explain.py [--healthy 4]
 
-The median one of some healthy trainings of the native trainer is the baseline of all. Ten others
+The median one of some healthy trainings of the native trainer is the baseline of all. Twelve others
 have one fault each, seeded for real: a rank that stands still again and again, a loopback of 300
 Mbit/s, a late loader, a CPU quota, other busy loops, both ranks on one core, a checkpoint every
-step, and settings. `paceline explain` is asked against the baseline and against the run itself.
-Ranks go before other programs of the machine, which needs root, as some of the faults do. Exit code
-1 when fewer than nine in ten faults are named first, or a cause is named on a healthy run.
+step, unequal loads or padded exchanges of experts, and settings. `paceline explain` is asked
+against the baseline and against the run itself. Ranks go before other programs of the machine,
+which needs root, as some of the faults do. Exit code 1
+when fewer than nine in ten faults are named first, or a cause is named on a healthy run.
 """
 
 from __future__ import annotations
@@ -68,8 +69,11 @@ def main() -> int:
 
 
 def _faulty(root: Path, cause: str, usual: str) -> dict[str, Any]:
-    tag = cause.replace(" ", "-")
-    train(root, tag, FAULTS[cause], urgent=URGENT)
+    tag, fault = cause.replace(" ", "-"), FAULTS[cause]
+    train(root, tag, fault, urgent=URGENT)
+    if fault.baseline:
+        usual = f"{tag}-usual"
+        train(root, usual, urgent=URGENT, settings=fault.baseline)
     row = _row(root, tag, usual, cause)
     row["named_first"] = row["against_run"]["causes"][:1] == [cause]
     row["named_first_alone"] = row["against_itself"]["causes"][:1] == [cause]

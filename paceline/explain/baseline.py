@@ -52,6 +52,10 @@ class Baseline:
     run: ObservedRun | None = None
     profile: ProfiledStep | None = None
     """Its own profile, if it has one."""
+    dispatch_s: float | None = None
+    """Seconds per step of its exchanges of tokens at equal loads, None if unknown."""
+    imbalance_s: float = 0.0
+    """Seconds per step that equal loads of expert ranks would save."""
     differences: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -90,7 +94,7 @@ def _other_run(run: ObservedRun, other: ObservedRun, profile: ProfiledStep | Non
     settings = tuple(f"{d.key}: {d.baseline} -> {d.candidate}" for d in alike.differences)
     changes = environment_changes([other.environment], [run.environment])
     surroundings = tuple(f"{c.item}: {c.before} -> {c.after}" for c in changes)
-    parts = other.account.parts.scaled(factor)
+    parts, experts = other.account.parts.scaled(factor), other.account.experts
     return Baseline(
         kind="run",
         title=f"run {other.result.run}",
@@ -99,6 +103,8 @@ def _other_run(run: ObservedRun, other: ObservedRun, profile: ProfiledStep | Non
         error_s=other.account.error_s * factor,
         run=other,
         profile=profile,
+        dispatch_s=experts.balanced_dispatch_s * factor if experts else None,
+        imbalance_s=experts.imbalance_s * factor if experts else 0.0,
         differences=(*settings, *surroundings),
         notes=notes,
     )
@@ -199,7 +205,9 @@ def _estimate(run: ObservedRun, settings: UserSettings) -> Baseline:
     # 80% of a normal distribution is within 1.28 standard errors of the mean.
     error_s = (answer.high_s - answer.low_s) / (2 * 1.28)
     title = f"the estimate, {interval}, based on {answer.provenance.title}"
-    return Baseline("estimate", title, answer.step_time_s, _parts(answer), error_s)
+    dispatch_s = answer.parts["ep"] if run.layout.ep > 1 else None
+    parts = _parts(answer)
+    return Baseline("estimate", title, answer.step_time_s, parts, error_s, dispatch_s=dispatch_s)
 
 
 def _parts(answer: Estimate) -> StepParts:

@@ -40,6 +40,21 @@ class DiagnosisContext:
         past = getattr(self.base.parts, name) if self.base.parts else 0.0
         return getattr(self.parts, name) - past
 
+    @property
+    def imbalance_s(self) -> float:
+        """Seconds per step that unequal loads of expert ranks cost beyond the baseline's."""
+        experts = self.run.account.experts
+        return max(0.0, experts.imbalance_s - self.base.imbalance_s) if experts else 0.0
+
+    @property
+    def dispatch_s(self) -> float:
+        """Seconds per step by which exchanges are longer than the baseline's, at equal loads.
+
+        0 if either is unknown.
+        """
+        experts, base_s = self.run.account.experts, self.base.dispatch_s
+        return 0.0 if experts is None or base_s is None else experts.balanced_dispatch_s - base_s
+
     def figures(self, what: str, name: str) -> list[CauseEvidence]:
         """Return a part of the run's step as evidence, with the baseline's if it is known."""
         account, base = self.run.account, self.base

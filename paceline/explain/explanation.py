@@ -15,6 +15,8 @@ CauseName = Literal[
     "thread binding",
     "pipeline bubble",
     "slow link",
+    "expert imbalance",
+    "dispatch",
     "recompute",
     "small micro-batch",
     "memory allocator",

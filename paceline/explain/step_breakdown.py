@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from paceline.core.layout import Layout
 from paceline.core.pipeline import bubble_fraction
+from paceline.explain.expert_times import ExpertTimes, expert_times
 from paceline.files.documents import read_lines
 from paceline.files.events import EndEvent, StartEvent, StepEvent, read_events
 from paceline.files.run_folder import STEPS_FOLDER
@@ -136,6 +137,8 @@ class StepBreakdown:
     """The rank that causes `straggler`."""
     waiting_rank: int | None = None
     """The rank that waited longest for a core."""
+    experts: ExpertTimes | None = None
+    """Times of experts that ranks share out; None without such, or if the program records none."""
 
 
 def break_down_steps(
@@ -172,6 +175,7 @@ def break_down_steps(
         marks_waits=all(s.comm_wait_s is not None for row in rows for s in row),
         slow_rank=None if slow is None else numbers[slow],
         waiting_rank=numbers[int(tables.core_wait.mean(axis=1).argmax())],
+        experts=expert_times(rows),
     )
 
 

@@ -68,9 +68,11 @@ def _slow_rank(q: DiagnosisContext) -> Iterator[Finding]:
         if campaign
         else ()
     )
+    # Of n expert ranks, one with o times the mean load has n (o - 1) / (n - 1) more than others.
+    by_load_s = q.imbalance_s * q.run.layout.ep / max(1, q.run.layout.ep - 1)
     yield Finding(
         "slow rank",
-        q.excess("straggler"),
+        q.excess("straggler") - by_load_s,
         (*q.figures("extra work time of the slowest rank", "straggler"), *busy, *blame),
         f"run `paceline check` on {slow.host}, exclude it (--hosts), and check its "
         "clocks, temperature and other processes",
@@ -138,11 +140,49 @@ def _communication(q: DiagnosisContext) -> Iterator[Finding]:
         return
     yield Finding(
         "slow link",
-        q.excess("communication"),
+        q.excess("communication") - max(0.0, q.dispatch_s),
         tuple(q.figures("all ranks wait for collectives", "communication")),
         "measure the link (`paceline probe collective`), check the network interface "
         "(--interface), or communicate less often (larger micro-batch or batch, other layout)",
     )
+
+
+def _experts(q: DiagnosisContext) -> Iterator[Finding]:
+    """Yield unequal loads of expert ranks, and slower exchanges of tokens."""
+    experts, account = q.run.account.experts, q.run.account
+    if experts is None:
+        return
+
+    def figure(what: str, value: float, unit: str, source: str = q.run.source) -> CauseEvidence:
+        return CauseEvidence(what=what, value=value, unit=unit, n=account.n, source=source)
+
+    step_s = q.parts.total
+    exchange = figure("exchanges of tokens, least waiting rank", experts.dispatch_s, "s/step")
+    yield Finding(
+        "expert imbalance",
+        q.imbalance_s,
+        (
+            figure("largest load of an expert rank, mean over layers", experts.overload, "x mean"),
+            figure("time of the experts, mean over ranks", experts.experts_s, "s/step"),
+            exchange,
+            figure("step with equal loads", step_s - experts.imbalance_s, "s"),
+            figure("tokens/s with equal loads", step_s / (step_s - experts.imbalance_s), "x"),
+        ),
+        "balance the router (training.router_aux_loss), spread hot experts over the ranks, or use "
+        "fewer expert ranks (layout.ep)",
+    )
+    expected_s = q.base.dispatch_s
+    if expected_s is not None:
+        what = "exchanges of tokens, at equal loads"
+        ours = figure(what, experts.balanced_dispatch_s, "s/step")
+        expected = figure(what, expected_s, "s/step", q.base.title)
+        yield Finding(
+            "dispatch",
+            q.dispatch_s,
+            (ours, expected),
+            "measure it alone (`paceline probe experts`), keep expert ranks within a node, or use "
+            "larger micro-batches",
+        )
 
 
 def _host_gap(q: DiagnosisContext) -> Iterator[Finding]:
@@ -192,6 +232,7 @@ WAIT_CAUSES: tuple[Callable[[DiagnosisContext], Iterator[Finding]], ...] = (
     _core_wait,
     _bubble,
     _communication,
+    _experts,
     _host_gap,
     _spikes,
 )

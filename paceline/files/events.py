@@ -199,6 +199,11 @@ class StepEvent(Value):
     attended_share: NonNegativeFloat | None = None
     """Fraction (0-1) of the query-key pairs in the rank's samples that document masking keeps; None
     without document masking."""
+    experts_s: NonNegativeFloat | None = None
+    """Time between the two exchanges of tokens of each expert layer, forward and backward: the
+    experts' GEMMs; None unless ranks hold different experts."""
+    dispatch_s: NonNegativeFloat | None = None
+    """Time of the exchanges of tokens, waits for other ranks included; None like `experts_s`."""
     routing: RoutingLoad | None = None
     """Load of the experts; None without experts."""
     memory_bytes: MemoryPeaks = MemoryPeaks()

@@ -44,6 +44,7 @@ from paceline.trainer.model.document_attention import document_kernel
 from paceline.trainer.model.dropout import preserve_rng
 from paceline.trainer.optim import LossScaler
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
+from paceline.trainer.parallel.token_exchange import record_exchanges
 from paceline.trainer.replica.assembly import DTYPES, make_replica
 from paceline.trainer.replica.replica import Replica
 from paceline.trainer.schedule import BatchSizes, set_learning_rate
@@ -119,6 +120,7 @@ def train(
     heartbeat.beat("while building the model")
     steps = StepClock(clock_of(world.device))
     stop_waits = watch_waits(steps) if world.size > 1 else None
+    stop_spans = record_exchanges(steps) if mesh.ep.size > 1 else None
     stop_traffic = watch_traffic(steps, world, mesh) if world.size > 1 else None
     replica = make_replica(config, world, mesh, steps)
     load_initial_weights(config, replica, heartbeat)
@@ -147,7 +149,7 @@ def train(
         corpus, sampler, config, mesh, pin=world.device.type == "cuda", first=first_step
     )
     with ExitStack() as cleanup:
-        for end in (stop_traffic, stop_waits, loader.close):
+        for end in (stop_traffic, stop_spans, stop_waits, loader.close):
             if end is not None:
                 cleanup.callback(end)
         cleanup.enter_context(closing(profiler, heartbeat.pause))

@@ -263,6 +263,7 @@ class Trainer:
             step_time_s=step_time_s,
             busy_time_s=step_time_s - comm_wait_s - (entry.checkpoint_s or 0.0),
             comm_wait_s=comm_wait_s,
+            **self.steps.span_seconds(entry.lap),
             data_wait_s=entry.data_wait_s,
             memory_bytes=self._memory_bytes(),
             cores=entry.cores,

@@ -12,7 +12,7 @@ from paceline.core.layout import Layout
 from paceline.core.training import Training
 from paceline.files.documents import write_value
 from paceline.files.run_folder import RUN_FILE
-from tests.example import make_spec
+from tests.example import SHAPE, make_spec
 from tests.files.rank_files import write_ranks
 from tests.files.test_run_folder import make_record
 
@@ -33,12 +33,16 @@ def write_parts(
     """Write a run whose ranks work 0.2 s per step (1% noise) plus the times in `ranks`.
 
     Keys: `work` (a factor), and in seconds `data`, `checkpoint`, `waited`, `throttled`, `system`,
-    `comm`. The ranks that finish first wait for the others.
+    `comm`, and of experts `experts`, `dispatch` and `overload` (a factor). The ranks that finish
+    first wait for the others.
     """
     layout = layout or Layout(micro_batch=4)
     training = Training(seq_len=32, global_batch=global_batch, steps=STEPS, dtype="fp32")
     cluster = Cluster(name="it", device=device, devices_per_node=len(ranks), threads_per_device=1)
-    spec = make_spec(ranks=len(ranks), layout=layout, training=training, cluster=cluster)
+    model = SHAPE if layout.ep == 1 else SHAPE.model_copy(update={"num_experts": 2})
+    spec = make_spec(
+        ranks=len(ranks), model=model, layout=layout, training=training, cluster=cluster
+    )
     folder = root / name
     write_value(folder / RUN_FILE, make_record("ok", name=name, tag=name, spec=spec))
     noise = np.random.default_rng(7).normal(1, 0.01, STEPS)
@@ -70,4 +74,20 @@ def _event(rank: dict[str, float], busy_s: float, wait_s: float) -> dict[str, An
             "throttled_s": rank.get("throttled", 0.0),
         },
         **({"checkpoint_s": checkpoint} if checkpoint else {}),
+        **(_expert_fields(rank) if "overload" in rank else {}),
+    }
+
+
+def _expert_fields(rank: dict[str, float]) -> dict[str, Any]:
+    return {
+        "experts_s": rank["experts"],
+        "dispatch_s": rank["dispatch"],
+        "routing": {
+            "experts": 2,
+            "layers": (0,),
+            "overload": (rank["overload"],),
+            "variation": (0.0,),
+            "dead": (0,),
+            "rank_overload": (rank["overload"],),
+        },
     }

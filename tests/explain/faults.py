@@ -71,6 +71,8 @@ class Fault:
     files: dict[str, str] = field(default_factory=dict[str, str])
     """Files to write; {folder} in the options is their folder."""
     action: Action | None = None
+    baseline: tuple[str, ...] = ()
+    """Settings of the run with which it is compared, where the usual run has other work."""
     needs: Callable[[], bool] = lambda: True
     """True if the fault can be injected on this machine."""
 
@@ -142,7 +144,44 @@ def slow_loopback(rate: str) -> tuple[str, ...]:
     return ("unshare", "-n", "sh", "-c", f'ip link set lo up && {shape} && exec "$@"', "sh")
 
 
+WITH_EXPERTS = (
+    "model.num_experts=4",
+    "model.experts_per_token=1",
+    "model.ffn_size=1024",
+    "layout.ep=2",
+    "training.routing=forced",
+)
+PADDED_EXCHANGE = """
+import sys, threading, time
+
+def patch():
+    name = "paceline.trainer.parallel.token_exchange"
+    while not hasattr(sys.modules.get(name), "_from_experts"):
+        time.sleep(0.01)
+    module = sys.modules[name]
+    usual, filler = module.all_to_all_into, module.torch.zeros({count})
+    received = module.torch.empty_like(filler)
+    def exchange(out, x, group, *rows):
+        usual(received, filler, group)
+        return usual(out, x, group, *rows)
+    module.all_to_all_into = exchange
+
+threading.Thread(target=patch, daemon=True).start()
+"""
+"""A `sitecustomize` that adds numbers to every exchange of tokens, as a fixed capacity does."""
+
 FAULTS: dict[str, Fault] = {
+    "expert imbalance": Fault(
+        "expert imbalance",
+        settings=(*WITH_EXPERTS, "training.routing=pattern:9,1"),
+        baseline=WITH_EXPERTS,
+    ),
+    "dispatch": Fault(
+        "dispatch",
+        settings=WITH_EXPERTS,
+        baseline=WITH_EXPERTS,
+        files={"sitecustomize.py": PADDED_EXCHANGE.format(count=8 * 2**20)},
+    ),
     "slow rank": Fault("slow rank", action=stopped_now_and_then),
     "slow link": Fault("slow link", launcher=slow_loopback("300mbit"), needs=has_network_spaces),
     "data starvation": Fault(

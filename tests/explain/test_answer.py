@@ -107,6 +107,36 @@ def test_longer_work_is_explained_by_different_settings(
     assert explanation.unexplained_s == pytest.approx(0, abs=0.005)
 
 
+EQUAL = {"experts": 0.08, "dispatch": 0.01, "comm": 0.01, "overload": 1.0}
+EXPERTS = Layout(micro_batch=4, ep=2)
+
+
+def test_unequal_loads_of_experts_are_no_slow_rank(tmp_path: Path):
+    """Ranks with 1.5 and 0.5 times the mean load: 120 and 40 ms of experts, 15 ms of exchange."""
+    loaded = {**EQUAL, "experts": 0.12, "dispatch": 0.015, "comm": 0.015, "overload": 1.5}
+    idle = {**loaded, "experts": 0.04, "dispatch": 0.095}
+    write_parts(tmp_path, "it", ({**loaded, "work": 1.2}, {**idle, "work": 0.8}), layout=EXPERTS)
+    write_parts(tmp_path, "usual", (EQUAL, EQUAL), layout=EXPERTS)
+    for against in (None, "usual"):
+        explanation = answer(tmp_path, against=against)
+        assert [cause.cause for cause in explanation.causes] == ["expert imbalance"]
+        (found,) = explanation.causes
+        assert found.seconds == pytest.approx(0.045, rel=0.02)
+        figures = {each.what: each.value for each in found.evidence}
+        assert figures["step with equal loads"] == pytest.approx(0.21, rel=0.02)
+        assert figures["tokens/s with equal loads"] == pytest.approx(255 / 210, rel=0.02)
+
+
+def test_longer_exchanges_of_tokens_are_not_a_slow_link(tmp_path: Path):
+    slow = {**EQUAL, "dispatch": 0.05, "comm": 0.05}
+    write_parts(tmp_path, "it", (slow, slow), layout=EXPERTS)
+    write_parts(tmp_path, "usual", (EQUAL, EQUAL), layout=EXPERTS)
+    (found,) = answer(tmp_path, against="usual").causes
+    assert found.cause == "dispatch" and found.seconds == pytest.approx(0.04)
+    # Without a baseline, the exchange has no expected time.
+    assert answer(tmp_path).causes == ()
+
+
 def test_less_recomputation_than_the_baseline_is_not_a_cause(tmp_path: Path):
     write_parts(tmp_path, "it", ({"work": 1.5},) * 2, layout=recomputing("selective"))
     write_parts(tmp_path, "usual", layout=recomputing("full"))

@@ -113,6 +113,8 @@ class Lap:
     start: Any
     end: Any
     waits: tuple[tuple[Any, Any], ...]
+    spans: tuple[tuple[str, Any, Any], ...] = ()
+    """Named parts of the step, which may contain waits."""
 
 
 class StepClock:
@@ -127,11 +129,14 @@ class StepClock:
         self._step_start: Any = None
         self._wait_start: Any = None
         self._waits: list[tuple[Any, Any]] = []
+        self._span_starts: dict[str, Any] = {}
+        self._spans: list[tuple[str, Any, Any]] = []
         self._pending_laps: deque[Lap] = deque(maxlen=clock.steps_behind + 1)
 
     def start(self, step: int = 1) -> None:
         """Start the clock with the given step."""
         self._waits.clear()
+        self._spans.clear()
         self._step_start = self.clock.mark()
         self.step = step
 
@@ -158,12 +163,22 @@ class StepClock:
         finally:
             self.end_wait()
 
+    def begin_span(self, name: str) -> None:
+        """Start a named part of the step."""
+        self._span_starts[name] = self.clock.mark()
+
+    def end_span(self, name: str) -> None:
+        """End a named part of the step, if it was started."""
+        if (start := self._span_starts.pop(name, None)) is not None:
+            self._spans.append((name, start, self.clock.mark()))
+
     def lap(self) -> Lap:
         """End the step, start the next one, and return the step's marks."""
         now = self.clock.mark()
-        lap = Lap(self._step_start, now, tuple(self._waits))
+        lap = Lap(self._step_start, now, tuple(self._waits), tuple(self._spans))
         self._step_start = now
         self._waits.clear()
+        self._spans.clear()
         self._pending_laps.append(lap)
         self.step += 1
         return lap
@@ -187,6 +202,13 @@ class StepClock:
         self.steps_done += 1
         waits = sum((self.clock.seconds(start, end) for start, end in lap.waits), start=0.0)
         return self.clock.seconds(lap.start, lap.end), waits
+
+    def span_seconds(self, lap: Lap) -> dict[str, float]:
+        """Return the seconds of each named part of a step that has been read."""
+        seconds: dict[str, float] = {}
+        for name, start, end in lap.spans:
+            seconds[name] = seconds.get(name, 0.0) + self.clock.seconds(start, end)
+        return seconds
 
 
 def watch_waits(steps: StepClock) -> Callable[[], None]:

@@ -13,13 +13,47 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.trainer.parallel.collectives import all_to_all_into
 from paceline.trainer.parallel.mesh import MeshAxis
+
+EXCHANGE, EXPERTS = "dispatch_s", "experts_s"
+"""Parts of a step: the all-to-all of tokens in both directions, and the experts between them."""
+
+
+class SpanRecorder(Protocol):
+    """Measures named parts of a step."""
+
+    def begin_span(self, name: str) -> None:
+        """Start a part."""
+        ...
+
+    def end_span(self, name: str) -> None:
+        """End a part, if it was started."""
+        ...
+
+
+_recorders: list[SpanRecorder] = []
+
+
+def record_exchanges(recorder: SpanRecorder) -> Callable[[], None]:
+    """Measure the exchanges and the experts between them; return a function that stops it."""
+    _recorders.append(recorder)
+    return _recorders.clear
+
+
+def _begin(name: str) -> None:
+    for recorder in _recorders:
+        recorder.begin_span(name)
+
+
+def _end(name: str) -> None:
+    for recorder in _recorders:
+        recorder.end_span(name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +96,9 @@ def plan_exchange(counts: Tensor, axis: MeshAxis) -> TokenExchange:
 
     Rank i of the axis holds experts i E / n to (i + 1) E / n.
     """
+    _begin(EXCHANGE)
     theirs = all_to_all_into(torch.empty_like(counts), counts.contiguous(), axis.group)
+    _end(EXCHANGE)
     by_rank = theirs.view(axis.size, -1)  # (n, E / n): rows from each rank for each local expert
     rows_out, rows_in = torch.stack((counts.view(axis.size, -1).sum(1), by_rank.sum(1))).tolist()
     experts = torch.arange(by_rank.shape[1], device=counts.device).repeat(axis.size)
@@ -73,14 +109,21 @@ def plan_exchange(counts: Tensor, axis: MeshAxis) -> TokenExchange:
 
 def _to_experts(rows: Tensor, plan: TokenExchange) -> Tensor:
     by_rank = rows.new_empty(sum(plan.rows_in), *rows.shape[1:])
+    _begin(EXCHANGE)
     all_to_all_into(by_rank, rows.contiguous(), plan.axis.group, plan.rows_in, plan.rows_out)
+    _end(EXCHANGE)
+    _begin(EXPERTS)
     return by_rank.index_select(0, plan.order)
 
 
 def _from_experts(rows: Tensor, plan: TokenExchange) -> Tensor:
     by_rank = torch.empty_like(rows).index_copy_(0, plan.order, rows)
     results = rows.new_empty(sum(plan.rows_out), *rows.shape[1:])
-    return all_to_all_into(results, by_rank, plan.axis.group, plan.rows_out, plan.rows_in)
+    _end(EXPERTS)
+    _begin(EXCHANGE)
+    all_to_all_into(results, by_rank, plan.axis.group, plan.rows_out, plan.rows_in)
+    _end(EXCHANGE)
+    return results
 
 
 class _Dispatch(torch.autograd.Function):
