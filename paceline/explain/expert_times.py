@@ -1,4 +1,4 @@
-"""What unequal loads of expert ranks cost, from the loads and times that the ranks record."""
+"""The cost of unequal loads of expert ranks, from the loads and times that the ranks record."""
 
 from __future__ import annotations
 
