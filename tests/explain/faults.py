@@ -180,7 +180,7 @@ FAULTS: dict[str, Fault] = {
         "dispatch",
         settings=WITH_EXPERTS,
         baseline=WITH_EXPERTS,
-        files={"sitecustomize.py": PADDED_EXCHANGE.format(count=8 * 2**20)},
+        files={"sitecustomize.py": PADDED_EXCHANGE.format(count=16 * 2**20)},
     ),
     "slow rank": Fault("slow rank", action=stopped_now_and_then),
     "slow link": Fault("slow link", launcher=slow_loopback("300mbit"), needs=has_network_spaces),
