@@ -20,7 +20,7 @@ from paceline.core.shape import (
     has_experts,
     trainable_parameters,
 )
-from paceline.core.training import DEFAULT_FP8_RECIPE, expert_weights
+from paceline.core.training import DEFAULT_FP8_RECIPE, Training, expert_weights
 from paceline.engines.launch.extra_settings import extra_environment
 from paceline.engines.launch.programs import setup_log, unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
@@ -149,7 +149,7 @@ def _expert_problems(spec: RunSpec) -> list[str]:
     """Return why a model with experts cannot be trained so."""
     model, problems = spec.model, list[str]()
     if model.kind == "mmdit" or model.num_experts == 1:
-        fields = ("routing", "router_aux_loss", "router_z_loss")
+        fields = ("routing", "router_aux_loss", "router_z_loss", "router_bias_update_rate")
         return [
             f"training.{name} is for models with experts, and this one has none; leave it out"
             for name in fields
@@ -159,6 +159,12 @@ def _expert_problems(spec: RunSpec) -> list[str]:
         problems.append(
             f"training.dtype {spec.training.dtype} is not supported for experts: their grouped "
             "GEMMs are 16 bits wide; use bf16"
+        )
+    default = Training.model_fields["router_bias_update_rate"].default
+    if not model.router_choice_bias and spec.training.router_bias_update_rate != default:
+        problems.append(
+            "training.router_bias_update_rate is for model.router_choice_bias=true; set that, or "
+            "leave it out"
         )
     if model.bias:
         problems.append("model.bias is not supported for experts; use model.bias=false")

@@ -254,6 +254,7 @@ _FIELDS = (
     "training.grad_clip",
     "training.router_aux_loss",
     "training.router_z_loss",
+    "training.router_bias_update_rate",
     "training.lr_schedule.kind",
     "training.lr_schedule.min_lr",
     "training.lr_schedule.unit",
@@ -306,7 +307,7 @@ MEGATRON_ONLY: Support = {
     f"model.{name}": no(
         "only engine megatron_bridge, and megatron with engine_settings.checkout, train such models"
     )
-    for name in ("mtp_layers", "router_choice_bias")
+    for name in ("mtp_layers",)
 }
 """Limits of every engine except those of Megatron."""
 DEEPSEEK: Support = {
@@ -323,6 +324,7 @@ DEEPSEEK: Support = {
 NATIVE_ONLY: Support = {
     "training.router_aux_loss": _NATIVE,
     "training.router_z_loss": _NATIVE,
+    "training.router_bias_update_rate": _NATIVE,
     "training.routing": only(
         "learned", "forced", reason="only engine native supports unequal loads"
     ),

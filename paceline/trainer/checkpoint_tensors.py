@@ -69,7 +69,17 @@ def state_tensors(
         else:
             continue
         by_key[f"step/{name}"] = state["step"]
+    if not to_save or mesh.data.index == 0:
+        by_key |= buffer_tensors(replica)
     return by_key
+
+
+def buffer_tensors(replica: Replica) -> dict[str, Tensor]:
+    """Return the routers' choice biases by key, which all data and tensor ranks hold whole."""
+    return {
+        f"{WEIGHTS}{name}": as_dtensor(ParamPlan(), buffer, replica.mesh)
+        for name, buffer in replica.named_buffers()
+    }
 
 
 def as_dtensor_like(parameter: nn.Parameter, values: Tensor) -> Tensor:

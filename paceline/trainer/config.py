@@ -107,6 +107,8 @@ class TrainingConfig:
     """Factor of the loss that balances experts."""
     router_z_loss: float = 0.0
     """Factor of the loss that keeps the router's logits small."""
+    router_bias_update_rate: float = 0.0
+    """Step of the routers' choice biases."""
 
     @property
     def low_precision_recipe(self) -> str | None:

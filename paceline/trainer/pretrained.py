@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from paceline.trainer.checkpoint import failure_reason, find_checkpoint
 from paceline.trainer.checkpoint_reader import CheckpointReader, CorruptCheckpointError
-from paceline.trainer.checkpoint_tensors import WEIGHTS, as_dtensor
+from paceline.trainer.checkpoint_tensors import WEIGHTS, as_dtensor, buffer_tensors
 from paceline.trainer.config import ConfigError
 from paceline.trainer.hub.reader import HubReader, is_hub_folder
 from paceline.trainer.model_config import Model
@@ -33,7 +33,7 @@ def load_weights(replica: Replica, source: str, model: Model) -> None:
     weights = {
         f"{WEIGHTS}{name}": as_dtensor(replica.tp_plan[name], parameter.detach(), replica.mesh)
         for name, parameter in replica.named_parameters()
-    }
+    } | buffer_tensors(replica)
     folder = Path(source) if is_hub_folder(Path(source)) else find_checkpoint(Path(source), FIELD)
     # Loading exchanges objects in CPU memory, which needs a gloo group. All ranks must create it.
     group = dist.new_group(backend="gloo") if dist.is_initialized() else None
@@ -60,7 +60,7 @@ def _reader(folder: Path, model: Model) -> CheckpointReader | HubReader:
 
 def _weight_names(replica: Replica, group: dist.ProcessGroup | None) -> set[str]:
     """Return the names of the weights of all pipeline stages."""
-    names = [name for name, _ in replica.named_parameters()]
+    names = [name for name, _ in (*replica.named_parameters(), *replica.named_buffers())]
     if group is None or replica.mesh.pp.size == 1:
         return set(names)
     stages: list[list[str]] = [[] for _ in range(group.size())]

@@ -215,6 +215,7 @@ class Trainer:
         loss = self.replica.train(batch, loss_scale / self._mean_count(batch))
         norm, loss = self.replica.norm_and_loss(loss)
         load = self.replica.expert_load()
+        self.replica.update_choice_biases(load)
         self._load = load and (load[0], load[1].to("cpu", non_blocking=True))
         with self.profiler.range(UPDATE):
             norm, skipped = self._update(norm, loss_scale)

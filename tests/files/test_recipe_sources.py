@@ -45,6 +45,8 @@ def settings(recipe: Recipe) -> dict[str, Any]:
     leaves = {key: value for key, value in _leaves(parts, "") if value is not None}
     unused = [] if recipe.training.dtype == "fp16" else ["training.loss_scale."]
     unused += [] if has_experts(recipe.model) else ["training.rout"]
+    biased = recipe.model.kind == "decoder" and recipe.model.router_choice_bias
+    unused += [] if biased else ["training.router_bias"]
     ignored = {key for key in leaves if key.startswith(tuple(unused))}
     return {key: leaves[key] for key in leaves.keys() - ignored - OF_THIS_PROGRAM}
 

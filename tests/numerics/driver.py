@@ -105,7 +105,7 @@ def init_parameter(self: Network, name: str, whole: Tensor, generator: torch.Gen
 
 
 def pieces(replica: Replica, gradients: bool) -> dict[str, TensorShard | None]:
-    """This rank's gradients or weights."""
+    """This rank's gradients, or its weights and routers' biases."""
     mesh, plan = replica.mesh, replica.tp_plan
 
     def piece(name: str, tensor: Tensor | None) -> TensorShard | None:
@@ -115,7 +115,12 @@ def pieces(replica: Replica, gradients: bool) -> dict[str, TensorShard | None]:
             return TensorShard.of_experts(tensor, dim, mesh)
         return TensorShard.of(tensor, dim, mesh.tp, mesh.shard)
 
-    return {name: piece(name, p.grad if gradients else p) for name, p in replica.named_parameters()}
+    if gradients:
+        return {name: piece(name, p.grad) for name, p in replica.named_parameters()}
+    biases = {
+        name: TensorShard.of(b, None, mesh.tp, mesh.shard) for name, b in replica.named_buffers()
+    }
+    return {name: piece(name, p) for name, p in replica.named_parameters()} | biases
 
 
 def run(case: dict[str, Any], world: World, folder: Path) -> dict[str, Any] | None:

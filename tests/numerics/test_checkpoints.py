@@ -50,6 +50,7 @@ mixtral  4  ep2 zero3 mb1  1
 mixtral  4  ep4 zero3  4  tp2 zero1
 mixtral  4  ep2 zero1 mb1  4  ep4 zero2
 mixtral  4  ep2 tp2 sp zero3 mb3  4  ep2 zero1 mb1
+deepseek-v3  4  ep2 tp2 sp zero3 mb3  2  pp2 mb3
 """
 
 
@@ -95,7 +96,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = pairs()
     sources = dict.fromkeys(before for before, _ in rows)
     whole = [
-        Case(1, "", model, "fp64") for model in ("llama", "gpt", "lora", "sft", "flux", "mixtral")
+        Case(1, "", model, "fp64")
+        for model in ("llama", "gpt", "lora", "sft", "flux", "mixtral", "deepseek-v3")
     ]
     for ranks in (1, 2, 4):
         saving = [task(case, case.name, None) for case in sources if case.ranks == ranks]

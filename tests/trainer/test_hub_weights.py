@@ -32,6 +32,7 @@ SHAPES = {
     "mistral": MODELS["mistral, window"],
     "mixtral": MODELS["mixtral"],
     "qwen3-moe": MODELS["qwen3-moe"],
+    "deepseek-v3": MODELS["deepseek-v3"],
     "gpt": {**GPT, "activation": "gelu_tanh"},
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -58,6 +59,9 @@ def hub(folder: Path, raw: dict[str, Any]) -> torch.nn.Module:
     with torch.no_grad():
         for parameter in peer.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
+        for name, bias in peer.named_buffers():
+            if name.endswith("score_correction_bias"):
+                bias.normal_(std=0.1)
     peer.save_pretrained(folder)
     return peer
 

@@ -34,6 +34,20 @@ BLOCK_OF_MIXTRAL = {
     "ffn.router": "block_sparse_moe.gate",
 }
 BLOCK_OF_QWEN3_MOE = {**BLOCK_OF_MIXTRAL, "ffn.router": "mlp.gate"}
+BLOCK_OF_DEEPSEEK_V3 = {
+    **INNER_OF_LLAMA,
+    "attention.q_down": "self_attn.q_a_proj",
+    "attention.q_latent_norm": "self_attn.q_a_layernorm",
+    "attention.q_up": "self_attn.q_b_proj",
+    "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_latent_norm": "self_attn.kv_a_layernorm",
+    "attention.kv_up": "self_attn.kv_b_proj",
+    "ffn.router": "mlp.gate",
+    "ffn.shared.gate": "mlp.shared_experts.gate_proj",
+    "ffn.shared.up": "mlp.shared_experts.up_proj",
+    "ffn.shared.down": "mlp.shared_experts.down_proj",
+}
+"""Layers of both kinds of blocks, dense ones and those with experts."""
 HEAD_NORMS = {"attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm"}
 OUTER = {
     "opt": {
@@ -55,12 +69,15 @@ OUTER = {
     "mistral": OUTER_OF_LLAMA,
     "mixtral": OUTER_OF_LLAMA,
     "qwen3_moe": OUTER_OF_LLAMA,
+    "deepseek_v3": OUTER_OF_LLAMA,
 }
 """Layers outside the blocks by model_type of config.json: the trainer's name, the folder's name."""
 BLOCKS = {
     "opt": "model.decoder.layers",
     "gpt2": "transformer.h",
-    **dict.fromkeys(("llama", "qwen3", "mistral", "mixtral", "qwen3_moe"), "model.layers"),
+    **dict.fromkeys(
+        ("llama", "qwen3", "mistral", "mixtral", "qwen3_moe", "deepseek_v3"), "model.layers"
+    ),
 }
 INNER = {
     "opt": {
@@ -88,6 +105,7 @@ INNER = {
     "mistral": INNER_OF_LLAMA,
     "mixtral": BLOCK_OF_MIXTRAL,
     "qwen3_moe": {**BLOCK_OF_QWEN3_MOE, **HEAD_NORMS},
+    "deepseek_v3": BLOCK_OF_DEEPSEEK_V3,
 }
 """Layers of a block."""
 EXPERTS = {
@@ -96,7 +114,10 @@ EXPERTS = {
         "up": "block_sparse_moe.experts.{}.w3.weight",
         "down": "block_sparse_moe.experts.{}.w2.weight",
     },
-    "qwen3_moe": {name: f"mlp.experts.{{}}.{name}_proj.weight" for name in ("gate", "up", "down")},
+    **{
+        family: {name: f"mlp.experts.{{}}.{name}_proj.weight" for name in ("gate", "up", "down")}
+        for family in ("qwen3_moe", "deepseek_v3")
+    },
 }
 """Tensor of one expert in a block, by the trainer's stacked weight."""
 ROOTS = ("", "model.", "transformer.")
@@ -104,6 +125,8 @@ ROOTS = ("", "model.", "transformer.")
 FUSED = {"attention.q": 0, "attention.k": 1, "attention.v": 2}
 """GPT-2 stores the three in one layer, and the matrices of blocks as (in, out)."""
 KINDS = ("weight", "bias")
+CHOICE_BIAS = ("ffn.router.choice_bias", "mlp.gate.e_score_correction_bias")
+"""A block's bias for choosing experts: the trainer's name, the folder's name."""
 VOCABULARY = ("embedding.weight", "head.weight")
 
 
@@ -175,7 +198,14 @@ def hub_locations(family: str, model: ModelConfig) -> dict[str, HubLocation]:
             third = FUSED.get(ours) if family == "gpt2" else None
             name = f"{BLOCKS[family]}.{number}.{theirs}"
             layers[f"blocks.{number}.{ours}"] = HubLocation(name, is_transposed, third)
-    return {
+    biases = {
+        f"blocks.{number}.{CHOICE_BIAS[0]}": HubLocation(
+            f"{BLOCKS[family]}.{number}.{CHOICE_BIAS[1]}"
+        )
+        for number in range(model.num_layers)
+        if model.router_choice_bias
+    }
+    return biases | {
         f"{ours}.{kind}": HubLocation(
             f"{location.name}.{kind}", location.transposed and kind == "weight", location.third
         )
@@ -190,7 +220,7 @@ def stacked_weights(family: str, model: ModelConfig, shape_of: ShapeOf) -> dict[
     `shape_of` returns the shape of an expert's tensor by the weight's name and the tensor's.
     """
     weights: dict[str, HubWeight] = {}
-    for number in range(model.num_layers):
+    for number in filter(model.has_experts, range(model.num_layers)):
         for matrix, pattern in EXPERTS.get(family, {}).items():
             ours = f"blocks.{number}.ffn.experts.{matrix}"
             block = f"{BLOCKS[family]}.{number}"

@@ -170,7 +170,7 @@ def _decoder_weights(
 
 def _check_shape(name: str, place: HubLocation, shape: Shape) -> None:
     """Raise CorruptCheckpointError for a wrong rank, or for a fused layer not divisible by 3."""
-    dims = 1 if name.endswith(".bias") or "norm." in name else 2
+    dims = 1 if name.endswith("bias") or "norm." in name else 2
     if len(shape) != dims or (place.third is not None and shape[-1] % 3):
         raise CorruptCheckpointError(f"its {place.name} has the wrong shape {shape}"[:200])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from paceline.trainer.checkpoint_reader import CorruptCheckpointError
@@ -48,6 +49,17 @@ SETTINGS = {
         "num_experts_per_tok": "experts_per_token",
         "norm_topk_prob": "router_normalize",
     },
+    "deepseek_v3": {
+        **OF_LLAMA,
+        "attention_bias": "bias",
+        "n_routed_experts": "num_experts",
+        "num_experts_per_tok": "experts_per_token",
+        "n_group": "expert_groups",
+        "topk_group": "groups_per_token",
+        "first_k_dense_replace": "first_dense_layers",
+        "norm_topk_prob": "router_normalize",
+        "routed_scaling_factor": "router_scale",
+    },
 }
 """Keys of config.json that tensor sizes do not show, and the trainer's field of each."""
 DEFAULTS_OF_LLAMA: dict[str, Any] = {
@@ -87,13 +99,24 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8,
         "norm_topk_prob": False,
     },
+    "deepseek_v3": {
+        **DEFAULTS_OF_LLAMA,
+        "attention_bias": False,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "first_k_dense_replace": 3,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
 }
 """Values in transformers of keys that are missing in config.json."""
 NEWER_KEYS = {"qwen3_moe": {"num_local_experts": "num_experts"}}
 """Keys that transformers 5 writes, and those that the published folders have."""
 MISTRAL_WINDOW = 4096
 """Window of a Mistral whose config.json lacks this key; null means no window."""
-BLOCK_FAMILIES = ("llama", "qwen3", "mistral", "mixtral", "qwen3_moe")
+BLOCK_FAMILIES = ("llama", "qwen3", "mistral", "mixtral", "qwen3_moe", "deepseek_v3")
 """Families that share Llama's blocks."""
 OPT_EPS = 1e-5
 """Epsilon of OPT's norms; its config.json has no key for it."""
@@ -108,6 +131,7 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
 }
 OPTIONS: dict[str, Any] = {
     "norm_zero_centered": False,
@@ -121,6 +145,7 @@ OPTIONS: dict[str, Any] = {
     "sliding_window_pattern": None,
     "query_pre_attn_scalar": None,
     "scale_embedding": False,
+    "latent_attention": None,
     "num_experts": 1,
     "expert_groups": 1,
     "shared_ffn_size": 0,
@@ -150,6 +175,14 @@ STRUCTURE_OF_LLAMA: dict[str, Any] = {
 STRUCTURE_OF_EXPERTS = {
     name: value for name, value in STRUCTURE_OF_LLAMA.items() if name != "num_experts"
 }
+FIELDS_OF_DEEPSEEK_V3 = (
+    "latent_attention",
+    "expert_groups",
+    "shared_ffn_size",
+    "first_dense_layers",
+    "router_normalize",
+    "router_scale",
+)
 STRUCTURES: dict[str, dict[str, Any]] = {
     "llama": STRUCTURE_OF_LLAMA,
     "qwen3": {**STRUCTURE_OF_LLAMA, "qk_norm": True, "bias": False},
@@ -161,6 +194,12 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {
         **{k: v for k, v in STRUCTURE_OF_EXPERTS.items() if k != "router_normalize"},
         "qk_norm": True,
+        "bias": False,
+    },
+    "deepseek_v3": {
+        **{k: v for k, v in STRUCTURE_OF_EXPERTS.items() if k not in FIELDS_OF_DEEPSEEK_V3},
+        "router_score": "sigmoid",
+        "router_choice_bias": True,
         "bias": False,
     },
     "opt": {**PLAIN, "position_offset": 2},
@@ -199,6 +238,10 @@ SIZES = {
     },
     **dict.fromkeys(("llama", "qwen3", "mistral", "mixtral"), SIZES_OF_LLAMA),
     "qwen3_moe": {**SIZES_OF_LLAMA, "moe_intermediate_size": "ffn_size"},
+    "deepseek_v3": {
+        **{theirs: ours for theirs, ours in SIZES_OF_LLAMA.items() if theirs != "head_dim"},
+        "moe_intermediate_size": "ffn_size",
+    },
 }
 """Keys of config.json for sizes and dropout, and the trainer's field of each."""
 
@@ -246,6 +289,8 @@ def _other_windows(family: str, config: Mapping[str, Any], model: ModelConfig) -
         return ["some of its layers have no experts (mlp_only_layers), which is not supported"]
     if family in ("qwen3", "qwen3_moe") and config.get("use_sliding_window"):
         return ["its use_sliding_window is True, which is not supported"]
+    if family == "deepseek_v3" and config.get("rope_interleave") is False:
+        return ["its rope_interleave is False, which is not supported"]
     window = config.get("sliding_window", MISTRAL_WINDOW) if family == "mistral" else None
     if family != "mistral" or window == model.sliding_window:
         return []
@@ -297,6 +342,11 @@ def _other_sizes(family: str, model: ModelConfig) -> list[str]:
     """Return the model's sizes that no key of a family's config.json can express."""
     if family in EXPERTS and model.num_experts == 1:
         return ["num_experts"]
+    if family == "deepseek_v3":
+        if model.latent_attention is None:
+            return ["latent_attention None"]
+        if not model.shared_ffn_size or model.shared_ffn_size % model.ffn_size:
+            return [f"shared_ffn_size {model.shared_ffn_size}"]
     if family in BLOCK_FAMILIES:
         return [] if model.embed_dim == model.hidden_size else ["embedding_size"]
     problems = ["num_kv_heads"] if model.kv_heads != model.num_heads else []
@@ -330,4 +380,10 @@ def hub_settings(family: str, model: ModelConfig) -> dict[str, Any]:
 def hub_sizes(family: str, model: ModelConfig) -> dict[str, Any]:
     """Return the part of config.json that determines the tensors' sizes."""
     sizes = {theirs: getattr(model, ours) for theirs, ours in SIZES[family].items()}
+    if family == "deepseek_v3":
+        sizes |= asdict(model.latent_attention) if model.latent_attention else {}
+        sizes["n_shared_experts"] = model.shared_ffn_size // model.ffn_size
+        sizes["intermediate_size"] = model.dense_ffn_size or model.ffn_size
+        # transformers predicts further tokens unless told not to.
+        sizes["num_nextn_predict_layers"] = 0
     return {"vocab_size": model.vocab_size, **sizes}

@@ -57,6 +57,8 @@ class RoutingSetting:
     """Factor of the balancing loss."""
     z_loss: float = 0.0
     """Factor of the z-loss."""
+    bias_update_rate: float = 0.0
+    """Step of the choice bias after every optimizer step."""
 
 
 LEARNED = RoutingSetting()
@@ -76,10 +78,13 @@ class Router(nn.Module):
 
     The experts are those with the largest scores, within the `groups_per_token` groups whose two
     largest scores have the largest sum (DeepSeek V3, arXiv:2412.19437, section 2.1.2). The choice
-    bias takes part in the choice only, not in the weights.
+    bias takes part in the choice only, not in the weights. No gradient trains it; see
+    `update_choice_bias`.
     """
 
-    tp_plan: TpPlan = {"weight": ParamPlan(partial_grad=True), "choice_bias": ParamPlan()}
+    tp_plan: TpPlan = {"weight": ParamPlan(partial_grad=True)}
+    choice_bias: Tensor | None
+    """Bias (E,) of the experts' scores in the choice, in fp32 or wider; None without one."""
 
     def __init__(
         self, model: ModelConfig, setting: RoutingSetting = LEARNED, tp_size: int = 1
@@ -94,6 +99,20 @@ class Router(nn.Module):
         self.score, self.normalize = model.router_score, model.router_normalize
         self.scale = model.router_scale
         self.weight = nn.Parameter(torch.empty(model.num_experts, model.hidden_size))
+        # A buffer, so that FSDP keeps it whole and in its own dtype.
+        bias = torch.zeros(model.num_experts) if model.router_choice_bias else None
+        self.register_buffer("choice_bias", bias)
+
+    @torch.no_grad()
+    def update_choice_bias(self, load: Tensor) -> None:
+        """Raise the bias of experts below the mean load, lower that of others, by equal steps.
+
+        `load` (E,) are the rows of all ranks in a step (Wang et al., arXiv:2408.15664,
+        algorithm 1).
+        """
+        if self.choice_bias is not None and self.setting.bias_update_rate:
+            wide = load.to(self.choice_bias.dtype)
+            self.choice_bias += self.setting.bias_update_rate * (wide.mean() - wide).sign()
 
     def forward(self, x: Tensor) -> Routing:
         """Route (S, H)."""
@@ -134,6 +153,8 @@ class Router(nn.Module):
             return self.round_robin(scores)
         if self.setting.weights:
             return self.in_ratio(scores)
+        if self.choice_bias is not None:
+            scores = scores + self.choice_bias
         if self.groups > self.groups_per_token:
             by_group = scores.unflatten(1, (self.groups, -1))  # (S, G, E / G)
             best = by_group.topk(min(2, by_group.shape[2]), -1).values.sum(-1)  # (S, G)

@@ -97,6 +97,8 @@ def derive_seed(seed: int, part: int) -> int:
 def init_weights(model: Network, shapes: dict[str, torch.Size], seed: int, mesh: Mesh) -> None:
     """Initialize all parameters with the model's `init_parameter`, and compute its tables.
 
+    Buffers, which are the choice biases of routers, start at 0.
+
     `shapes` are those of the whole parameters. Each parameter is created whole for a moment, so
     that a rank's shard equals the same part of a single process's matrix.
     """
@@ -108,6 +110,8 @@ def init_weights(model: Network, shapes: dict[str, torch.Size], seed: int, mesh:
         generator.manual_seed(derive_seed(seed, zlib.crc32(name.encode())))
         model.init_parameter(name, whole, generator)
         target.copy_(local_shard(whole, parameter, plans[name], mesh))
+    for buffer in model.buffers():
+        buffer.zero_()
     model.make_tables(next(model.parameters()).device)
 
 

@@ -130,7 +130,8 @@ def check_parameters(whole: Network, config: TrainerConfig) -> None:
 
 def layer_setting(config: TrainerConfig, mesh: Mesh) -> LayerSetting:
     """Return the settings of this rank's layers."""
-    layout = config.layout
+    layout, training = config.layout, config.training
+    has_bias_steps = training.routing == "learned"
     return LayerSetting(
         seq_len=config.training.seq_len,
         dtype=DTYPES[config.training.dtype],
@@ -147,6 +148,7 @@ def layer_setting(config: TrainerConfig, mesh: Mesh) -> LayerSetting:
             rank=mesh.data.index,
             aux_loss=config.training.router_aux_loss,
             z_loss=config.training.router_z_loss,
+            bias_update_rate=training.router_bias_update_rate if has_bias_steps else 0.0,
         ),
     )
 

@@ -230,6 +230,11 @@ class Replica:
         for part in self.parts:
             yield from part.named_parameters()
 
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the choice biases of this rank's routers, which are equal on all data ranks."""
+        for part in self.parts:
+            yield from part.named_buffers()
+
     def train(self, batch: LocalBatch, scale: float) -> Tensor:
         """Run forward and backward passes of all micro-batches and reduce the gradients.
 
@@ -298,6 +303,14 @@ class Replica:
             return None
         rows = torch.stack([layers[i].take_load() for i in sorted(layers)])
         return sorted(layers), all_reduce(all_reduce(rows, self.mesh.shard), self.mesh.replicate)
+
+    def update_choice_biases(self, load: tuple[list[int], Tensor] | None) -> None:
+        """Move the routers' choice biases towards balance, by the load of a step on all ranks."""
+        if load is None:
+            return
+        layers = {i: ffn for part in self.parts for i, ffn in expert_layers(part).items()}
+        for i, rows in zip(*load, strict=True):
+            layers[i].router.update_choice_bias(rows)
 
     def _refresh_copies(self) -> None:
         if self.copies is not None:
@@ -403,7 +416,11 @@ class DdpReplica(Replica):
         group = mesh.data.group
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(parts[0], self.experts)
         self.ddp = DistributedDataParallel(
-            parts[0], device_ids=ids, process_group=group, gradient_as_bucket_view=True
+            parts[0],
+            device_ids=ids,
+            process_group=group,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,  # they are equal, as all ranks update them by the same load
         )
         # DDP inspects a hook's annotations and rejects postponed ones, so this hook has none.
         self.ddp.register_comm_hook(

@@ -140,6 +140,41 @@ def test_groups_with_the_best_pairs_limit_the_choice() -> None:
     assert torch.allclose(routing.weights.sum(1), torch.ones(50, dtype=torch.float64))
 
 
+def test_the_choice_bias_balances_a_skewed_router_without_a_gradient() -> None:
+    torch.manual_seed(0)
+    biased = {"router_choice_bias": True, "router_score": "sigmoid"}
+    router = router_of(RoutingSetting(bias_update_rate=0.01), **biased)
+    with torch.no_grad():
+        router.weight *= 0.1
+    x = torch.randn(512, router.weight.shape[1], dtype=torch.float64)
+    # All tokens have a part in common, which makes some experts everyone's favourites.
+    x += 4 * router.weight[0].detach() / router.weight[0].norm()
+    overload: list[float] = []
+    for _ in range(200):
+        load = count_rows(router(x).experts, 8)
+        overload.append((load.max() / load.double().mean()).item())
+        router.update_choice_bias(load)
+
+    assert overload[0] > 3
+    assert max(overload[-20:]) < 1.3
+    assert not dict(router.named_parameters()).get("choice_bias")
+    routing = router(x)
+    scores = scores_of(router, x).gather(1, routing.experts)
+    assert torch.allclose(routing.weights, scores / scores.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_a_step_of_the_choice_bias_is_the_rate_and_has_the_sign_of_the_load_that_is_missing(
+    rate: float,
+) -> None:
+    router = router_of(RoutingSetting(bias_update_rate=rate), router_choice_bias=True)
+
+    router.update_choice_bias(torch.tensor([9, 4, 4, 4, 4, 4, 3, 0]))
+
+    assert router.choice_bias is not None
+    assert router.choice_bias.tolist() == [-rate, 0, 0, 0, 0, 0, rate, rate]
+
+
 def test_forced_routing_is_balanced_and_continues_from_rank_to_rank() -> None:
     tokens, ranks = 6, 4
     chosen = []

@@ -97,6 +97,7 @@ DEEPSEEK_V3: dict[str, Any] = {
     "dense_ffn_size": 96,
     "router_score": "sigmoid",
     "router_scale": 2.5,
+    "router_choice_bias": True,
     "latent_attention": {
         "q_lora_rank": 40,
         "kv_lora_rank": 20,
@@ -184,6 +185,8 @@ def native_model(config: TrainerConfig, dtype: torch.dtype) -> Decoder:
             # Zeros and ones would hide an exchange of two of them, and stop adapters' gradients.
             if parameter.ndim == 1 or name.endswith("lora_b"):
                 parameter += 0.1 * torch.randn_like(parameter)
+        for bias in model.buffers():
+            bias += 0.1 * torch.randn_like(bias)
     return model
 
 
@@ -209,6 +212,9 @@ def copy_weights(raw: dict[str, Any], ours: Decoder, theirs: nn.Module) -> None:
     assert set(places) == set(own)
     for name, place in places.items():
         place.copy_(own[name])
+    biases = [b for name, b in theirs.named_buffers() if name.endswith("score_correction_bias")]
+    for bias, buffer in zip(biases, ours.buffers(), strict=True):
+        bias.copy_(buffer)
 
 
 def tokens(raw: dict[str, Any], ours: Decoder) -> Tensor:
