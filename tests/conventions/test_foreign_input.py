@@ -20,6 +20,7 @@ EXEMPT = {
         "estimate/fit/evidence.py",
         "files/references.py",
         "machines/kubernetes/run.py",
+        "machines/ray/submission.py",
         "machines/ssh/remote.py",
         "profiles/tools.py",
         "profiles/torch_traces.py",
