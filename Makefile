@@ -94,7 +94,7 @@ $(VENV)/energon/.installed: $(VENV)/.installed-tested
 	touch $@
 
 # Ray's wheel is large, and only the tests of clusters need it.
-$(VENV)/.installed-ray: $(VENV)/.installed-tested
+$(VENV)/.installed-ray-default: $(VENV)/.installed-tested
 	$(PIP) 'ray[default]==$(RAY)'
 	@touch $@
 
@@ -107,7 +107,7 @@ $(VENV)/.installed-kubectl: $(VENV)/.installed-tested
 # Which file comes first is said by the tests, not by how many each has. What measures hosts follows
 # alone. Arguments may leave one of the two without a test: code 5.
 test-clusters: export PATH := $(PATH):$(abspath $(BIN))
-test-clusters: $(VENV)/.installed-ray $(VENV)/.installed-kubectl ## real Slurm, SSH, Ray and kubectl on this machine (see deps-clusters)
+test-clusters: $(VENV)/.installed-ray-default $(VENV)/.installed-kubectl ## real Slurm, SSH, Ray and kubectl on this machine (see deps-clusters)
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --no-loadscope-reorder -m 'not alone' $(CLUSTER_TESTS)
 	$(BIN)/python -m pytest -m alone $(CLUSTER_TESTS)
 
