@@ -109,8 +109,13 @@ class DecoderShape(Value):
     """The embedding is padded to a multiple of this times `tp` (Megatron: 128)."""
     gated_ffn: bool = False
     """Use a gated MLP with three matrices (SwiGLU or GeGLU)."""
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "gelu"
-    """Activation function of the MLP."""
+    activation: Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu"] = "gelu"
+    """Activation function of the MLP. `quick_gelu` is x sigmoid(1.702 x)."""
+    activation_limit: PositiveFloat | None = None
+    """Clamp the inputs of a gated MLP's product at this number: the gate above, the other input on
+    both sides (gpt-oss: 7)."""
+    up_offset: float = 0.0
+    """Number added to the input of a gated MLP that has no activation (gpt-oss: 1)."""
     norm: Literal["rmsnorm", "layernorm"] = "layernorm"
     """Kind of normalization."""
     norm_position: Literal["pre", "post", "both"] = "pre"
@@ -137,7 +142,10 @@ class DecoderShape(Value):
     rope_local_theta: PositiveFloat | None = None
     """Base in sliding-window layers. Unset is `rope_theta`."""
     rope_scaling_factor: PositiveFloat = 1.0
-    """Positions are divided by this factor (linear scaling)."""
+    """Positions are divided by this factor (linear scaling, or YaRN)."""
+    rope_original_positions: PositiveInt | None = None
+    """Longest sequence before YaRN extends it by `rope_scaling_factor` (arXiv:2309.00071). Unset
+    scales linearly."""
     rope_attention_factor: PositiveFloat = 1.0
     """Factor of the rotated queries and keys (LongRoPE, YaRN)."""
     partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -146,6 +154,8 @@ class DecoderShape(Value):
     """Tokens that each token attends to, including itself. Unset is all."""
     sliding_window_pattern: PositiveInt | None = None
     """Every N-th layer has full attention (Gemma 3: 6). Unset is none."""
+    attention_sinks: bool = False
+    """Learn a logit per head that takes a share of its attention without a value (gpt-oss)."""
     query_pre_attn_scalar: PositiveFloat | None = None
     """Attention scores are divided by the square root of this number. Unset is the head width."""
     scale_embedding: bool = False
@@ -204,9 +214,12 @@ class DecoderShape(Value):
             raise ValueError(f"first_dense_layers {dense} is more than {limit}")
         if bool(dense) != bool(self.dense_ffn_size):
             raise ValueError("first_dense_layers and dense_ffn_size must be set together")
-        if self.latent_attention and (self.num_kv_heads or self.head_size or self.qk_norm):
+        if self.latent_attention and (
+            self.num_kv_heads or self.head_size or self.qk_norm or self.attention_sinks
+        ):
             raise ValueError(
-                "latent_attention cannot be combined with num_kv_heads, head_size and qk_norm"
+                "latent_attention cannot be combined with num_kv_heads, head_size, qk_norm and "
+                "attention_sinks"
             )
         return self
 
@@ -229,6 +242,10 @@ class DecoderShape(Value):
                 "rope_local_theta, rope_scaling_factor, rope_attention_factor and "
                 "partial_rotary_factor need positions rope"
             )
+        if self.rope_original_positions and self.rope_scaling_factor == 1:
+            raise ValueError("rope_original_positions needs rope_scaling_factor above 1")
+        if not self.gated_ffn and (self.activation_limit or self.up_offset):
+            raise ValueError("activation_limit and up_offset need gated_ffn")
         if self.norm_zero_centered and self.norm != "rmsnorm":
             raise ValueError("norm_zero_centered needs norm rmsnorm")
         return self
@@ -400,7 +417,7 @@ def vectors_of_norm(shape: DecoderShape) -> int:
 
 
 def block_parameters(shape: DecoderShape) -> int:
-    """Return the parameters of one transformer block: linear layers, biases and norms."""
+    """Return the parameters of one block: linear layers, biases, attention sinks and norms."""
     sizes = linear_sizes(shape).items()
     weights = sum(
         rows * columns * matrices_per_block(shape, name) for name, (rows, columns) in sizes
@@ -410,6 +427,9 @@ def block_parameters(shape: DecoderShape) -> int:
         for name, (_, columns) in sizes
         if shape.has_bias(name)
     )
+    if shape.bias and shape.num_experts > 1:
+        biases += shape.num_experts  # the router's
+    biases += shape.num_heads if shape.attention_sinks else 0
     num_norms = 4 if shape.norm_position == "both" else 2
     of_heads = 2 * shape.head_dim * vectors_of_norm(shape) if shape.qk_norm else 0
     latent = shape.latent_attention
@@ -434,10 +454,12 @@ def has_experts(shape: Shape) -> bool:
 
 
 def expert_weights(shape: DecoderShape) -> int:
-    """Return the weights of all experts of a block; 0 for a dense MLP."""
+    """Return the weights and biases of all experts of a block; 0 for a dense MLP."""
     if shape.num_experts == 1:
         return 0
-    return shape.num_experts * shape.num_ffn_matrices * shape.hidden_size * shape.ffn_size
+    matrices, width, hidden = shape.num_ffn_matrices, shape.ffn_size, shape.hidden_size
+    biases = (matrices - 1) * width + hidden if shape.bias else 0
+    return shape.num_experts * (matrices * hidden * width + biases)
 
 
 def latent_weights(shape: DecoderShape) -> int:

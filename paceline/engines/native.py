@@ -166,8 +166,11 @@ def _expert_problems(spec: RunSpec) -> list[str]:
             "training.router_bias_update_rate is for model.router_choice_bias=true; set that, or "
             "leave it out"
         )
-    if model.bias:
-        problems.append("model.bias is not supported for experts; use model.bias=false")
+    if model.bias and (model.shared_ffn_size or model.first_dense_layers):
+        problems.append(
+            "model.bias is not supported with shared experts or first dense layers: no known model "
+            "has both; use model.bias=false"
+        )
     targets = sorted(FFN.intersection(spec.lora.targets)) if spec.lora else []
     if targets:
         problems.append(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log
 from typing import Any, cast
 
 from paceline.core.errors import UserError
@@ -59,6 +60,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "mtp_layers": ("num_nextn_predict_layers",),
     "sliding_window": ("sliding_window",),
     "sliding_window_pattern": ("sliding_window_pattern", "_sliding_window_pattern"),
+    "activation_limit": ("swiglu_limit",),
     "embedding_size": ("word_embed_proj_dim",),
     "query_pre_attn_scalar": ("query_pre_attn_scalar",),
     "rope_local_theta": ("rope_local_base_freq",),
@@ -119,7 +121,14 @@ STRUCTURES: dict[str, Fields] = {
     "deepseek_v2": _LLAMA,
     "deepseek_v3": _LLAMA,
     "kimi_k2": _LLAMA,
-    "gpt_oss": {**_LLAMA, "bias": True},
+    "gpt_oss": {
+        **_LLAMA,
+        "norm_eps": 1e-5,
+        "bias": True,
+        "attention_sinks": True,
+        "activation_limit": 7.0,
+        "up_offset": 1.0,
+    },
     "olmo2": _LLAMA,
     "olmoe": _LLAMA,
     "starcoder2": {**_GPT, "positions": "rope"},
@@ -399,8 +408,21 @@ def _rotation(fields: Fields, config: Config, family: str, notes: list[str]) -> 
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "linear":
         fields["rope_scaling_factor"] = scaling.get("factor", 1.0)
+    elif kind == "yarn" and scaling.get("truncate") is False and _is_yarn_of_shape(scaling):
+        fields["rope_scaling_factor"] = scaling["factor"]
+        fields["rope_original_positions"] = scaling["original_max_position_embeddings"]
+        fields["rope_attention_factor"] = 0.1 * log(fields["rope_scaling_factor"]) + 1
     elif kind != "default":
         notes.append(f"scaling of rotary positions ({kind}) is left out; it takes no time")
+
+
+def _is_yarn_of_shape(scaling: Config) -> bool:
+    """Return whether a shape can express this YaRN scaling."""
+    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+    plain = (scaling.get("beta_fast", 32), scaling.get("beta_slow", 1)) == (32, 1)
+    others = {"attention_factor", "mscale", "mscale_all_dim"} & scaling.keys()
+    is_factor = isinstance(factor, int | float) and factor > 1
+    return is_factor and type(original) is int and original > 0 and plain and not others
 
 
 def _experts(fields: Fields, config: Config, family: str, notes: list[str]) -> None:
@@ -434,7 +456,7 @@ def _family_parts(fields: Fields, config: Config, family: str, notes: list[str])
     if family in SHARED_NORM or (parallel and config.get(parallel, True)):
         notes.append("attention and MLP run in parallel, which is timed as one after the other")
     if family == "gpt_oss":
-        notes.append("attention sinks are left out; they take no time")
+        fields["activation"] = "quick_gelu"  # its hidden_act says silu, its code does not read it
     if family in ("olmo2", "olmoe"):
         notes.append("norms and their place differ from the shape's, at about the same time")
 
@@ -454,8 +476,6 @@ def _parameter_difference(fields: Fields, config: Config, family: str) -> tuple[
         parts["bias of the head"] = fields["vocab_size"]
     if family == "gptj":
         parts["biases of the MLP"] = layers * (fields["ffn_size"] + hidden)
-    if family == "gpt_oss":
-        parts["attention sinks and router biases"] = layers * (heads + fields["num_experts"])
     if family == "qwen2_moe":
         parts["gates of shared experts"] = layers * hidden
     if family in ("deepseek_v3", "kimi_k2"):

@@ -64,6 +64,8 @@ class ModelConfig:
     """RoPE base in layers with a window, with unscaled positions; None for `rope_theta`."""
     rope_scaling_factor: float = 1.0
     """Divisor of positions."""
+    rope_original_positions: int | None = None
+    """Longest sequence before YaRN extends it; None scales linearly."""
     rope_attention_factor: float = 1.0
     """Factor of the rotary tables."""
     partial_rotary_factor: float = 1.0
@@ -72,6 +74,12 @@ class ModelConfig:
     """Maximum number of tokens that a token attends to, including itself."""
     sliding_window_pattern: int | None = None
     """Interval of layers without a window."""
+    attention_sinks: bool = False
+    """True if each head has a logit that takes a share of its attention without a value."""
+    activation_limit: float | None = None
+    """Limit of the inputs of a gated MLP's product: of the gate above, of the other both ways."""
+    up_offset: float = 0.0
+    """Number added to the input of a gated MLP that has no activation."""
     query_pre_attn_scalar: float | None = None
     """Scores are divided by its square root; None for the head width."""
     scale_embedding: bool = False

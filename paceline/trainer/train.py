@@ -39,7 +39,7 @@ from paceline.trainer.measure.mllog import MlperfRun
 from paceline.trainer.measure.outcome import CheckpointError, NotFiniteError, limit_memory
 from paceline.trainer.measure.profiler import PauseWatchdog, Profiler, UnprofiledRank, closing
 from paceline.trainer.measure.traffic import watch_traffic
-from paceline.trainer.model.attention import AttentionShape, attention_kernel
+from paceline.trainer.model.attention import AttentionShape, attention_kernel, returns_lse
 from paceline.trainer.model.document_attention import document_kernel
 from paceline.trainer.model.dropout import preserve_rng
 from paceline.trainer.optim import LossScaler
@@ -268,9 +268,13 @@ def attention_name(config: TrainerConfig, device: torch.device) -> str:
     )
     dtype = DTYPES[config.training.dtype]
     if isinstance(model, ModelConfig) and config.data.document_mask:
-        how = document_kernel(device, dtype, model.attention_dropout_p)
+        how = document_kernel(device, dtype, model.attention_dropout_p, model.attention_sinks)
         return f"documents, {how}"
-    kernel = attention_kernel(shape, dtype, device)
+    if isinstance(model, ModelConfig) and model.attention_sinks:
+        fused = returns_lse(device, dtype, model.attention_dropout_p)
+        kernel = "flash_attention" if fused else "math"
+    else:
+        kernel = attention_kernel(shape, dtype, device)
     if not isinstance(model, ModelConfig):
         return kernel
     windows = [model.window(layer) or tokens for layer in range(model.num_layers)]

@@ -41,6 +41,14 @@ def test_parameters_are_those_of_a_published_model():
     assert block_parameters(MIXTRAL) - block_parameters(DENSE) == more
 
 
+def test_biases_and_sinks_are_parameters_of_a_block() -> None:
+    more = {"bias": True, "attention_sinks": True}
+    biased = MIXTRAL.model_copy(update=more)
+    attention = 2 * 4096 + 2 * 8 * 128
+    experts = 8 * (2 * 14336 + 4096)
+    assert block_parameters(biased) - block_parameters(MIXTRAL) == attention + experts + 8 + 32
+
+
 def test_a_token_costs_the_experts_that_it_meets():
     met = linear_per_token(FlopsInput(MIXTRAL, 4096)) / 6
     assert met == pytest.approx(12.9e9 - 32000 * 4096, rel=0.002)
@@ -79,13 +87,14 @@ def test_a_search_varies_expert_parallelism_of_such_models_alone():
     assert all((layout.dp(16) * layout.cp) % layout.ep == 0 for layout in layouts) and layouts
 
 
-def test_the_trainer_takes_experts_without_biases_and_they_change_the_key() -> None:
+def test_the_trainer_takes_experts_and_refuses_biases_of_shared_ones() -> None:
     spec = EstimateRequest("tiny-llama", "H100-SXM", 1).spec
     experts = {"num_experts": 4, "experts_per_token": 2}
     with_experts = spec.model_copy(update={"model": spec.model.model_copy(update=experts)})
-    biased = spec.model_copy(
-        update={"model": spec.model.model_copy(update={**experts, "bias": True})}
+    biased, shared = (
+        spec.model_copy(update={"model": spec.model.model_copy(update={**experts, **more})})
+        for more in ({"bias": True}, {"bias": True, "shared_ffn_size": 64})
     )
-    assert unsupported(with_experts) == unsupported(spec)
-    assert any("model.bias is not supported for experts" in text for text in unsupported(biased))
+    assert unsupported(with_experts) == unsupported(biased) == unsupported(spec)
+    assert any("model.bias is not supported with shared" in text for text in unsupported(shared))
     assert spec.key != with_experts.key

@@ -124,7 +124,17 @@ def _gpt_oss(layers: int, experts: int) -> Config:
         "sliding_window": 128,
         "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
         "attention_bias": True,
-        "rope_scaling": {"rope_type": "yarn", "factor": 32.0},
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "rope_theta": 150000,
+        "rms_norm_eps": 1e-05,
+        "swiglu_limit": 7.0,
         "tie_word_embeddings": False,
     }
 

@@ -95,10 +95,13 @@ def test_a_shipped_recipe_has_the_shape_of_its_model():
         ("qwen3-8b", "Qwen/Qwen3-8B"),
         ("phi4-mini", "microsoft/Phi-4-mini"),
         ("gpt-oss-20b", "openai/gpt-oss-20b"),
+        ("gpt-oss-120b", "openai/gpt-oss-120b"),
     ):
         fields = shape_of_config(MODELS[model][0], model).model
         shape = DecoderShape.model_validate(fields)
         assert num_parameters(shape) == num_parameters(load_recipe(recipe).model)
+        if "gpt-oss" in recipe:
+            assert shape == load_recipe(recipe).model
 
 
 def test_an_unknown_family_is_read_like_a_llama_and_says_so():

@@ -23,7 +23,7 @@ SHORT, SHORT_STEPS, SHORT_FROM_RANKS = "short", 5, 3
 """A word of fp32 on three ranks and more: its twenty steps, for ALL, take as long as fp64's."""
 
 DATA_STEPS = max(STEPS.values())
-WITH_EXPERTS = ("mixtral", "qwen3-moe", "deepseek-v3")
+WITH_EXPERTS = ("mixtral", "qwen3-moe", "deepseek-v3", "gpt-oss")
 
 ALL = os.environ.get("PACELINE_NUMERICS") == "all"
 """Whether what covers no pair of features of its own is trained as well, as `make nightly` does."""
@@ -112,8 +112,8 @@ TABLE = """
 2  zero1 mb3                                         mixtral
 2  tp2 sp mb4                                        mixtral
 4  tp2 zero2 mb3                                     mixtral
-4  pp2 vp2 interleaved cp2 mb3                       mixtral
-2  tp2                                               qwen3-moe deepseek-v3
+4  pp2 vp2 interleaved cp2 mb3                       mixtral gpt-oss
+2  tp2                                               qwen3-moe deepseek-v3 gpt-oss
 2  ep2 mb3                                           mixtral
 2  ep2 zero1 mb3                                     mixtral
 2  ep2 zero2 mb3                                     mixtral
@@ -123,7 +123,7 @@ TABLE = """
 4  ep2 zero3 mb1                                     mixtral
 4  ep4 zero3                                         mixtral
 4  ep2 tp2 mb3                                       mixtral
-4  ep2 tp2 sp zero3 mb3                              mixtral deepseek-v3
+4  ep2 tp2 sp zero3 mb3                              mixtral deepseek-v3 gpt-oss
 4  ep2 pp2 mb3                                       mixtral
 4  ep2 pp2 zero3 mb3                                 mixtral
 4  ep2 pp2 vp2 interleaved mb3                       mixtral
@@ -135,11 +135,11 @@ TABLE = """
 2  ep2 mb3 budget40                                  mixtral
 2  ep2 mb3 zero3 last                                mixtral
 2  ep2 cp2 ring                                      mixtral
-2  ep2 cp2 all-to-all                                mixtral
+2  ep2 cp2 all-to-all                                mixtral gpt-oss
 4  ep2 pp2 gpipe mb3                                 mixtral
 8  ep2 tp2 sp pp2 vp2 interleaved zero3 mb3          mixtral
 2  ep2 masked                                        mixtral
-2  mb3 selective compile                             mixtral deepseek-v3
+2  mb3 selective compile                             mixtral deepseek-v3 gpt-oss
 4  pp2 gpipe cp2 ring mb3                            mixtral deepseek-v3
 4  pp2 cp2 all-to-all budget40 mb3                   mixtral deepseek-v3
 4  pp2 zero-bubble zero1 mb3                         mixtral

@@ -111,7 +111,6 @@ def pieces(replica: Replica, gradients: bool) -> dict[str, TensorShard | None]:
     def piece(name: str, tensor: Tensor | None) -> TensorShard | None:
         dim = plan[name].shard_dim
         if name in replica.experts:
-            assert dim is not None
             return TensorShard.of_experts(tensor, dim, mesh)
         return TensorShard.of(tensor, dim, mesh.tp, mesh.shard)
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.core.layout_checks import violated_rules
+from paceline.core.layout import Layout
+from paceline.core.layout_checks import native_problems, violated_rules
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.shape import DecoderShape
-from tests.numerics.cases import Case, table
+from tests.numerics.cases import EXCHANGES, Case, table
 from tests.numerics.models import MODELS
 
 PAGE = Path(__file__).parents[2] / "docs" / "dev" / "expert-layouts.md"
@@ -46,7 +48,8 @@ Each cell says whether the numerics suite proves a layout: it trains the model i
 gradient norms, gradients and weights equal those of one process to 1e-9. In parentheses is the
 number of proved layouts with this feature. Refused layouts never start. `as mixtral` means that the
 model has no layout of its own with the feature. The others differ from mixtral in their routers,
-norms and widths, and deepseek-v3 in its attention, which exchanges nothing of its own.
+norms and widths, gpt-oss also in its biases, activation and attention, and deepseek-v3 in its
+attention, which exchanges nothing of its own.
 
 <!-- generated: python -m tests.numerics.expert_layouts -->
 """
@@ -84,16 +87,19 @@ def proofs() -> Proofs:
     return counts
 
 
-def refusal(feature: str, ep: bool) -> str | None:
-    """Why no layout has this feature; None where rules allow it."""
+def refusal(model: str, feature: str, ep: bool) -> str | None:
+    """Why no layout of a model has this feature; None where rules allow it."""
     has = {feature, *(("ep",) if ep else ())} | ({"zero2"} if feature == "hybrid" else set())
     rules = violated_rules(frozenset(has))
+    if not rules and feature in EXCHANGES:
+        run = ParallelRun(Layout(cp=2, cp_exchange=feature), MODELS[model].shape, 2)
+        return next(iter(native_problems(run)), None)
     return rules[0].reason if rules else None
 
 
 def cell(found: Proofs, model: str, ep: bool, feature: str) -> str:
     """What a cell says."""
-    if reason := refusal(feature, ep):
+    if reason := refusal(model, feature, ep):
         return f"refused: {reason}"
     if number := found.get((model, ep, feature)):
         return f"proved ({number})"

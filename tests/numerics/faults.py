@@ -141,7 +141,7 @@ def drifting_rank(world: World) -> AbstractContextManager[Any]:
 
 def lonely_keys(world: World) -> AbstractContextManager[Any]:
     """Context-parallel ranks attend to their own tokens alone."""
-    alone = lambda q, k, v, cp, dropout, window: causal_attention(q, k, v, dropout, window)  # noqa: E731
+    alone = lambda q, k, v, cp, dropout, window, _: causal_attention(q, k, v, dropout, window)  # noqa: E731
     return patch.dict(context.EXCHANGES, {"all-gather": alone})
 
 

@@ -127,6 +127,20 @@ MODELS = {
             },
         },
     ),
+    "gpt-oss": Model(
+        "gpt-oss-20b-tiny",
+        {
+            **SMALL,
+            "num_heads": 16,
+            "num_kv_heads": 2,
+            "head_size": 8,
+            "ffn_size": 32,
+            "num_experts": 8,
+            "activation_limit": 0.1,
+            "sliding_window": 9,
+            "rope_original_positions": 512,
+        },
+    ),
     "flux": Model(
         "flux1-schnell-tiny",
         {
@@ -146,4 +160,5 @@ adapters on the attention, all else frozen. sft: adapters on all linear layers, 
 qwen3: normed heads. gemma3: windows, two rotary bases, norms before and behind, zero-centered.
 phi4: heads that rotate in part under a tied head. mixtral: experts. qwen3-moe: many narrow experts
 and normed heads. deepseek-v3: latent attention, a dense layer, groups of experts and a shared one.
-flux: two streams."""
+gpt-oss: sinks, windows, and experts with biases, whose clamp is narrow so that these small numbers
+meet it. flux: two streams."""

@@ -28,11 +28,13 @@ class TensorShard:
     """(dim, index, count) of pieces that the piece is itself a piece of, the outermost first."""
 
     @staticmethod
-    def of_experts(tensor: Tensor | None, dim: int, mesh: Mesh) -> TensorShard | None:
+    def of_experts(tensor: Tensor | None, dim: int | None, mesh: Mesh) -> TensorShard | None:
         """A copy of what this rank holds of experts that ranks share out."""
         if tensor is None:
             return None
-        outer = ((0, mesh.ep.index, mesh.ep.size), (dim, mesh.tp.index, mesh.tp.size))
+        outer = ((0, mesh.ep.index, mesh.ep.size),)
+        if dim is not None:
+            outer = (*outer, (dim, mesh.tp.index, mesh.tp.size))
         copies = mesh.expert_data
         if not isinstance(tensor, DTensor):
             return TensorShard(tensor.detach().clone(), outer=outer)

@@ -21,6 +21,8 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -109,6 +111,15 @@ DEEPSEEK_V3 = {
     "ffn.shared.down": "mlp.shared_experts.down_proj",
 }
 """The first layers have an MLP, the others experts."""
+GPT_OSS = {
+    **MIXTRAL,
+    "attention.sinks": "self_attn.sinks",
+    "ffn.router": "mlp.router",
+    "ffn.experts.gate_bias": "mlp.experts.gate_up_proj_bias",
+    "ffn.experts.up_bias": "mlp.experts.gate_up_proj_bias",
+    "ffn.experts.down_bias": "mlp.experts.down_proj_bias",
+}
+"""Its experts' matrices are (in, out), with gate and up by turns."""
 PHI3 = {
     **LLAMA,
     "attention.q": "self_attn.qkv_proj",
@@ -171,6 +182,8 @@ def _kin_of_llama(model: Mapping[str, Any]) -> str:
     """By what only one of them has."""
     if model["latent_attention"]:
         return "deepseek_v3"
+    if model["attention_sinks"]:
+        return "gpt_oss"
     if model["num_experts"] > 1:
         return "qwen3_moe" if model["qk_norm"] else "mixtral"
     if model["qk_norm"]:
@@ -267,6 +280,29 @@ def deepseek_v3(model: Mapping[str, Any]) -> PreTrainedModel:
     return DeepseekV3ForCausalLM(DeepseekV3Config(**{**_like_llama(model), **sizes}))
 
 
+def gpt_oss(model: Mapping[str, Any]) -> PreTrainedModel:
+    """A gpt-oss with YaRN positions, whose other factor follows from the first."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": model["rope_theta"],
+        "factor": model["rope_scaling_factor"],
+        "original_max_position_embeddings": model["rope_original_positions"],
+        "truncate": False,
+    }
+    return GptOssForCausalLM(
+        GptOssConfig(
+            **{**_like_llama(model), "rope_parameters": rope},
+            head_dim=model["head_size"],
+            num_local_experts=model["num_experts"],
+            num_experts_per_tok=model["experts_per_token"],
+            sliding_window=model["sliding_window"],
+            swiglu_limit=model["activation_limit"],
+            experts_implementation="eager",
+            attn_implementation="eager",
+        )
+    )
+
+
 def gemma3(model: Mapping[str, Any]) -> PreTrainedModel:
     """The decoder of a Gemma 3, whose layers with a window have a rotary base of their own."""
     rope = {
@@ -358,6 +394,7 @@ PEERS = {
     "mixtral": mixtral,
     "qwen3_moe": qwen3_moe,
     "deepseek_v3": deepseek_v3,
+    "gpt_oss": gpt_oss,
     "gemma3": gemma3,
     "phi3": phi3,
     "gpt2": gpt2,
@@ -371,6 +408,7 @@ PLACES = {
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,
     "deepseek_v3": DEEPSEEK_V3,
+    "gpt_oss": GPT_OSS,
     "gemma3": GEMMA3,
     "phi3": PHI3,
     "gpt2": GPT2,
@@ -415,7 +453,7 @@ def weights_of(model: Mapping[str, Any], named: Mapping[str, Tensor]) -> dict[st
     found: dict[str, Tensor] = {}
     for ours, theirs in _layers(model):
         if theirs in plain:
-            found[ours] = _of_experts(ours, plain[theirs])
+            found[ours] = _of_experts(family(model), ours, plain[theirs])
         for kind, tensor in _of_layer(plain, theirs):
             found[f"{ours}.{kind}"] = _native_form(model, ours, kind, tensor)
     return found
@@ -465,9 +503,12 @@ def _native_form(model: Mapping[str, Any], layer: str, kind: str, tensor: Tensor
     return turned if part is None else turned.chunk(3)[part]
 
 
-def _of_experts(name: str, tensor: Tensor) -> Tensor:
+def _of_experts(peer: str, name: str, tensor: Tensor) -> Tensor:
     """One of the stacked weights (E, out, in); gate and up are one tensor there."""
-    part = {"gate": 0, "up": 1}.get(name.rpartition(".")[2])
+    part = {"gate": 0, "up": 1}.get(name.rpartition(".")[2].removesuffix("_bias"))
+    if peer == "gpt_oss":
+        tensor = tensor if part is None else tensor[..., part::2]
+        return tensor.transpose(1, 2) if tensor.ndim == 3 else tensor
     return tensor if part is None else tensor.chunk(2, 1)[part]
 
 

@@ -220,10 +220,16 @@ def test_adapters_train_as_they_would_one_by_one(texts: Path, changes: dict[str,
 
 
 def blind(
-    q: Tensor, k: Tensor, v: Tensor, documents: Tensor, dropout: float, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Tensor,
+    dropout: float,
+    window: int | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attention that forgets the documents."""
-    return causal_attention(q, k, v, dropout, window)
+    return causal_attention(q, k, v, dropout, window, sinks)
 
 
 @pytest.mark.parametrize("changes", [{}, WINDOWED], ids=["learned", "rotary"])

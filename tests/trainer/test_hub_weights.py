@@ -33,6 +33,7 @@ SHAPES = {
     "mixtral": MODELS["mixtral"],
     "qwen3-moe": MODELS["qwen3-moe"],
     "deepseek-v3": MODELS["deepseek-v3"],
+    "gpt-oss": MODELS["gpt-oss"],
     "gpt": {**GPT, "activation": "gelu_tanh"},
 }
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -133,6 +133,17 @@ def ring_without_window(x: ParallelRun) -> str | None:
     )
 
 
+def ring_without_sinks(x: ParallelRun) -> str | None:
+    """With cp > 1 and `cp_exchange` ring, attention has no sinks."""
+    shape = x.shape
+    if not _exchanges(x, "ring") or shape.kind != "decoder" or not shape.attention_sinks:
+        return None
+    return (
+        "attention in a ring cannot have sinks, because each part of it would count them again: "
+        "use layout.cp_exchange=all-gather or all-to-all"
+    )
+
+
 def _exchanges(x: ParallelRun, kind: str) -> bool:
     return x.layout.cp > 1 and x.layout.cp_exchange == kind
 
@@ -176,6 +187,6 @@ CONTEXT = Axis(
     mesh_position=2,
     rules=RULES,
     size_rules=(whole_heads_in_all_to_all, whole_sequence_chunks, whole_streams),
-    native_size_rules=(ring_heads, ring_without_dropout, ring_without_window),
+    native_size_rules=(ring_heads, ring_without_dropout, ring_without_window, ring_without_sinks),
     traffic=traffic,
 )

@@ -12,7 +12,6 @@ from paceline.trainer.model_config import ModelConfig
 
 Shape = tuple[int, ...]
 View = Callable[[Tensor], Tensor]
-ShapeOf = Callable[[str, str], Shape]
 OUTER_OF_LLAMA = {
     "embedding": "model.embed_tokens",
     "final_norm": "model.norm",
@@ -48,6 +47,7 @@ BLOCK_OF_DEEPSEEK_V3 = {
     "ffn.shared.down": "mlp.shared_experts.down_proj",
 }
 """Layers of both kinds of blocks, dense ones and those with experts."""
+BLOCK_OF_GPT_OSS = {**BLOCK_OF_MIXTRAL, "ffn.router": "mlp.router"}
 HEAD_NORMS = {"attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm"}
 OUTER = {
     "opt": {
@@ -70,13 +70,15 @@ OUTER = {
     "mixtral": OUTER_OF_LLAMA,
     "qwen3_moe": OUTER_OF_LLAMA,
     "deepseek_v3": OUTER_OF_LLAMA,
+    "gpt_oss": OUTER_OF_LLAMA,
 }
 """Layers outside the blocks by model_type of config.json: the trainer's name, the folder's name."""
 BLOCKS = {
     "opt": "model.decoder.layers",
     "gpt2": "transformer.h",
     **dict.fromkeys(
-        ("llama", "qwen3", "mistral", "mixtral", "qwen3_moe", "deepseek_v3"), "model.layers"
+        ("llama", "qwen3", "mistral", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"),
+        "model.layers",
     ),
 }
 INNER = {
@@ -106,6 +108,7 @@ INNER = {
     "mixtral": BLOCK_OF_MIXTRAL,
     "qwen3_moe": {**BLOCK_OF_QWEN3_MOE, **HEAD_NORMS},
     "deepseek_v3": BLOCK_OF_DEEPSEEK_V3,
+    "gpt_oss": BLOCK_OF_GPT_OSS,
 }
 """Layers of a block."""
 EXPERTS = {
@@ -120,6 +123,21 @@ EXPERTS = {
     },
 }
 """Tensor of one expert in a block, by the trainer's stacked weight."""
+EVERY, GATES, UPS = slice(None), slice(0, None, 2), slice(1, None, 2)
+FUSED_EXPERTS = {
+    "gpt_oss": {
+        "gate": ("mlp.experts.gate_up_proj", GATES),
+        "gate_bias": ("mlp.experts.gate_up_proj_bias", GATES),
+        "up": ("mlp.experts.gate_up_proj", UPS),
+        "up_bias": ("mlp.experts.gate_up_proj_bias", UPS),
+        "down": ("mlp.experts.down_proj", EVERY),
+        "down_bias": ("mlp.experts.down_proj_bias", EVERY),
+    }
+}
+"""Tensor of all experts in a block, (E, in, out) or of biases (E, out), and its columns that are a
+stacked weight, by the weight."""
+PLAIN_PARAMETERS = {"gpt_oss": {"attention.sinks": "self_attn.sinks"}}
+"""Parameters of a block that are neither a weight nor a bias of a layer."""
 ROOTS = ("", "model.", "transformer.")
 """Prefixes that are missing in models saved without a head."""
 FUSED = {"attention.q": 0, "attention.k": 1, "attention.v": 2}
@@ -205,33 +223,61 @@ def hub_locations(family: str, model: ModelConfig) -> dict[str, HubLocation]:
         for number in range(model.num_layers)
         if model.router_choice_bias
     }
-    return biases | {
-        f"{ours}.{kind}": HubLocation(
-            f"{location.name}.{kind}", location.transposed and kind == "weight", location.third
-        )
-        for ours, location in layers.items()
-        for kind in KINDS
+    return (
+        biases
+        | {
+            f"{ours}.{kind}": HubLocation(
+                f"{location.name}.{kind}", location.transposed and kind == "weight", location.third
+            )
+            for ours, location in layers.items()
+            for kind in KINDS
+        }
+        | {
+            f"blocks.{number}.{ours}": HubLocation(f"{BLOCKS[family]}.{number}.{theirs}")
+            for number in range(model.num_layers)
+            for ours, theirs in PLAIN_PARAMETERS.get(family, {}).items()
+        }
+    )
+
+
+def stacked_weights(family: str, model: ModelConfig) -> dict[str, HubWeight]:
+    """Return the stacked weights (E, ...) of experts by their tensors in a folder."""
+    ffn, hidden = model.ffn_size, model.hidden_size
+    shapes: dict[str, Shape] = {
+        **{"gate": (ffn, hidden), "up": (ffn, hidden), "down": (hidden, ffn)},
+        **{"gate_bias": (ffn,), "up_bias": (ffn,), "down_bias": (hidden,)},
     }
-
-
-def stacked_weights(family: str, model: ModelConfig, shape_of: ShapeOf) -> dict[str, HubWeight]:
-    """Return the stacked weights (E, ...) of experts, one tensor of a folder per expert.
-
-    `shape_of` returns the shape of an expert's tensor by the weight's name and the tensor's.
-    """
     weights: dict[str, HubWeight] = {}
     for number in filter(model.has_experts, range(model.num_layers)):
+        ours, block = f"blocks.{number}.ffn.experts", f"{BLOCKS[family]}.{number}"
         for matrix, pattern in EXPERTS.get(family, {}).items():
-            ours = f"blocks.{number}.ffn.experts.{matrix}"
-            block = f"{BLOCKS[family]}.{number}"
-            names = [f"{block}.{pattern.format(e)}" for e in range(model.num_experts)]
-            shapes = [shape_of(ours, name) for name in names]
-            slices = [
-                TensorSlice(name, shape, identity, one_expert(expert))
-                for expert, (name, shape) in enumerate(zip(names, shapes, strict=True))
-            ]
-            weights[ours] = HubWeight((len(names), *shapes[0]), tuple(slices))
+            weights[f"{ours}.{matrix}"] = HubWeight(
+                (model.num_experts, *shapes[matrix]),
+                tuple(
+                    TensorSlice(
+                        f"{block}.{pattern.format(expert)}",
+                        shapes[matrix],
+                        identity,
+                        one_expert(expert),
+                    )
+                    for expert in range(model.num_experts)
+                ),
+            )
+        for matrix, (name, columns) in FUSED_EXPERTS.get(family, {}).items():
+            shape = model.num_experts, *shapes[matrix]
+            outer = (*shape[:1], *shape[:0:-1])  # (E, in, out)
+            outer = (*outer[:-1], outer[-1] * (columns.step or 1))
+            view = columns_of_experts(columns)
+            slices = (TensorSlice(f"{block}.{name}", outer, view, identity),)
+            weights[f"{ours}.{matrix}"] = HubWeight(shape, slices)
     return weights
+
+
+def columns_of_experts(columns: slice) -> View:
+    """Return a view of columns of (E, in, out) as (E, out, in), or of (E, out) biases."""
+    return lambda whole: (
+        whole[..., columns].transpose(1, 2) if whole.ndim == 3 else whole[..., columns]
+    )
 
 
 def one_expert(expert: int) -> View:
@@ -269,7 +315,7 @@ def exported_weights(
     family does not have.
     """
     table = hub_locations(family, model)
-    of_experts = stacked_weights(family, model, lambda ours, _: shapes[ours][1:])
+    of_experts = stacked_weights(family, model)
     weights: dict[str, HubWeight] = {}
     for ours, shape in shapes.items():
         if is_adapter(ours):

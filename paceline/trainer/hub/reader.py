@@ -152,25 +152,19 @@ def _decoder_weights(
         shape = shapes[place.name]
         _check_shape(name, place, shape)
         weights[name] = read_weight(name, place, shape, model)
-    sizes = {
-        "gate": (model.ffn_size, model.hidden_size),
-        "up": (model.ffn_size, model.hidden_size),
-        "down": (model.hidden_size, model.ffn_size),
-    }
-
-    def shape_of(ours: str, theirs: str) -> Shape:
-        expected, shape = sizes[ours.rpartition(".")[2]], shapes.get(theirs)
-        if shape != expected:
+    of_experts = stacked_weights(family, model)
+    for part in (part for weight in of_experts.values() for part in weight.slices):
+        shape = shapes.get(part.name)
+        if shape != part.shape:
             state = "is missing" if shape is None else f"has the wrong shape {shape}"
-            raise CorruptCheckpointError(f"its {theirs} {state}; the model needs {expected}"[:200])
-        return expected
-
-    return weights | stacked_weights(family, model, shape_of)
+            message = f"its {part.name} {state}; the model needs {part.shape}"
+            raise CorruptCheckpointError(message[:200])
+    return weights | of_experts
 
 
 def _check_shape(name: str, place: HubLocation, shape: Shape) -> None:
     """Raise CorruptCheckpointError for a wrong rank, or for a fused layer not divisible by 3."""
-    dims = 1 if name.endswith("bias") or "norm." in name else 2
+    dims = 1 if name.endswith(("bias", ".sinks")) or "norm." in name else 2
     if len(shape) != dims or (place.third is not None and shape[-1] % 3):
         raise CorruptCheckpointError(f"its {place.name} has the wrong shape {shape}"[:200])
 

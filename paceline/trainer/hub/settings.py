@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import isclose, log
 from typing import Any
 
 from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 from paceline.trainer.hub.names import EXPERTS
+from paceline.trainer.model.attention import YARN_TURNS
+from paceline.trainer.model.layers import QUICK_GELU_RATE
 from paceline.trainer.model_config import ModelConfig
 
 OF_LLAMA = {
@@ -60,6 +63,14 @@ SETTINGS = {
         "norm_topk_prob": "router_normalize",
         "routed_scaling_factor": "router_scale",
     },
+    "gpt_oss": {
+        **{theirs: ours for theirs, ours in OF_LLAMA.items() if theirs != "hidden_act"},
+        "attention_bias": "bias",
+        "num_local_experts": "num_experts",
+        "num_experts_per_tok": "experts_per_token",
+        "swiglu_limit": "activation_limit",
+        "sliding_window": "sliding_window",
+    },
 }
 """Keys of config.json that tensor sizes do not show, and the trainer's field of each."""
 DEFAULTS_OF_LLAMA: dict[str, Any] = {
@@ -110,14 +121,41 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
     },
+    "gpt_oss": {
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_limit": 7.0,
+        "swiglu_alpha": QUICK_GELU_RATE,
+        "sliding_window": 128,
+    },
 }
 """Values in transformers of keys that are missing in config.json."""
 NEWER_KEYS = {"qwen3_moe": {"num_local_experts": "num_experts"}}
 """Keys that transformers 5 writes, and those that the published folders have."""
+YARN_OF_GPT_OSS = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": YARN_TURNS[0],
+    "beta_slow": YARN_TURNS[1],
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""Scaling of positions of a gpt-oss without a key for it."""
+UNSTATED_YARN = {"beta_fast": YARN_TURNS[0], "beta_slow": YARN_TURNS[1], "truncate": True}
+"""Values in transformers of keys that are missing in such a scaling."""
 MISTRAL_WINDOW = 4096
 """Window of a Mistral whose config.json lacks this key; null means no window."""
-BLOCK_FAMILIES = ("llama", "qwen3", "mistral", "mixtral", "qwen3_moe", "deepseek_v3")
+BLOCK_FAMILIES = ("llama", "qwen3", "mistral", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
 """Families that share Llama's blocks."""
+CONSTANTS = {
+    "gpt2": ("scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
+    "gpt_oss": ("swiglu_alpha",),
+}
+"""Keys of which only the default is supported."""
 OPT_EPS = 1e-5
 """Epsilon of OPT's norms; its config.json has no key for it."""
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
@@ -132,6 +170,7 @@ ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 OPTIONS: dict[str, Any] = {
     "norm_zero_centered": False,
@@ -139,10 +178,14 @@ OPTIONS: dict[str, Any] = {
     "qk_norm": False,
     "rope_local_theta": None,
     "rope_scaling_factor": 1.0,
+    "rope_original_positions": None,
     "rope_attention_factor": 1.0,
     "partial_rotary_factor": 1.0,
     "sliding_window": None,
     "sliding_window_pattern": None,
+    "attention_sinks": False,
+    "activation_limit": None,
+    "up_offset": 0.0,
     "query_pre_attn_scalar": None,
     "scale_embedding": False,
     "latent_attention": None,
@@ -183,6 +226,14 @@ FIELDS_OF_DEEPSEEK_V3 = (
     "router_normalize",
     "router_scale",
 )
+OPTIONS_OF_GPT_OSS = (
+    "activation_limit",
+    "sliding_window",
+    "rope_scaling_factor",
+    "rope_original_positions",
+    "rope_attention_factor",
+)
+"""Options that its config.json states."""
 STRUCTURES: dict[str, dict[str, Any]] = {
     "llama": STRUCTURE_OF_LLAMA,
     "qwen3": {**STRUCTURE_OF_LLAMA, "qk_norm": True, "bias": False},
@@ -201,6 +252,14 @@ STRUCTURES: dict[str, dict[str, Any]] = {
         "router_score": "sigmoid",
         "router_choice_bias": True,
         "bias": False,
+    },
+    "gpt_oss": {
+        **{k: v for k, v in STRUCTURE_OF_EXPERTS.items() if k not in OPTIONS_OF_GPT_OSS},
+        "activation": "quick_gelu",
+        "up_offset": 1.0,
+        "attention_sinks": True,
+        "sliding_window_pattern": 2,
+        "bias": True,
     },
     "opt": {**PLAIN, "position_offset": 2},
     "gpt2": {
@@ -236,7 +295,7 @@ SIZES = {
         "embd_pdrop": "dropout",
         "attn_pdrop": "attention_dropout_p",
     },
-    **dict.fromkeys(("llama", "qwen3", "mistral", "mixtral"), SIZES_OF_LLAMA),
+    **dict.fromkeys(("llama", "qwen3", "mistral", "mixtral", "gpt_oss"), SIZES_OF_LLAMA),
     "qwen3_moe": {**SIZES_OF_LLAMA, "moe_intermediate_size": "ffn_size"},
     "deepseek_v3": {
         **{theirs: ours for theirs, ours in SIZES_OF_LLAMA.items() if theirs != "head_dim"},
@@ -254,8 +313,10 @@ def differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         return [f"its rope_scaling is {rope}, which is not an object"]
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    problems = [f"its positions are scaled ({kind}), which is not supported"] * (kind != "default")
+    problems = _other_positions(family, rope, model)
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else ""
+        problems.append(f"its weights are quantized ({method}); save them in bf16")
     non_null = {key: value for key, value in {**rope, **config}.items() if value is not None}
     for newer, name in NEWER_KEYS.get(family, {}).items():
         if newer in non_null:
@@ -266,8 +327,43 @@ def differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
         value = ACTIVATIONS.get(value, value) if isinstance(value, str) else value
         if value is not None and value != expected:
             problems.append(f"its {theirs} is {values[theirs]}, but model.{ours} is {expected}")
-    problems += _differences_of_opt(family, values, model) + _scales_of_gpt2(family, values)
+    problems += _differences_of_opt(family, values, model) + _other_constants(family, values)
     return problems + _options_beyond(family, model) + _other_windows(family, config, model)
+
+
+def _other_positions(family: str, rope: Mapping[str, Any], model: ModelConfig) -> list[str]:
+    """Return a sentence for each setting in which a folder scales positions otherwise."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if family != "gpt_oss":
+        scaled = f"its positions are scaled ({kind}), which is not supported"
+        return [scaled] * (kind != "default")
+    # transformers scales a gpt-oss by default.
+    values = {**UNSTATED_YARN, **rope, "rope_type": kind} if rope else YARN_OF_GPT_OSS
+    return [
+        f"its rope_scaling has {name} {values.get(name)}, but the model needs {value}"
+        for name, value in _rope_scaling(model).items()
+        if values.get(name) != value
+    ] + ["model.rope_attention_factor is not that of YaRN"] * (
+        not isclose(model.rope_attention_factor, _yarn_attention_factor(model))
+    )
+
+
+def _rope_scaling(model: ModelConfig) -> dict[str, Any]:
+    """Return how a gpt-oss scales positions, as in its config.json."""
+    if model.rope_original_positions is None:
+        return {"rope_type": "default"}
+    return {
+        **YARN_OF_GPT_OSS,
+        "factor": model.rope_scaling_factor,
+        "original_max_position_embeddings": model.rope_original_positions,
+    }
+
+
+def _yarn_attention_factor(model: ModelConfig) -> float:
+    """Return YaRN's factor of the rotary tables (arXiv:2309.00071, section 3.3)."""
+    if model.rope_original_positions is None:
+        return 1.0
+    return 0.1 * log(model.rope_scaling_factor) + 1
 
 
 def _options_beyond(family: str, model: ModelConfig) -> list[str]:
@@ -291,6 +387,13 @@ def _other_windows(family: str, config: Mapping[str, Any], model: ModelConfig) -
         return ["its use_sliding_window is True, which is not supported"]
     if family == "deepseek_v3" and config.get("rope_interleave") is False:
         return ["its rope_interleave is False, which is not supported"]
+    kinds = config.get("layer_types") if family == "gpt_oss" else None
+    full = [
+        "full_attention" if model.window(i) is None else "sliding_attention"
+        for i in range(model.num_layers)
+    ]
+    if kinds is not None and kinds != full:
+        return ["its layer_types are not those of every second layer with a window"]
     window = config.get("sliding_window", MISTRAL_WINDOW) if family == "mistral" else None
     if family != "mistral" or window == model.sliding_window:
         return []
@@ -311,13 +414,12 @@ def _differences_of_opt(family: str, values: Mapping[str, Any], model: ModelConf
     return problems
 
 
-def _scales_of_gpt2(family: str, values: Mapping[str, Any]) -> list[str]:
-    """Return the keys that scale attention by something else than the root of the head size."""
-    keys = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx") if family == "gpt2" else ()
+def _other_constants(family: str, values: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each key whose default value is the only supported one."""
     return [
         f"its {key} is {values[key]}, which is not supported"
-        for key in keys
-        if values[key] != DEFAULTS["gpt2"][key]
+        for key in CONSTANTS.get(family, ())
+        if values[key] != DEFAULTS[family][key]
     ]
 
 
@@ -374,6 +476,8 @@ def hub_settings(family: str, model: ModelConfig) -> dict[str, Any]:
         settings["do_layer_norm_before"] = model.norm_position == "pre"
     if family == "mistral":
         settings["sliding_window"] = model.sliding_window
+    if family == "gpt_oss":
+        settings["rope_scaling"] = _rope_scaling(model)
     return settings
 
 

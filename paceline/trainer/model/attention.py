@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import log, pi
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ MAX_BLOCKED_TOKENS = 1024
 """Longest sequence for `BlockedAttention`. Beyond it the CPU's fused kernel is as fast, and the
 saved probabilities would need Tq x Tk memory."""
 
+YARN_TURNS = (32, 1)
+"""Turns over the original positions between which YaRN mixes (the paper's beta and alpha)."""
 MAX_PLAIN_TOKENS = 256
 """Longest sequence for unfused attention without a mask on a CPU."""
 
@@ -91,22 +94,32 @@ def supports_narrow_values(q: Tensor) -> bool:
 
 
 def causal_attention(
-    q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, window: int | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout: float = 0.0,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend from (B, Tq, N, D) queries to (B, Tk, K, D) keys and values; return (B, Tq, N, D).
 
     Values (B, Tk, K, V) may be narrower, and then so is the result; see `supports_narrow_values`.
-    `dropout` is the dropout probability of the attention weights; only PyTorch's kernels support
-    it. A query sees at most `window` keys, its own included.
+    `dropout` is the dropout probability of the attention weights; the CPU's own forms do not
+    support it. A query sees at most `window` keys, its own included. `sinks` (N,) are logits that
+    take part in the softmax of each head, without a value.
     """
     queries, keys = q.shape[1], k.shape[1]
     if window is not None and window < keys:
-        return windowed_attention(q, k, v, window, dropout)
+        return windowed_attention(q, k, v, window, dropout, sinks)
+    if sinks is not None:
+        if returns_lse(q.device, q.dtype, dropout):
+            return CausalAttentionInParts.apply(q, k, v, sinks)  # type: ignore[no-any-return]
+        return windowed_attention(q, k, v, keys, dropout, sinks)
     on_cpu = q.device.type == "cpu" and not dropout
     if on_cpu and queries * keys <= MAX_BLOCKED_TOKENS**2:
         return BlockedAttention.apply(q, k, v)  # type: ignore[no-any-return]
     if on_cpu and queries < keys:
-        return OffsetCausalAttention.apply(q, k, v)  # type: ignore[no-any-return]
+        return CausalAttentionInParts.apply(q, k, v, None)  # type: ignore[no-any-return]
     k, v = _expand_kv_heads(q, k), _expand_kv_heads(q, v)
     settings: dict[str, Any] = {"dropout_p": dropout, "enable_gqa": q.shape[2] > k.shape[2]}
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -185,32 +198,56 @@ class BlockedAttention(torch.autograd.Function):
         return grad_q, grad_k, grad_v
 
 
-class OffsetCausalAttention(torch.autograd.Function):
-    """Attention of queries that start after the first key, from two kernel calls.
+class CausalAttentionInParts(torch.autograd.Function):
+    """Causal attention from kernel calls that return their log-sum-exp.
 
-    One call covers the past keys without a mask, the other the queries' own keys with the causal
-    mask. This needs no Tq x Tk memory and computes nothing that a mask would discard.
+    One call covers the queries' own keys with the causal mask. If the queries start after the first
+    key, another covers the past keys without a mask. This needs no Tq x Tk memory and computes
+    nothing that a mask would discard. Sinks (N,), if any, only add to the sum of exponentials.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         past = k.shape[1] - q.shape[1]
-        out, lse, _ = attention_with_lse(q, k[:, past:], v[:, past:], causal=True)
+        out, lse, philox = attention_with_lse(q, k[:, past:], v[:, past:], causal=True)
         wide = out.to(torch.promote_types(q.dtype, torch.float32))
-        merge_partial_attention(
-            wide, lse, *attention_with_lse(q, k[:, :past], v[:, :past], causal=False)[:2]
-        )
+        if past:
+            part, part_lse, past_philox = attention_with_lse(
+                q, k[:, :past], v[:, :past], causal=False
+            )
+            merge_partial_attention(wide, lse, part, part_lse)
+            philox = philox + past_philox
+        if sinks is not None:
+            total = torch.logaddexp(lse, sinks.to(lse.dtype).unsqueeze(1))  # (B, N, Tq)
+            wide = wide * torch.exp(lse - total).transpose(1, 2).unsqueeze(-1)
+            lse = total
         out = wide.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, sinks, out, lse, *philox)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        q, k, v, out, lse = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        q, k, v, sinks, out, lse, *philox = ctx.saved_tensors
         past = k.shape[1] - q.shape[1]
-        old = partial_attention_backward(grad, q, k[:, :past], v[:, :past], out, lse, causal=False)
-        new = partial_attention_backward(grad, q, k[:, past:], v[:, past:], out, lse, causal=True)
-        return old[0].add_(new[0]), torch.cat([old[1], new[1]], 1), torch.cat([old[2], new[2]], 1)
+        new = q, k[:, past:], v[:, past:], out, lse, *philox[:2]
+        grad_q, grad_k, grad_v = partial_attention_backward(grad, *new, causal=True)
+        if past:
+            old = q, k[:, :past], v[:, :past], out, lse, *philox[2:]
+            past_q, past_k, past_v = partial_attention_backward(grad, *old, causal=False)
+            grad_q = past_q.add_(grad_q)
+            grad_k, grad_v = torch.cat([past_k, grad_k], 1), torch.cat([past_v, grad_v], 1)
+        if sinks is None:
+            return grad_q, grad_k, grad_v, None
+        # As of any score, p (dp - sum_j p_j dp_j); a sink's dp is 0, and the sum is grad . out.
+        of_out = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1).transpose(1, 2)  # (B, N, Tq)
+        share = torch.exp(sinks.to(lse.dtype).unsqueeze(1) - lse)  # (B, N, Tq)
+        return grad_q, grad_k, grad_v, -(share * of_out).sum((0, 2)).to(sinks.dtype)
+
+
+def returns_lse(device: torch.device, dtype: torch.dtype, dropout: float) -> bool:
+    """Return whether a fused kernel returns the log-sum-exp of such attention, as sinks need."""
+    on_gpu = device.type == "cuda" and dtype in HALF_DTYPES
+    return not dropout and (device.type == "cpu" or on_gpu)
 
 
 PhiloxState = tuple[Tensor, ...]
@@ -367,10 +404,34 @@ def rope_tables(
     rotate by unscaled positions.
     """
     half = model.rotary_dim // 2
-    theta, scale = model.rope_theta, model.rope_scaling_factor
     if local_layers and model.rope_local_theta is not None:
-        theta, scale = model.rope_local_theta, 1.0
-    rate = theta ** (-torch.arange(half, dtype=torch.float64) / half) / scale
+        rate = _rotary_rates(model.rope_local_theta, half)
+    else:
+        rate = _rotary_rates(model.rope_theta, half) / _rate_divisors(model, half)
     angle = torch.outer(positions.double(), rate)
     cos, sin = (model.rope_attention_factor * table for table in (angle.cos(), angle.sin()))
     return torch.cat([cos, cos], -1).unsqueeze(1), torch.cat([-sin, sin], -1).unsqueeze(1)
+
+
+def _rotary_rates(theta: float, half: int) -> Tensor:
+    """Return the angles (D / 2,) per position of base `theta`."""
+    return theta ** (-torch.arange(half, dtype=torch.float64) / half)
+
+
+def _rate_divisors(model: ModelConfig, half: int) -> Tensor | float:
+    """Return the divisor of all angles, or with YaRN (D / 2,) divisors.
+
+    YaRN (Peng et al., arXiv:2309.00071, section 3.2) keeps the angles of features that turn more
+    than 32 times over the original positions, divides those that turn less than once, and takes
+    a mixture of both rates in between, linear in the feature's index.
+    """
+    scale, original = model.rope_scaling_factor, model.rope_original_positions
+    if original is None:
+        return scale
+    first, last = (  # index of the feature with this number of turns
+        half * log(original / (2 * pi * turns)) / log(model.rope_theta) for turns in YARN_TURNS
+    )
+    first, last = max(first, 0), min(last, 2 * half - 1)
+    index = torch.arange(half, dtype=torch.float64)
+    scaled = ((index - first) / max(last - first, 1e-3)).clamp(0, 1)
+    return 1 / (scaled / scale + 1 - scaled)

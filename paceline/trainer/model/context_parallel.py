@@ -56,6 +56,7 @@ def attend(
     dropout: float = 0.0,
     window: int | None = None,
     documents: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend causally from (B, t, N, D) queries to (B, t, K, D) keys; return (B, t, N, D).
 
@@ -63,22 +64,22 @@ def attend(
     (Grattafiori et al., arXiv:2407.21783, section 3.3.2). "all-to-all" trades tokens for heads
     (Ulysses; Jacobs et al., arXiv:2309.14509); the number of query heads must be a multiple of the
     axis' size. "ring" passes keys and values around the ranks (Liu et al., arXiv:2310.01889), and
-    supports neither dropout nor `window`, the maximum number of keys that a query sees.
-    `documents`, as in `document_attention`, requires whole sequences. Values (B, t, K, V) may be
-    narrower than keys.
+    supports neither dropout nor sinks nor `window`, the maximum number of keys that a query sees.
+    `sinks` (N,) are those of `causal_attention`. `documents`, as in `document_attention`, requires
+    whole sequences. Values (B, t, K, V) may be narrower than keys.
     """
     plain = cp.size == 1 and documents is None and window is None
     if v.shape[-1] < q.shape[-1] and not (plain and supports_narrow_values(q)):
         # Exchanges and the other kernels take keys and values of one width.
         padded = functional.pad(v, (0, q.shape[-1] - v.shape[-1]))
-        out = attend(q, k, padded, cp, exchange, dropout, window, documents)
+        out = attend(q, k, padded, cp, exchange, dropout, window, documents, sinks)
         return out[..., : v.shape[-1]]
     if documents is not None:
         assert cp.size == 1, "the layout checks reject this"
-        return document_attention(q, k, v, documents, dropout, window)
+        return document_attention(q, k, v, documents, dropout, window, sinks)
     if cp.size == 1:
-        return causal_attention(q, k, v, dropout, window)
-    return EXCHANGES[exchange](q, k, v, cp, dropout, window)
+        return causal_attention(q, k, v, dropout, window, sinks)
+    return EXCHANGES[exchange](q, k, v, cp, dropout, window, sinks)
 
 
 def exclude_exchanges_from_compile() -> None:
@@ -98,28 +99,46 @@ def full_attention_over_ranks(q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis) -> 
     """
     if cp.size == 1:
         return full_attention(q, k, v)
-    return EXCHANGES["unmasked"](q, k, v, cp, 0.0, None)
+    return EXCHANGES["unmasked"](q, k, v, cp, 0.0, None, None)
 
 
 def _all_gather_unmasked_attention(
-    q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, _dropout: float, _window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cp: MeshAxis,
+    _dropout: float,
+    _window: int | None,
+    _sinks: Tensor | None,
 ) -> Tensor:
     k, v = gather_sequence(torch.cat([k, v], dim=-1), cp).chunk(2, dim=-1)  # (B, T, N, D) each
     return full_attention(q, k, v)
 
 
 def _all_gather_attention(
-    q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, dropout: float, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cp: MeshAxis,
+    dropout: float,
+    window: int | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     early_k, early_v, late_k, late_v = _GatherKeys.apply(k, v, cp)  # (B, keys seen, K, D)
     early_q, late_q = q.chunk(2, dim=1)  # (B, t / 2, N, D)
-    early = causal_attention(early_q, early_k, early_v, dropout, window)
-    late = causal_attention(late_q, late_k, late_v, dropout, window)
+    early = causal_attention(early_q, early_k, early_v, dropout, window, sinks)
+    late = causal_attention(late_q, late_k, late_v, dropout, window, sinks)
     return torch.cat([early, late], dim=1)
 
 
 def _all_to_all_attention(
-    q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, dropout: float, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cp: MeshAxis,
+    dropout: float,
+    window: int | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     heads, kv_heads = q.shape[2], k.shape[2]
     if heads % cp.size:
@@ -131,14 +150,22 @@ def _all_to_all_attention(
     local = torch.cat(parts, dim=3).permute(2, 1, 0, 3, 4)  # (n, t, B, all heads / n, D)
     all_tokens = _HeadsToTokens.apply(local, cp).transpose(0, 1)  # (B, T, all heads / n, D)
     q, k, v = all_tokens.split([part.shape[3] for part in parts], dim=2)  # (B, T, heads / n, D)
-    out = causal_attention(q, k, v, dropout, window)
+    if sinks is not None:
+        sinks = sinks.chunk(cp.size)[cp.index]
+    out = causal_attention(q, k, v, dropout, window, sinks)
     return _TokensToHeads.apply(out.transpose(0, 1), cp).permute(2, 1, 0, 3, 4).flatten(2, 3)
 
 
 def _ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, dropout: float, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cp: MeshAxis,
+    dropout: float,
+    window: int | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    assert not dropout and window is None, "the layout checks reject this"
+    assert not dropout and window is None and sinks is None, "the layout checks reject this"
     return RingAttention.apply(q, k, v, cp)  # type: ignore[no-any-return]
 
 

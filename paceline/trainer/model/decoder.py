@@ -24,7 +24,6 @@ from paceline.trainer.model.experts import MixtureOfExperts, keep_rows
 from paceline.trainer.model.latent_attention import LatentAttention
 from paceline.trainer.model.layer_setting import LayerSetting
 from paceline.trainer.model.layers import (
-    ACTIVATIONS,
     ColumnParallelLinear,
     Head,
     Linear,
@@ -33,11 +32,13 @@ from paceline.trainer.model.layers import (
     QKNorm,
     RowParallelLinear,
     VocabParallelEmbedding,
+    mlp_activation,
 )
 from paceline.trainer.model.loss import head_loss
 from paceline.trainer.model.network import Network, activation_checkpoint
 from paceline.trainer.model.windowed_attention import load_kernels
 from paceline.trainer.model_config import ModelConfig
+from paceline.trainer.parallel.tensor import ParamPlan, TpPlan, local
 from paceline.trainer.parallel.token_exchange import exchange_tokens
 
 
@@ -51,7 +52,9 @@ class ModelPart:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped key/value heads and an optional sliding window."""
+    """Causal self-attention with grouped key/value heads, a sliding window and sinks if set."""
+
+    tp_plan: TpPlan = {"sinks": ParamPlan(shard_dim=0)}
 
     def __init__(
         self, model: ModelConfig, setting: LayerSetting, window: int | None = None
@@ -69,6 +72,7 @@ class Attention(nn.Module):
         self.o = RowParallelLinear(setting.tp, heads_size, hidden, bias, setting.adapter("o"))
         self.q_norm = QKNorm(model) if model.qk_norm else None
         self.k_norm = QKNorm(model) if model.qk_norm else None
+        self.sinks = nn.Parameter(torch.empty(model.num_heads)) if model.attention_sinks else None
 
     def forward(self, x: Tensor, rope: Rope, documents: Tensor | None = None) -> Tensor:
         """Map (B, t, H) to (B, t, H); `documents` as in `document_attention`."""
@@ -83,14 +87,23 @@ class Attention(nn.Module):
         if self.query_scale != 1:
             q = q * self.query_scale
         selective = self.setting.recompute == "selective"
+        sinks = None if self.sinks is None else local(self.sinks)  # (N,)
+        inputs, preserve_rng = (q, k, v, documents, sinks), self.dropout > 0
         out = activation_checkpoint(  # (B, T, N, D)
-            self._attend, q, k, v, documents, preserve_rng=self.dropout > 0, enabled=selective
+            self._attend, *inputs, preserve_rng=preserve_rng, enabled=selective
         )
         return self.o(out.flatten(2))  # (B, t, H)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, sinks: Tensor | None
+    ) -> Tensor:
         setting, dropout = self.setting, self.dropout if self.training else 0.0
-        options = {"dropout": dropout, "window": self.window, "documents": documents}
+        options = {
+            "dropout": dropout,
+            "window": self.window,
+            "documents": documents,
+            "sinks": sinks,
+        }
         compute = partial(attend, cp=setting.cp, exchange=setting.cp_exchange, **options)
         return with_rank_rng(setting.tp.axis, compute, q, k, v) if dropout else compute(q, k, v)
 
@@ -101,7 +114,7 @@ class FeedForward(nn.Module):
     def __init__(self, model: ModelConfig, setting: LayerSetting, width: int | None = None) -> None:
         super().__init__()
         self.tp = setting.tp
-        self.activation = ACTIVATIONS[model.activation]
+        self.activate = mlp_activation(model)
         hidden, ffn, bias = model.hidden_size, width or model.ffn_size, model.bias
         self.up = ColumnParallelLinear(hidden, ffn, bias, setting.adapter("up"))
         self.gate = (
@@ -121,9 +134,8 @@ class FeedForward(nn.Module):
             self._activate, *inner, preserve_rng=self.uses_rng, enabled=self.recompute
         )
 
-    def _activate(self, x: Tensor, up: Tensor | None = None) -> Tensor:
-        x = self.activation(x)  # (B, T, F)
-        return self.down(x if up is None else x * up)  # (B, t, H)
+    def _activate(self, *inner: Tensor) -> Tensor:
+        return self.down(self.activate(*inner))  # (B, t, H)
 
 
 def expert_layer(model: ModelConfig, setting: LayerSetting) -> MixtureOfExperts:

@@ -14,7 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.trainer.model.attention import causal_attention
-from paceline.trainer.model.windowed_attention import HALF_DTYPES, KERNELS, band
+from paceline.trainer.model.windowed_attention import (
+    HALF_DTYPES,
+    KERNELS,
+    attend_with_sinks,
+    band,
+)
 
 
 def document_attention(
@@ -24,21 +29,26 @@ def document_attention(
     documents: Tensor,
     dropout: float = 0.0,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend within documents from (B, T, N, D) queries to (B, T, K, D) keys.
 
-    `dropout` and `window` are those of `causal_attention`. Document lengths are never read back
-    from a GPU, because that would synchronize it with the CPU. Where the variable-length kernel is
-    unavailable (fp32, dropout, an old PyTorch), a GPU computes all T x T pairs with a mask.
+    `dropout`, `window` and `sinks` are those of `causal_attention`. Document lengths are never read
+    back from a GPU, because that would synchronize it with the CPU. Where the variable-length
+    kernel is unavailable (fp32, dropout, sinks, an old PyTorch), a GPU computes all T x T pairs
+    with a mask.
     """
-    return COMPILABLE["attention"](q, k, v, documents, dropout, window)
+    return COMPILABLE["attention"](q, k, v, documents, dropout, window, sinks)
 
 
-def document_kernel(device: torch.device, dtype: torch.dtype, dropout: float) -> str:
+def document_kernel(
+    device: torch.device, dtype: torch.dtype, dropout: float, sinks: bool = False
+) -> str:
     """Return how documents attend: `per document`, with the `varlen` kernel, or `masked`."""
     if device.type == "cpu":
         return "per document"
-    return "varlen" if dtype in HALF_DTYPES and not dropout and device.type in KERNELS else "masked"
+    plain = dtype in HALF_DTYPES and not dropout and not sinks
+    return "varlen" if plain and device.type in KERNELS else "masked"
 
 
 def exclude_documents_from_compile() -> None:
@@ -48,24 +58,37 @@ def exclude_documents_from_compile() -> None:
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, documents: Tensor, dropout: float, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Tensor,
+    dropout: float,
+    window: int | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    kernel = document_kernel(q.device, q.dtype, dropout)
+    kernel = document_kernel(q.device, q.dtype, dropout, sinks is not None)
     if kernel == "per document":
-        return attend_per_document(q, k, v, documents, dropout, window)
+        return attend_per_document(q, k, v, documents, dropout, window, sinks)
     if kernel == "varlen":
         return attend_varlen(KERNELS[q.device.type], q, k, v, documents, window)
-    return attend_masked(q, k, v, documents, dropout, window)
+    return attend_masked(q, k, v, documents, dropout, window, sinks)
 
 
 def attend_per_document(
-    q: Tensor, k: Tensor, v: Tensor, documents: Tensor, dropout: float, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Tensor,
+    dropout: float,
+    window: int | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend in one document after the other, so that no masked pair is computed."""
     lengths = [length for length in documents.diff(dim=1).flatten().tolist() if length]
     # (1, B T, N, D) of all sequences -> one (1, length, N, D) for each document
     split = [x.flatten(0, 1).unsqueeze(0).split(lengths, dim=1) for x in (q, k, v)]
-    out = [causal_attention(q, k, v, dropout, window) for q, k, v in zip(*split, strict=True)]
+    documents_qkv = zip(*split, strict=True)
+    out = [causal_attention(q, k, v, dropout, window, sinks) for q, k, v in documents_qkv]
     return torch.cat(out, dim=1).view(q.shape)
 
 
@@ -93,17 +116,24 @@ def attend_varlen(
 
 
 def attend_masked(
-    q: Tensor, k: Tensor, v: Tensor, documents: Tensor, dropout: float, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Tensor,
+    dropout: float,
+    window: int | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend with a (B, T, T) mask."""
     tokens, groups = q.shape[1], q.shape[2] // k.shape[2]
     starts = document_starts(documents, torch.arange(tokens, device=q.device))
     same_document = starts.unsqueeze(2) == starts.unsqueeze(1)  # (B, T, T)
-    mask = same_document & band(tokens, tokens, window or tokens, q.device)
+    mask = (same_document & band(tokens, tokens, window or tokens, q.device)).unsqueeze(1)
     k, v = (x.repeat_interleave(groups, dim=2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = functional.scaled_dot_product_attention(q, k, v, mask.unsqueeze(1), dropout)
-    return out.transpose(1, 2)
+    if sinks is not None:
+        return attend_with_sinks(q, k, v, mask, dropout, sinks).transpose(1, 2)
+    return functional.scaled_dot_product_attention(q, k, v, mask, dropout).transpose(1, 2)
 
 
 COMPILABLE: dict[str, Any] = {"attention": _attend}

@@ -25,8 +25,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.trainer.model.grouped_gemm import grouped_linear, pad_groups, pads_groups
-from paceline.trainer.model.layers import ACTIVATIONS
+from paceline.trainer.model.grouped_gemm import (
+    add_group_bias,
+    group_members,
+    grouped_linear,
+    pad_groups,
+    pads_groups,
+)
+from paceline.trainer.model.layers import mlp_activation
 from paceline.trainer.model.network import activation_checkpoint
 from paceline.trainer.model.routing_replay import in_replay, record_choice, replayed_choice
 from paceline.trainer.model_config import ModelConfig
@@ -82,7 +88,10 @@ class Router(nn.Module):
     `update_choice_bias`.
     """
 
-    tp_plan: TpPlan = {"weight": ParamPlan(partial_grad=True)}
+    tp_plan: TpPlan = {
+        "weight": ParamPlan(partial_grad=True),
+        "bias": ParamPlan(partial_grad=True),
+    }
     choice_bias: Tensor | None
     """Bias (E,) of the experts' scores in the choice, in fp32 or wider; None without one."""
 
@@ -99,9 +108,10 @@ class Router(nn.Module):
         self.score, self.normalize = model.router_score, model.router_normalize
         self.scale = model.router_scale
         self.weight = nn.Parameter(torch.empty(model.num_experts, model.hidden_size))
+        self.bias = nn.Parameter(torch.empty(model.num_experts)) if model.bias else None
         # A buffer, so that FSDP keeps it whole and in its own dtype.
-        bias = torch.zeros(model.num_experts) if model.router_choice_bias else None
-        self.register_buffer("choice_bias", bias)
+        choice_bias = torch.zeros(model.num_experts) if model.router_choice_bias else None
+        self.register_buffer("choice_bias", choice_bias)
 
     @torch.no_grad()
     def update_choice_bias(self, load: Tensor) -> None:
@@ -117,7 +127,8 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> Routing:
         """Route (S, H)."""
         wide = torch.promote_types(x.dtype, torch.float32)
-        logits = functional.linear(x.to(wide), local(self.weight).to(wide))  # (S, E)
+        bias = None if self.bias is None else local(self.bias).to(wide)
+        logits = functional.linear(x.to(wide), local(self.weight).to(wide), bias)  # (S, E)
         scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
         experts = replayed_choice()
         if experts is None:
@@ -205,21 +216,32 @@ class AddLoss(torch.autograd.Function):
 
 
 class StackedExperts(nn.Module):
-    """The routed experts of a block: three stacked weights, or two without a gate."""
+    """The routed experts of a block: three stacked weights, or two without a gate, and biases."""
 
     tp_plan: TpPlan = {
         "gate": ParamPlan(shard_dim=1, by_expert=True),
         "up": ParamPlan(shard_dim=1, by_expert=True),
         "down": ParamPlan(shard_dim=2, by_expert=True),
+        "gate_bias": ParamPlan(shard_dim=1, by_expert=True),
+        "up_bias": ParamPlan(shard_dim=1, by_expert=True),
+        # Outputs are summed over tensor ranks, so each rank adds an equal part of this bias.
+        "down_bias": ParamPlan(partial_grad=True, by_expert=True),
     }
 
-    def __init__(self, model: ModelConfig, recompute_activation: bool = False) -> None:
+    def __init__(
+        self, model: ModelConfig, recompute_activation: bool = False, tp_size: int = 1
+    ) -> None:
         super().__init__()
         experts, hidden, ffn = model.num_experts, model.hidden_size, model.ffn_size
-        self.activation, self.recompute = ACTIVATIONS[model.activation], recompute_activation
-        self.gate = nn.Parameter(torch.empty(experts, ffn, hidden)) if model.gated_ffn else None
+        self.activation, self.recompute = mlp_activation(model), recompute_activation
+        self.tp_size = tp_size
+        has_gate, bias = model.gated_ffn, model.bias
+        self.gate = nn.Parameter(torch.empty(experts, ffn, hidden)) if has_gate else None
         self.up = nn.Parameter(torch.empty(experts, ffn, hidden))
         self.down = nn.Parameter(torch.empty(experts, hidden, ffn))
+        self.gate_bias = nn.Parameter(torch.empty(experts, ffn)) if has_gate and bias else None
+        self.up_bias = nn.Parameter(torch.empty(experts, ffn)) if bias else None
+        self.down_bias = nn.Parameter(torch.empty(experts, hidden)) if bias else None
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Map rows (M, H), sorted by expert, to (M, H); `counts` (E,) are the experts' rows."""
@@ -230,17 +252,29 @@ class StackedExperts(nn.Module):
 
     def compute(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the outputs (M, H) of rows, which may be padded."""
+        members = None if self.up_bias is None else group_members(rows, counts)  # (M, E)
         inner = [
-            grouped_linear(rows, local(weight).to(rows.dtype), counts)  # (M, F)
-            for weight in (self.gate, self.up)
+            _linear(rows, weight, bias, counts, members)  # (M, F)
+            for weight, bias in ((self.gate, self.gate_bias), (self.up, self.up_bias))
             if weight is not None
         ]
-        return activation_checkpoint(self._activate, counts, *inner, enabled=self.recompute)
+        inputs = counts, members, *inner
+        return activation_checkpoint(self._activate, *inputs, enabled=self.recompute)
 
-    def _activate(self, counts: Tensor, x: Tensor, up: Tensor | None = None) -> Tensor:
-        x = self.activation(x)  # (M, F)
-        x = x if up is None else x * up
-        return grouped_linear(x, local(self.down).to(x.dtype), counts)  # (M, H)
+    def _activate(self, counts: Tensor, members: Tensor | None, *inner: Tensor) -> Tensor:
+        x = self.activation(*inner)  # (M, F)
+        bias = None if self.down_bias is None else local(self.down_bias) / self.tp_size
+        return _linear(x, self.down, bias, counts, members)  # (M, H)
+
+
+def _linear(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, counts: Tensor, members: Tensor | None
+) -> Tensor:
+    """Return rows_e W_e^T + b_e of every expert e, with `members` as in `group_members`."""
+    out = grouped_linear(rows, local(weight).to(rows.dtype), counts)
+    if bias is None or members is None:
+        return out
+    return add_group_bias(out, local(bias).to(rows.dtype), members)
 
 
 class MixtureOfExperts(nn.Module):
@@ -259,7 +293,7 @@ class MixtureOfExperts(nn.Module):
         self.tp, self.dispatch = tp, dispatch
         self.num_experts = model.num_experts
         self.router = Router(model, routing, tp.axis.size)
-        self.experts = StackedExperts(model, recompute_activation)
+        self.experts = StackedExperts(model, recompute_activation, tp.axis.size)
         self.shared = shared
         self.load: Tensor | None = None
         """Rows (E,) of each expert since `take_load`, from this rank's tokens."""

@@ -40,6 +40,26 @@ def pad_groups(rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return rows.new_zeros(bound, rows.shape[1]).index_copy(0, place, rows), sizes, place
 
 
+def group_members(rows: Tensor, counts: Tensor) -> Tensor:
+    """Return (M, E) in the dtype of rows (M, ...): 1 where a row belongs to an expert, else 0.
+
+    With it a GEMM adds each expert's bias, and sums its gradient in a fixed order without a wait
+    for `counts` (E,).
+    """
+    ends = counts.cumsum(0)  # (E,)
+    index = torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)  # (M, 1)
+    return ((index < ends) & (index >= ends - counts)).to(rows.dtype)
+
+
+def add_group_bias(rows: Tensor, bias: Tensor, members: Tensor) -> Tensor:
+    """Return rows_e + b_e of every expert e, of rows (M, N), biases (E, N) and `group_members`.
+
+    Rows of no expert become 0: their values are undefined, and a NaN would spread over GEMMs.
+    """
+    out = rows + members @ bias
+    return out.masked_fill(members.sum(1, keepdim=True) == 0, 0) if pads_groups(rows) else out
+
+
 def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Return rows_e W_e^T of every expert e: (M, N) of rows (M, K) and weights (E, N, K).
 

@@ -197,12 +197,35 @@ def relu(x: Tensor) -> Tensor:
     return functional.relu(x)
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """Return x sigmoid(1.702 x) (Hendrycks and Gimpel, arXiv:1606.08415)."""
+    return x * torch.sigmoid(QUICK_GELU_RATE * x)
+
+
+QUICK_GELU_RATE = 1.702
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
     "relu": relu,
 }
+
+
+def mlp_activation(model: ModelConfig) -> Callable[..., Tensor]:
+    """Return the function of an MLP's first GEMMs: of (gate, up), or of one without a gate."""
+    activation = ACTIVATIONS[model.activation]
+    if not model.gated_ffn:
+        return activation
+    limit, offset = model.activation_limit, model.up_offset
+
+    def activate(gate: Tensor, up: Tensor) -> Tensor:
+        if limit is not None:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return activation(gate) * (up + offset if offset else up)
+
+    return activate
+
 
 HALF_GRAD_SUM_DEVICES = ("cpu",)
 """Devices whose LayerNorm kernel sums the gradients of weight and bias in 16 bits."""

@@ -35,17 +35,24 @@ def load_kernels(device: torch.device) -> None:
 
 
 def windowed_attention(
-    q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int,
+    dropout: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend from (B, Tq, N, D) queries to (B, Tk, K, D) keys in a window; return (B, Tq, N, D).
 
     A query sees at most `window` keys, its own included. `dropout` is the dropout probability of
     the attention weights. Where the device has no kernel for it, each block of queries attends with
-    a mask to the keys that any of them sees, which is (window + block) x Tq work.
+    a mask to the keys that any of them sees, which is (window + block) x Tq work. So do queries
+    with `sinks` (N,), as in `causal_attention`.
     """
-    if q.dtype in HALF_DTYPES and not dropout and (kernel := KERNELS.get(q.device.type)):
+    plain = sinks is None and q.dtype in HALF_DTYPES and not dropout
+    if plain and (kernel := KERNELS.get(q.device.type)):
         return _attend_varlen(kernel, q, k, v, window)
-    if q.shape[2] > k.shape[2] and q.device.type == "cpu":
+    if q.shape[2] > k.shape[2] and (q.device.type == "cpu" or sinks is not None):
         groups = q.shape[2] // k.shape[2]
         k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
     queries, past = q.shape[1], k.shape[1] - q.shape[1]
@@ -55,17 +62,32 @@ def windowed_attention(
         stop = min(start + size, queries)
         first = max(0, past + start - window + 1)
         keys = slice(first, past + stop)
+        block = [x.transpose(1, 2) for x in (q[:, start:stop], k[:, keys], v[:, keys])]
+        mask = band(stop - start, past + stop - first, window, q.device)
+        if sinks is not None:
+            parts.append(attend_with_sinks(*block, mask, dropout, sinks))
+            continue
         parts.append(
             functional.scaled_dot_product_attention(
-                q[:, start:stop].transpose(1, 2),
-                k[:, keys].transpose(1, 2),
-                v[:, keys].transpose(1, 2),
-                band(stop - start, past + stop - first, window, q.device),
-                dropout,
-                enable_gqa=q.shape[2] > k.shape[2],
+                *block, mask, dropout, enable_gqa=q.shape[2] > k.shape[2]
             )
         )
     return torch.cat(parts, dim=2).transpose(1, 2)
+
+
+def attend_with_sinks(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, sinks: Tensor
+) -> Tensor:
+    """Attend from (B, N, Tq, D) queries to (B, N, Tk, D) keys with a mask and sinks (N,).
+
+    `mask` is True where a query sees a key. A sink is one more score of each query, without a
+    value. This keeps Tq x Tk probabilities.
+    """
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)  # (B, N, Tq, Tk)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    last = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
+    probs = torch.cat([scores, last], -1).softmax(-1)[..., :-1]
+    return functional.dropout(probs, dropout) @ v
 
 
 def band(queries: int, keys: int, window: int, device: torch.device) -> Tensor:

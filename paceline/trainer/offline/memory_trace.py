@@ -53,9 +53,11 @@ class BucketedGradients(nn.Module):
         self.module = module
         self._exchanges = True
         self._buckets: dict[nn.Parameter, Tensor] = {}
-        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        ignored_names = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
         self._trainable = [
-            p for name, p in module.named_parameters() if p.requires_grad and name not in ignored
+            p
+            for name, p in module.named_parameters()
+            if p.requires_grad and name not in ignored_names
         ]
         for parameter in self._trainable:
             parameter.register_post_accumulate_grad_hook(self._take)
@@ -182,8 +184,8 @@ def exchange_equal_tokens(
     rows: Tensor, counts: Tensor, axis: MeshAxis
 ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
     """Exchange rows (S, H) as if each rank got equally many, because fake counts have no values."""
-    per_rank, left = divmod(rows.shape[0], axis.size)
-    messages = [per_rank + (rank < left) for rank in range(axis.size)]
+    per_rank, remainder = divmod(rows.shape[0], axis.size)
+    messages = [per_rank + (rank < remainder) for rank in range(axis.size)]
     order = counts.new_empty(rows.shape[0])
     plan = TokenExchange(
         axis, messages, messages, counts.new_empty(counts.shape[0] // axis.size), order
@@ -225,18 +227,20 @@ def _kernels_of_cuda() -> Iterator[None]:
         patch.object(layers, "HALF_GRAD_SUM_DEVICES", ()),
         patch.object(model_attention, "MAX_BLOCKED_TOKENS", 0),
         patch.object(model_attention, "MAX_PLAIN_TOKENS", 0),
-        patch.object(model_attention, "OffsetCausalAttention", _OffsetCausalAttention),
+        patch.object(model_attention, "CausalAttentionInParts", _CausalAttentionInParts),
         patch.object(model_attention, "_expand_kv_heads", lambda _, x: x),
         patch.dict(loss.CHUNK_BYTES, {"cpu": loss.CHUNK_BYTES["cuda"]}),
     ):
         yield
 
 
-class _OffsetCausalAttention:
+class _CausalAttentionInParts:
     """Fake attention of queries at the end of a sequence, (B, T, N, D), by the same kernel."""
 
     @staticmethod
-    def apply(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def apply(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+        if sinks is not None:
+            q = q + 0 * sinks.sum().to(q.dtype)  # so that sinks have a gradient
         return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
 
 

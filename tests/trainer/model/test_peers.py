@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from math import log
 from typing import Any
 
 import pytest
@@ -106,6 +107,22 @@ DEEPSEEK_V3: dict[str, Any] = {
         "v_head_dim": 12,
     },
 }
+GPT_OSS: dict[str, Any] = {
+    **MIXTRAL,
+    "head_size": 32,
+    "experts_per_token": 3,
+    "activation": "quick_gelu",
+    "activation_limit": 0.1,
+    "up_offset": 1.0,
+    "bias": True,
+    "attention_sinks": True,
+    "sliding_window": 9,
+    "sliding_window_pattern": 2,
+    "rope_theta": 1.5e5,
+    "rope_scaling_factor": 32.0,
+    "rope_original_positions": 512,
+    "rope_attention_factor": 0.1 * log(32) + 1,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "opt-350m": OPT_350M,
     "opt-13b": OPT_13B,
@@ -129,6 +146,7 @@ MODELS: dict[str, dict[str, Any]] = {
         **DEEPSEEK_V3,
         "latent_attention": {**DEEPSEEK_V3["latent_attention"], "q_lora_rank": None},
     },
+    "gpt-oss": GPT_OSS,
     "gpt": GPT,
     "gpt, embedding norm": {**GPT, "embedding_norm": True},
 }
@@ -137,6 +155,7 @@ ADAPTERS = {"attention": (ATTENTION, False), "all, rest trains": ((*ATTENTION, *
 EXPERTS = (
     "mixtral",
     "qwen3-moe",
+    "gpt-oss",
     "deepseek-v3",
     "deepseek-v3, queries from the hidden state",
 )
@@ -151,7 +170,7 @@ LIMITS = {torch.float32: 1e-5, torch.float64: 1e-10}
 def adapters_of(model: str) -> dict[str, tuple[tuple[str, ...], bool]]:
     """Targets, and whether the rest trains, of the adapters that a model and its peer can have."""
     gated = MODELS[model].get("gated_ffn", True)
-    known = GPT_ADAPTERS if model.startswith("gpt") else ADAPTERS
+    known = GPT_ADAPTERS if model.startswith("gpt") and model not in EXPERTS else ADAPTERS
     return {
         name: (tuple(t for t in targets if gated or t != "gate"), rest)
         for name, (targets, rest) in known.items()
@@ -183,7 +202,7 @@ def native_model(config: TrainerConfig, dtype: torch.dtype) -> Decoder:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Zeros and ones would hide an exchange of two of them, and stop adapters' gradients.
-            if parameter.ndim == 1 or name.endswith("lora_b"):
+            if parameter.ndim == 1 or name.endswith(("bias", "lora_b")):
                 parameter += 0.1 * torch.randn_like(parameter)
         for bias in model.buffers():
             bias += 0.1 * torch.randn_like(bias)
@@ -293,6 +312,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], torch.dtype]] = {
     "another base of the rotary angles": ("llama", {"rope_theta": 1e4}, torch.float32),
     "another eps in the norms": ("llama", {"norm_eps": 1e-5}, torch.float32),
     "norms at the other place": ("opt-350m", {"norm_position": "pre"}, torch.float32),
+    "another limit of the activation": ("gpt-oss", {"activation_limit": 7.0}, torch.float32),
     # The two forms are so near that fp32's rounding comes close to their distance.
     "the tanh form of GELU": ("gpt", {"activation": "gelu_new"}, torch.float64),
 }
