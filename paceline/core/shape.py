@@ -15,7 +15,7 @@ FFN: frozenset[LoraTarget] = frozenset({"up", "gate", "down"})
 ATTENTION_INPUTS: frozenset[LoraTarget] = frozenset({"q", "k", "v"})
 
 
-class LatentAttention(Value):
+class LatentAttentionShape(Value):
     """Multi-head latent attention: all keys and values come from one compressed vector per token.
 
     Source: arXiv:2405.04434, section 2.1. Names follow DeepSeek's configurations. A head's query
@@ -168,7 +168,7 @@ class DecoderShape(Value):
     """Share the weights of embedding and output head."""
     embedding_size: PositiveInt | None = None
     """Width of the token embedding if it differs from `hidden_size` (OPT-350M: 512)."""
-    latent_attention: LatentAttention | None = None
+    latent_attention: LatentAttentionShape | None = None
     """Multi-head latent attention (DeepSeek). Unset uses standard attention."""
     first_dense_layers: NonNegativeInt = 0
     """Leading layers with a dense MLP instead of experts."""

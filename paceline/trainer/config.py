@@ -107,7 +107,7 @@ class TrainingConfig:
     """Factor of the loss that balances experts."""
     router_z_loss: float = 0.0
     """Factor of the loss that keeps the router's logits small."""
-    router_bias_update_rate: float = 0.0
+    router_bias_update_rate: float = 1e-3
     """Step of the routers' choice biases."""
 
     @property

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
-from paceline.core.shape import LatentAttention, LoraSpec
+from paceline.core.shape import LatentAttentionShape, LoraSpec
 from paceline.core.training import Evaluation, MlperfLog, RampUp
 from paceline.engines import engine, engine_names
 from paceline.engines.support import FEATURES, Support, refusals
@@ -51,7 +51,7 @@ EXAMPLES: dict[str, Any] = {
     "model.up_offset": 1.0,
     "model.query_pre_attn_scalar": 256.0,
     "model.scale_embedding": True,
-    "model.latent_attention": LatentAttention(
+    "model.latent_attention": LatentAttentionShape(
         kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8
     ),
     "model.first_dense_layers": 1,
