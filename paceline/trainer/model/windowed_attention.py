@@ -62,14 +62,16 @@ def windowed_attention(
         stop = min(start + size, queries)
         first = max(0, past + start - window + 1)
         keys = slice(first, past + stop)
-        block = [x.transpose(1, 2) for x in (q[:, start:stop], k[:, keys], v[:, keys])]
+        q_block, k_block, v_block = (
+            x.transpose(1, 2) for x in (q[:, start:stop], k[:, keys], v[:, keys])
+        )
         mask = band(stop - start, past + stop - first, window, q.device)
         if sinks is not None:
-            parts.append(attend_with_sinks(*block, mask, dropout, sinks))
+            parts.append(attend_with_sinks(q_block, k_block, v_block, mask, dropout, sinks))
             continue
         parts.append(
             functional.scaled_dot_product_attention(
-                *block, mask, dropout, enable_gqa=q.shape[2] > k.shape[2]
+                q_block, k_block, v_block, mask, dropout, enable_gqa=q.shape[2] > k.shape[2]
             )
         )
     return torch.cat(parts, dim=2).transpose(1, 2)
