@@ -17,7 +17,7 @@ CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slur
 BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))
 NIGHTLY := benchmarks/slow_nodes.py benchmarks/many_ranks.py
 # Folders of tests with a target of their own, so that the default tests stay short.
-PARALLEL_SUITES := attacks compare engines estimate layouts mlperf profiles runs scaling staging trainer
+PARALLEL_SUITES := attacks compare engines estimate layouts mlperf profiles questions runs scaling staging trainer
 RAY := 2.60.0
 KUBECTL := 1.37.1
 ENERGON := megatron-energon==7.4.1
@@ -48,7 +48,7 @@ install: $(VENV)/.installed-tested ## make the virtual environment with all that
 
 # Trainings of two workers share the cores: threads of the one must not spin while they wait, or the
 # other's get none. Not where a test measures how fast this machine is.
-test $(addprefix test-,engines layouts mlperf runs scaling staging trainer): \
+test $(addprefix test-,engines layouts mlperf questions runs scaling staging trainer): \
   export OMP_WAIT_POLICY ?= passive
 
 .PHONY: test
@@ -63,6 +63,7 @@ test-estimate: ## step time and memory before a run, calibration
 test-layouts: ## sweeps, searches and ramp-ups of layouts
 test-mlperf: ## trainings to a target, scores and checks of MLPerf logs
 test-profiles: ## traces, memory, NCCL's logs and Nsight Systems' reports (see deps-profiling)
+test-questions: ## what users ask and type, and all commands of the docs with their outputs
 test-runs: ## real runs from plan to report, repeats, comparisons, history
 test-scaling: ## campaigns on this machine alone, their analysis, checks of hosts
 test-staging: ## downloads, conversions, manifests, and every way in which fetching fails

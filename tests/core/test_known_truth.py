@@ -38,16 +38,16 @@ def test_other_rules_would_fail_that_test():
 
 
 def test_false_alarms_of_three_against_three_are_rare():
-    rates = Trial(3, 3, 0.0, REAL, REAL).rates(rng(), 600)
+    rates = Trial(3, 3, 0.0, REAL, REAL).rates(rng(), 400)
     assert rates["slower"] <= 0.01 and rates["faster"] <= 0.01
 
 
 def test_without_a_margin_there_would_be_too_many_false_alarms():
-    assert Trial(3, 3, margin=0.0).rates(rng(), 600)["slower"] > 0.01
+    assert Trial(3, 3, margin=0.0).rates(rng(), 400)["slower"] > 0.01
 
 
 def test_three_against_three_find_a_slowdown_of_two_per_cent():
-    assert Trial(3, 3, 0.02, REAL, REAL).rates(rng(), 600)["slower"] >= 0.95
+    assert Trial(3, 3, 0.02, REAL, REAL).rates(rng(), 400)["slower"] >= 0.95
 
 
 def test_five_against_five_find_identical_sides_the_same():
@@ -56,7 +56,7 @@ def test_five_against_five_find_identical_sides_the_same():
 
 @pytest.mark.parametrize("n", [3, 5])
 def test_what_differs_by_the_margin_is_seldom_called_the_same(n: int):
-    assert Trial(n, n, 0.01).rates(rng(), 600)["same"] <= 0.06
+    assert Trial(n, n, 0.01).rates(rng(), 400)["same"] <= 0.06
 
 
 def test_the_repeats_that_are_asked_for_do_decide_without_false_alarms():
@@ -70,7 +70,7 @@ def test_the_repeats_that_are_asked_for_do_decide_without_false_alarms():
     ids=["heavy tails", "quiet"],
 )
 def test_other_scatter_makes_no_more_false_alarms(machine: Machine):
-    rates = Trial(3, 3, 0.0, machine, machine).rates(rng(), 600)
+    rates = Trial(3, 3, 0.0, machine, machine).rates(rng(), 400)
     assert rates["slower"] <= 0.01 and rates["faster"] <= 0.01
 
 

@@ -125,7 +125,7 @@ class Dashboard:
     def _headers(self) -> dict[str, str]:
         """Return the headers that Ray's own client takes from these variables."""
         token = os.environ.get(TOKEN_VARIABLE)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers = {"Authorization": " ".join(("Bearer", token))} if token else {}
         try:
             extra = parse_json(os.environ.get(HEADERS_VARIABLE) or "{}")
             return headers | {str(key): str(value) for key, value in extra.items()}

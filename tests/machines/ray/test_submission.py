@@ -24,7 +24,9 @@ class Recorded(Dashboard):
     log: str
 
     def get(self, method: str, path: str, **content: Any) -> dict[str, Any]:
-        """Return the answer of the API."""
+        """Return the answer of the API; a job that is stopped has ended."""
+        if path.endswith("/stop"):
+            object.__setattr__(self, "about", {"status": "STOPPED"})
         return {"logs": self.log} if path.endswith("/logs") else self.about
 
 
