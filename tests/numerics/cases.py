@@ -77,8 +77,7 @@ TABLE = """
 4  tp4 sp                                            sft                     gpt
 4  tp2 sp zero1                                      sft                     llama gpt lora
 4  tp2 sp zero2 mb3                                  llama gpt sft
-4  tp2 sp zero2 mb3 compile                          lora
-4  tp2 sp zero3 compile                              gpt                     llama
+2  zero3 mb3 compile                                 llama
 2  cp2 compile                                       llama flux
 4  tp2 zero1 mb3                                     flux
 4  tp2 zero2 mb3                                     flux
@@ -92,7 +91,6 @@ TABLE = """
 4  cp2 zero1 mb3                                     llama gpt lora sft flux
 4  cp2 zero3 mb3                                     flux                    llama gpt lora sft
 4  cp2 all-to-all tp2 sp                             lora                    gpt
-4  pp2 cp2 mb3 selective compile                     sft                     llama gpt
 4  zero3 shard2                                      flux                    llama gpt lora sft
 4  pp2 zero3 mb3 masked                              sft                     llama gpt
 8  tp2 sp pp2 zero3 mb3                              sft                     llama gpt lora
@@ -149,11 +147,15 @@ TABLE = """
 4  pp2 cp2 all-to-all mb3                            gpt
 2  zero3 mb3 full last                               sft
 4  zero2 shard2 mb1 last                             llama
+4  tp2 sp zero2                                      lora
+4  tp2 sp zero3                                      gpt                     llama
+4  pp2 cp2 mb3 selective                             sft                     llama gpt
 """
 
 BY_INDUCTOR = """
 2  zero3 mb3 selective                               lora
 4  tp2 sp zero1 mb3 selective                        gpt
+4  tp2 sp zero2 mb3                                  lora
 4  pp2 cp2 zero1 mb3                                 sft
 4  pp2 cp2 zero2 mb3 selective                       llama
 8  tp2 sp pp2 zero3 mb3                              sft
