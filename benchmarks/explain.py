@@ -7,8 +7,8 @@ have one fault each, seeded for real: a rank that stands still again and again, 
 Mbit/s, a late loader, a CPU quota, other busy loops, both ranks on one core, a checkpoint every
 step, unequal loads or padded exchanges of experts, and settings. `paceline explain` is asked
 against the baseline and against the run itself. Ranks go before other programs of the machine,
-which needs root, as some of the faults do. Exit code 1
-when fewer than nine in ten faults are named first, or a cause is named on a healthy run.
+which needs root, as some of the faults do. Exit code 1 when fewer than nine in ten faults are named
+first, or a cause is named on a healthy run.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.explain.faults import FAULTS, WITH_EXPERTS, explain_tagged_run, train
+from tests.explain.faults import FAULTS, explain_tagged_run, train
 
 SMALL = ("batch_per_device=4", "layout.micro_batch=4")
 """Small steps: on a busy machine a step must stay shorter than the injected delay."""
@@ -36,25 +36,3 @@ def test_a_fault_is_found(cause: str, root: Path):
     causes = [c for c in explain_tagged_run(root, tag, None).causes if c.cause != "other load"]
     assert causes and causes[0].cause == cause
     assert causes[0].evidence and causes[0].seconds > 0
-
-
-@pytest.fixture(scope="module")
-def with_experts(root: Path) -> str:
-    """Train a healthy run with experts on two ranks; return its tag."""
-    train(root, "experts", settings=(*SMALL, *WITH_EXPERTS, "steps=12"))
-    return "experts"
-
-
-@pytest.mark.parametrize("cause", ["expert imbalance", "dispatch"])
-def test_a_fault_of_experts_is_found(cause: str, root: Path, with_experts: str):
-    tag = cause.replace(" ", "-")
-    train(root, tag, FAULTS[cause], settings=(*SMALL, "steps=12"))
-    # Without a baseline, the exchange has no expected time.
-    against = with_experts if cause == "dispatch" else None
-    explanation = explain_tagged_run(root, tag, against)
-    causes = [c for c in explanation.causes if c.cause != "other load"]
-    assert causes and causes[0].cause == cause
-    figures = {each.what: each.value for each in causes[0].evidence}
-    if cause == "expert imbalance":
-        assert figures["largest load of an expert rank, mean over layers"] == pytest.approx(1.8)
-        assert 0 < figures["step with equal loads"] < explanation.step_s
