@@ -12,6 +12,7 @@ import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -129,13 +130,14 @@ def map_bytes(path: str, num_tokens: int, of: str) -> Tensor:
     return torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
 
 
-def stdlib_paths() -> list[Path]:
+@cache
+def stdlib_paths() -> tuple[Path, ...]:
     """Return the source files of the interpreter's standard library."""
     paths: list[Path] = []
     for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
         subfolders[:] = sorted(set(subfolders) - {"site-packages", "dist-packages", "__pycache__"})
         paths += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
-    return paths
+    return tuple(paths)
 
 
 def _shuffled_files(paths: Sequence[Path], seed: int) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ last bytes, from the start of a record.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def nothing_left_error(where: str) -> ConfigError:
     )
 
 
-def _split_files(paths: list[Path], need: ValidationSize) -> tuple[Extent, Extent]:
+def _split_files(paths: Sequence[Path], need: ValidationSize) -> tuple[Extent, Extent]:
     order = list(paths)
     random.Random(0).shuffle(order)
     amount = 0

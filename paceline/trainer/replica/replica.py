@@ -414,13 +414,13 @@ class DdpReplica(Replica):
         self.steps = steps
         ids = [world.device.index] if world.device.type == "cuda" else None
         group = mesh.data.group
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(parts[0], self.experts)
+        # Buffers are equal, as all ranks update them by the same load.
+        buffers = (name for name, _ in parts[0].named_buffers())
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            parts[0], {*self.experts, *buffers}
+        )
         self.ddp = DistributedDataParallel(
-            parts[0],
-            device_ids=ids,
-            process_group=group,
-            gradient_as_bucket_view=True,
-            broadcast_buffers=False,  # they are equal, as all ranks update them by the same load
+            parts[0], device_ids=ids, process_group=group, gradient_as_bucket_view=True
         )
         # DDP inspects a hook's annotations and rejects postponed ones, so this hook has none.
         self.ddp.register_comm_hook(
