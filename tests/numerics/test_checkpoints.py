@@ -50,7 +50,7 @@ mixtral  4  ep2 zero3 mb1  1
 mixtral  4  ep4 zero3  4  tp2 zero1
 mixtral  4  ep2 zero1 mb1  4  ep4 zero2
 mixtral  4  ep2 tp2 sp zero3 mb3  4  ep2 zero1 mb1
-deepseek-v3  4  ep2 tp2 sp zero3 mb3  2  pp2 mb3
+deepseek-v3  2  pp2 mb3  4  ep2 tp2 sp zero3 mb3
 """
 
 
