@@ -55,7 +55,7 @@ test $(addprefix test-,engines layouts mlperf questions runs scaling staging tra
 test: $(VENV)/.installed-tested ## run the tests, without the suites that have a target of their own
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 $(SUITES:%=--ignore=tests/%) $(PYTEST_ARGS)
 
-.PHONY: $(SUITES:%=test-%)
+.PHONY: $(SUITES:%=test-%) test-clusters-shared test-clusters-alone
 test-attacks: ## hostile files, numbers, names, secrets and interrupts
 test-compare: ## comparisons, their error rates on simulated noise, history
 test-engines: ## how each framework is launched, and how its logs are read
@@ -78,7 +78,8 @@ test-numerics test-browser test-explain: test-%: $(VENV)/.installed-tested
 	$(BIN)/python -m pytest --durations=20 tests/$* $(PYTEST_ARGS)
 
 .PHONY: frameworks
-frameworks test-frameworks test-clusters: export PACELINE_ENGINES ?= $(abspath $(VENV))/engines
+frameworks test-frameworks test-clusters-shared test-clusters-alone: \
+  export PACELINE_ENGINES ?= $(abspath $(VENV))/engines
 frameworks: $(VENV)/.installed-tested $(VENV)/energon/.installed ## make the environments of the frameworks that train here for real
 	@for name in $(FRAMEWORKS); do $(BIN)/paceline recipes engines install $$name; done
 
@@ -107,9 +108,13 @@ $(VENV)/.installed-kubectl: $(VENV)/.installed-tested
 # Many tests wait for limits of Slurm and ssh: two files run at once, each with beds of its own.
 # Which file comes first is said by the tests, not by how many each has. What measures hosts follows
 # alone. Arguments may leave one of the two without a test: code 5.
-test-clusters: export PATH := $(PATH):$(abspath $(BIN))
-test-clusters: $(VENV)/.installed-ray-default $(VENV)/.installed-kubectl ## real Slurm, SSH, Ray and kubectl on this machine (see deps-clusters)
+test-clusters: test-clusters-shared test-clusters-alone ## real Slurm, SSH, Ray and kubectl on this machine (see deps-clusters)
+
+test-clusters-shared test-clusters-alone: export PATH := $(PATH):$(abspath $(BIN))
+test-clusters-shared test-clusters-alone: $(VENV)/.installed-ray-default $(VENV)/.installed-kubectl
+test-clusters-shared: ## those of them that other work may run beside
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --no-loadscope-reorder -m 'not alone' $(CLUSTER_TESTS)
+test-clusters-alone: ## those of them that measure hosts
 	$(BIN)/python -m pytest -m alone $(CLUSTER_TESTS)
 
 .PHONY: test-busy
