@@ -27,6 +27,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests of the night out by day."""
+    if os.environ.get("PACELINE_NIGHTLY"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("nightly")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+
+
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from searching all that was imported again and again."""
     gc.freeze()

@@ -208,6 +208,7 @@ def test_a_slow_node_is_named_by_its_node(cluster: Kubernetes, tmp_path: Path) -
     assert result["straggler"]["host"] == "node-002", result["straggler"]
 
 
+@pytest.mark.nightly
 def test_repeats_a_sweep_and_a_trial_of_mlperf_follow_each_other(
     cluster: Kubernetes, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def test_a_job_without_its_controller_is_followed_and_ended(bed: RayBed, tmp_pat
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), "the end of the ranks", 90)
 
 
+@pytest.mark.nightly
 def test_a_request_that_ray_cannot_serve_is_refused(bed: RayBed, tmp_path: Path) -> None:
     process = train(bed, tmp_path, ray=settings(bed), hosts="[127.0.0.2, 127.0.0.99]")
     errors = finish(process, 240)

@@ -25,6 +25,7 @@ SHORT, SHORT_STEPS, SHORT_FROM_RANKS = "short", 5, 3
 DATA_STEPS = max(STEPS.values())
 WITH_EXPERTS = ("mixtral", "qwen3-moe", "deepseek-v3", "gpt-oss")
 
+SMALL_LAYOUTS_BY_DAY = ("lora", "sft", "flux")
 ALL = os.environ.get("PACELINE_NUMERICS") == "all"
 """Whether what covers no pair of features of its own is trained as well, as `make nightly` does."""
 
@@ -315,6 +316,16 @@ def table(everything: bool = ALL) -> list[Case]:
         Case(row.ranks, row.words, model, "fp64")
         for row in rows()
         for model in (*row.models, *(row.further if everything else ()))
+    ]
+
+
+def trained_table() -> list[Case]:
+    """The cases of the table that are trained: without ALL, no large layouts of these models.
+
+    They differ from llama and gpt in their weights, their targets and the ends of their blocks.
+    """
+    return [
+        case for case in table() if ALL or case.ranks < 4 or case.model not in SMALL_LAYOUTS_BY_DAY
     ]
 
 

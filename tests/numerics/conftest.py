@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.numerics.cases import Case, by_inductor, dropping, exact, reference, rounded, table
+from tests.numerics.cases import (
+    Case,
+    by_inductor,
+    dropping,
+    exact,
+    reference,
+    rounded,
+    trained_table,
+)
 from tests.numerics.models import MODELS
 from tests.numerics.pool import Results, run_all
 from tests.numerics.test_faults import BROKEN, BROKEN_RANK
@@ -16,7 +24,7 @@ from tests.numerics.test_faults import BROKEN, BROKEN_RANK
 @pytest.fixture(scope="session")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     """Every case's result; PACELINE_CASE_TIMES=1 prints how long each took."""
-    cases = [*table(), *by_inductor(), *rounded(), BROKEN_RANK, *BROKEN]
+    cases = [*trained_table(), *by_inductor(), *rounded(), BROKEN_RANK, *BROKEN]
     plain = [Case(1, "", model, "fp64") for model in MODELS]
     references = [*plain, *(reference(case) for case in cases)]
     dropped = [case for pair in dropping() for case in pair]

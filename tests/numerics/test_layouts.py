@@ -14,7 +14,7 @@ from tests.numerics.cases import (
     exact,
     reference,
     rounded,
-    table,
+    trained_table,
 )
 from tests.numerics.compare import (
     BF16_FACTOR,
@@ -36,7 +36,7 @@ def named(case: Case) -> str:
     return case.name
 
 
-@pytest.mark.parametrize("case", [*table(), *by_inductor()], ids=named)
+@pytest.mark.parametrize("case", [*trained_table(), *by_inductor()], ids=named)
 def test_a_layout_changes_nothing_but_the_work(case: Case, results: Results) -> None:
     worst, where = largest_difference(results[case], results[reference(case)])
 

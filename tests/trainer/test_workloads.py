@@ -151,7 +151,20 @@ def events(folder: Path, ranks: int) -> Iterator[list[Any]]:
         yield [*read_events(lines)]
 
 
-@pytest.mark.parametrize("name", TINY)
+TRAINED_BY_STUDIES = (
+    *("flux1-schnell-tiny", "llama2-70b-lora-tiny", "llama31-8b-tiny", "gpt-1b3-tiny"),
+    *("opt-350m-sft-tiny", "opt-13b-sft-tiny"),
+)
+"""Siblings that other suites train: the small studies, and the trials of MLPerf."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly if name in TRAINED_BY_STUDIES else ())
+        for name in TINY
+    ],
+)
 def test_a_sibling_trains(tmp_path: Path, name: str) -> None:
     spec = resolved(name, None, "steps=3", "memory_parts=false")
     raw = native.settings(spec)
