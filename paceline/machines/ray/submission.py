@@ -220,6 +220,7 @@ class SubmittedJob:
             with contextlib.suppress(SystemFaultError):
                 about = self.dashboard.get("GET", f"/api/jobs/{self.name}")
                 if about.get("status") in ENDED:
+                    self._due_s = 0.0  # the rest of its log has arrived
                     return
             time.sleep(POLL_S / 2)
 
@@ -230,19 +231,19 @@ class SubmittedRun(RayRun):
 
     def poll(self) -> int | None:
         """Return the exit code if the job has ended on all nodes, else None."""
-        try:
-            code = super().poll()
-        except PacelineError:
-            _record_end(self.folder, ENDED_BY_US)
-            raise
+        code = super().poll()
         if code is not None:
             _record_end(self.folder, code)
         return code
 
     def stop(self) -> int:
-        """End the job and return its exit code."""
+        """End the job and return its exit code.
+
+        The end is recorded if the dashboard confirms it; otherwise the job may still run.
+        """
         code = super().stop()
-        _record_end(self.folder, code)
+        if self.driver.ended:
+            _record_end(self.folder, code)
         return code
 
     def _handle(self, message: dict[str, Any]) -> None:

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.machines.ray.submission import Dashboard, SubmittedJob, SubmittedRun
+from paceline.files.documents import write_value
+from paceline.machines.ray import submission
+from paceline.machines.ray.submission import Dashboard, RayJobRecord, SubmittedJob, SubmittedRun
 from tests.machines.kubernetes.clusters import job_on
 
+NAME = "paceline-0123456789abcdef"
 PLACED = '{"event": "placed", "nodes": [{"name": "a", "address": "1"}]}'
 
 
@@ -31,11 +34,11 @@ class Recorded(Dashboard):
 
 
 def run_of(folder: Path, *lines: str, **about: str) -> SubmittedRun:
-    dashboard = Recorded("http://ray")
+    dashboard = Recorded("http://127.0.0.1:1")
     object.__setattr__(dashboard, "log", "".join(f"{line}\n" for line in lines))
     object.__setattr__(dashboard, "about", {"status": "RUNNING", **about})
     (folder / "logs").mkdir()
-    job = SubmittedJob(dashboard, "paceline-0123456789abcdef", folder)
+    job = SubmittedJob(dashboard, NAME, folder)
     return SubmittedRun(job, job_on({}, nodes=1), folder, ".paceline-x")
 
 
@@ -66,6 +69,21 @@ def test_a_job_that_fails_without_a_node_is_explained_by_ray(tmp_path: Path) -> 
 def test_an_invalid_event_is_an_error(tmp_path: Path, event: dict[str, Any]) -> None:
     with pytest.raises(SystemFaultError):
         run_of(tmp_path, json.dumps(event)).poll()
+
+
+@pytest.mark.parametrize(("can_stop", "recorded"), [(True, 255), (False, None)])
+def test_only_a_confirmed_end_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_stop: bool, recorded: int | None
+) -> None:
+    monkeypatch.setattr(submission, "STOP_LIMIT_S", 0.1)
+    if not can_stop:
+        monkeypatch.setattr(Recorded, "get", Dashboard.get)  # nothing listens at its address
+    run = run_of(tmp_path, PLACED)
+    job = RayJobRecord(address="http://127.0.0.1:1", submission_id=NAME)
+    write_value(tmp_path / submission.RECORD_FILE, job)
+    run.stop()
+    record = submission.read_record(tmp_path)
+    assert record is not None and record.exit_code == recorded
 
 
 def test_headers_of_the_user_must_be_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
