@@ -23,18 +23,19 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return fused AdamW without weight decay on vectors, sharded over `shard_state` (ZeRO 1).
 
-    The state of experts is sharded over the ranks that hold the same ones.
+    The state of experts is sharded over the ranks that hold the same ones. Their stacked biases are
+    vectors.
 
     LoRA adapters with their own learning rate are a separate parameter group.
     """
     parameters = [(name, p) for name, p in replica.named_parameters() if p.requires_grad]
     separate = {name for name, _ in parameters if adapter_lr is not None and is_adapter(name)}
-    others = [p for name, p in parameters if name not in separate]
+    others = [(name, p) for name, p in parameters if name not in separate]
     adapters = [p for name, p in parameters if name in separate]
     decay, lr_scale = training.weight_decay, (adapter_lr or training.lr) / training.lr
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in others if p.ndim > 1], "weight_decay": decay},
-        {"params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for name, p in others if _is_matrix(name, p)], "weight_decay": decay},
+        {"params": [p for name, p in others if not _is_matrix(name, p)], "weight_decay": 0.0},
         {"params": adapters, "weight_decay": decay, LR_SCALE: lr_scale},
     ]
     groups = [group for group in groups if group["params"]]
@@ -60,6 +61,10 @@ def make_optimizer(
         if weights is not None:
             weights.attach(optimizer)
     return optimizer
+
+
+def _is_matrix(name: str, parameter: Tensor) -> bool:
+    return parameter.ndim > 1 and not name.endswith("_bias")
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor | float:

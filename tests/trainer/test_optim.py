@@ -64,6 +64,19 @@ def test_weight_decay_spares_vectors(make_trainer: Any) -> None:
     assert decayed["fused"] and decayed["betas"] == (0.9, 0.95)
 
 
+def test_weight_decay_spares_the_stacked_biases_of_experts(make_trainer: Any) -> None:
+    trainer, _ = make_trainer(bias=True, num_experts=4, experts_per_token=2)
+
+    optimizer = make_optimizer(trainer.replica, trainer.config.training, None, None)
+
+    names = {id(p): name for name, p in trainer.replica.named_parameters()}
+    decayed, spared = ({names[id(p)] for p in g["params"]} for g in optimizer.param_groups)
+    biases = {name for name in names.values() if name.endswith("bias")}
+    assert any(name.endswith("experts.up_bias") for name in biases)
+    assert biases <= spared and not any(name.endswith(".experts.up") for name in spared)
+    assert any(name.endswith(".experts.up") for name in decayed)
+
+
 def test_the_loss_scale_halves_on_overflow_and_doubles_after_its_window() -> None:
     scaler = LossScaler(LossScaleConfig(initial=1024.0, window=3))
 
