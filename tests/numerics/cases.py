@@ -25,9 +25,10 @@ SHORT, SHORT_STEPS, SHORT_FROM_RANKS = "short", 5, 3
 DATA_STEPS = max(STEPS.values())
 WITH_EXPERTS = ("mixtral", "qwen3-moe", "deepseek-v3", "gpt-oss")
 
-SMALL_LAYOUTS_BY_DAY = ("lora", "sft", "flux")
 ALL = os.environ.get("PACELINE_NUMERICS") == "all"
 """Whether what covers no pair of features of its own is trained as well, as `make nightly` does."""
+SMALL_LAYOUTS_BY_DAY = ("lora", "sft", "flux")
+"""Models that are trained on fewer than four ranks only, without ALL."""
 
 # Ranks, layout, models; behind them models whose pairs of features other rows have, for ALL.
 # `mb` is the micro-batch; without it a replica takes its whole share of the batch at once.
@@ -320,10 +321,7 @@ def table(everything: bool = ALL) -> list[Case]:
 
 
 def trained_table() -> list[Case]:
-    """The cases of the table that are trained: without ALL, no large layouts of these models.
-
-    They differ from llama and gpt in their weights, their targets and the ends of their blocks.
-    """
+    """The cases of the table that are trained, by day without the slowest ones."""
     return [
         case for case in table() if ALL or case.ranks < 4 or case.model not in SMALL_LAYOUTS_BY_DAY
     ]
