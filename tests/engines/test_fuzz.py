@@ -80,6 +80,14 @@ def test_a_damaged_number_of_steps_leaves_the_one_before(name: str):
     assert check_read(kind, damaged).facts["total_steps"] == total
 
 
+@pytest.mark.parametrize("name", ["fairseq", "nanochat", "picotron"])
+def test_a_line_without_its_rate_has_no_time_however_the_log_is_cut(name: str):
+    """Step times follow from rates; only in a log without any they follow from its clock."""
+    first, *others = re.split(rb"(?=wps=|tok/sec|Tokens/s)", grown(name), maxsplit=2)
+    assert others, name
+    check_read(log_formats()[name], first + b"?" + others[0][1:] + b"".join(others[1:]))
+
+
 @LOG_FORMATS
 @FUZZED
 @given(content=st.binary(max_size=4000))

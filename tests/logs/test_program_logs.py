@@ -165,6 +165,16 @@ def test_fairseq_on_tpus_counts_the_words_of_one_of_the_updates_between_lines(
     assert any("the printed tokens/s imply steps 100 times" in w for w in document.warnings)
 
 
+def test_the_clock_of_fairseq_gives_the_times_of_a_log_without_rates(tmp_path: Path):
+    text = "".join(
+        FAIRSEQ_TEXT.format(step=n, epoch=1, place=n, rate=1, ups=0, wall=round(3.7 * n))
+        for n in range(100, 2100, 100)
+    )
+    document = parsed(tmp_path, text.replace(" wps=1,", ""))
+    assert values(document) == ("fairseq", "ok", pytest.approx(3.7, rel=1e-3))
+    assert document.tokens_per_s == pytest.approx(262144 / 3.7, rel=1e-3)
+
+
 def composer_record(head: str, batch: int, lines: str) -> str:
     return (
         f"{head}\n\t Train time/epoch: 0\n\t Train time/batch: {batch}\n"

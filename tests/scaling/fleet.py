@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+# These take parts of the module in whose place a fleet stands.
+import paceline.machines.local
+import paceline.machines.ray  # noqa: F401
 from paceline.core.errors import SystemFaultError
 from paceline.core.job import Job
 from paceline.engines.native import SETTINGS_FILE

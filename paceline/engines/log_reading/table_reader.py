@@ -377,8 +377,9 @@ class _Settings:
 class _Totals(RunningTotals):
     """Running totals of a log: a clock, tokens, and samples."""
 
-    def __init__(self) -> None:
+    def __init__(self, times_by_rate: bool) -> None:
         super().__init__(3)
+        self.times_by_rate = times_by_rate
         self._first_date: float | None = None
         self._last_count, self._sum_s = 0, 0.0
         self._num_steps, self._position = 0, -1
@@ -436,7 +437,7 @@ def _read(reader: _Reader, blocks: Iterable[bytes], log: LogContent) -> None:
     if table.steps_per_line:
         log.facts["log_interval"] = table.steps_per_line
     end = table.end_marker.encode() if table.end_marker else None
-    settings, totals, example = _Settings(reader, log), _Totals(), b""
+    settings, totals, example = _Settings(reader, log), _Totals(reader.times_by_rate), b""
     count = 0
     for block in watch_end(blocks, log, end, reader.incomplete):
         text = without_colors(block).replace(b"\r", b"\n")
@@ -537,8 +538,7 @@ def _add_steps(
         totals.subtract_evaluations(columns, log)
         new = _complete(columns, index, totals, log, settings.tokens)
         if reader.times_by_rate:
-            nothing = np.full(len(index), math.nan)
-            totals.times_by_clock.append(columns.get("time_by_clock", nothing)[new])
+            totals.times_by_clock.append(columns["time_by_clock"][new])
         new_columns = {name: values[new] for name, values in columns.items() if name in COLUMNS}
         log.add_steps(index[new], **new_columns)
     return len(rows)
@@ -600,13 +600,12 @@ def _complete(
     if "total_samples" in columns:
         columns["global_batch"] = _spread(new_samples, new)
     total_rate = columns.get("tokens_per_s")
+    columns["time_by_clock"] = _spread(per_step, new)
     if total_rate is not None and "tokens" in columns:
-        # A line after an evaluation has no rate, and its clock includes the evaluation.
-        columns["time_by_clock"] = np.where(np.isnan(total_rate), np.nan, _spread(per_step, new))
         times = columns.get("step_time_s", nothing)
         by_rate = ratio(columns["tokens"], total_rate)
         columns["step_time_s"] = np.where(np.isnan(times), by_rate, times)
-    if "step_time_s" not in columns and not np.isnan(clock).all():
+    if "step_time_s" not in columns and not totals.times_by_rate and not np.isnan(clock).all():
         columns["step_time_s"] = _spread(per_step, new)
     times = columns.get("step_time_s")
     if "tokens" not in columns and tokens:
@@ -627,13 +626,20 @@ def _complete(
 
 
 def _check_rate_by_clock(log: LogContent, totals: _Totals) -> None:
-    """Replace step times by those of the log's clock if its rate is of another number of steps.
+    """Use step times of the log's clock if it has no rate, or one of another number of steps.
 
     fairseq on TPUs, for example, divides the tokens of one step by the time of all steps between
     two lines. The clock counts if it advances between most lines.
     """
     by_clock = np.concatenate([*totals.times_by_clock, np.zeros(0)])
     by_rate = log.column("step_time_s").astype(np.float64)
+    if not np.isfinite(by_rate).any():
+        if np.isfinite(by_clock).any():
+            log.set_column("step_time_s", [by_clock])
+            log.resolution_s = totals.clock_step_s / totals.distance
+        return
+    # A line after an evaluation has no rate, and its clock includes the evaluation.
+    by_clock = np.where(np.isfinite(by_rate), by_clock, np.nan)
     both = np.isfinite(by_clock) & np.isfinite(by_rate)
     clock_s, rate_s = float(by_clock[both].sum()), float(by_rate[both].sum())
     error_s = 2 * totals.clock_step_s / totals.distance

@@ -21,7 +21,6 @@ from tests.waiting import wait_until
 
 DRIVER = """
 import sys
-import paceline.machines.local  # It needs a part of the package that Fleet replaces.
 from tests.scaling.fleet import Fleet
 run_s, down = float(sys.argv.pop(1)), set(sys.argv.pop(1).split())
 sys.modules["paceline.machines.ssh"] = Fleet(run_s=run_s, at_least=2, down=down)
