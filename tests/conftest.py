@@ -13,10 +13,16 @@ from hypothesis import HealthCheck, settings
 
 from tests.processes import ended_on_failure
 
-# How long an example takes says how busy the machine is. The rest stays as it was: where hypothesis
-# sees that it runs in CI it draws the same examples each time.
+NIGHTLY = bool(os.environ.get("PACELINE_NIGHTLY"))
+
+# How long an example takes says how busy the machine is. Where hypothesis sees that it runs in CI
+# it draws the same examples each time.
 settings.register_profile(
-    "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "patient",
+    settings(),
+    max_examples=100 if NIGHTLY else 40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("patient")
 
@@ -29,7 +35,7 @@ BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data"
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests of the night out by day."""
-    if os.environ.get("PACELINE_NIGHTLY"):
+    if NIGHTLY:
         return
     left_out = [item for item in items if item.get_closest_marker("nightly")]
     if left_out:

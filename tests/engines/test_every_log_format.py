@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.engines import log_format, log_formats
+from paceline.engines import log_format, log_formats, table_formats
 from paceline.engines.log_reading.log_content import LogFormat
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import detect
@@ -278,7 +278,17 @@ def kept_bytes(name: str, n: int) -> int:
     return kept
 
 
-@LOG_FORMATS
+READ_BY_DAY = log_formats().keys() - table_formats().keys() | {"fairseq", "olmo_core", "prime"}
+"""Formats with a reader of their own, and three kinds of tables, which share one reader."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in READ_BY_DAY else pytest.mark.nightly)
+        for name in log_formats()
+    ],
+)
 def test_millions_of_steps_take_little_memory(name: str):
     """3 million steps, at most 40 bytes each: two thirds of 200 MiB, the rest is the program."""
     assert (kept_bytes(name, 30_000) - kept_bytes(name, 10_000)) / 20_000 < 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import random
 import re
 import time
@@ -20,7 +21,7 @@ from tests.engines.samples import NOISE, PREFIXES, SAMPLES, log_text, times_of
 
 LOG_FORMATS = pytest.mark.parametrize("name", log_formats())
 FUZZED = settings(
-    max_examples=60,
+    max_examples=100 if os.environ.get("PACELINE_NIGHTLY") else 20,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -251,7 +252,15 @@ def seconds_to_read(name: str, content: bytes) -> float:
 
 
 @LOG_FORMATS
-@pytest.mark.parametrize("end", [b"", b"\n", b"\r", b" "], ids=["none", "LF", "CR", "blank"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(b"", id="none"),
+        pytest.param(b"\n", id="LF"),
+        pytest.param(b"\r", id="CR", marks=pytest.mark.nightly),
+        pytest.param(b" ", id="blank", marks=pytest.mark.nightly),
+    ],
+)
 def test_time_grows_no_faster_than_the_text(name: str, end: bytes):
     """16 times the text takes at most 64 times as long, or less than a tenth of a second."""
     for piece in near_matches(name):
