@@ -19,8 +19,8 @@ RAMP_UP = RampUp(start=6, increment=6, samples=6)
 """One step of half the batch, then whole ones."""
 STEPS = {"fp64": 3, "fp32": 20, "bf16": 3}
 """fp64 takes AdamW steps, the others plain SGD steps: Adam would amplify their rounding."""
-SHORT, SHORT_STEPS, SHORT_FROM_RANKS = "short", 5, 3
-"""A word of fp32 on three ranks and more: its twenty steps, for ALL, take as long as fp64's."""
+SHORT, SHORT_STEPS, SHORT_FROM_RANKS = "short", 5, 2
+"""A word of fp32 on two ranks and more: its twenty steps, for ALL, take as long as fp64's."""
 
 DATA_STEPS = max(STEPS.values())
 WITH_EXPERTS = ("mixtral", "qwen3-moe", "deepseek-v3", "gpt-oss")
