@@ -203,6 +203,8 @@ HARMLESS = re.compile(
 )
 """Names of fields that change neither the size of a model nor its work: tokens, initialization,
 dropout, losses, scalar factors and settings of generation."""
+MAX_MSCALE = 100
+"""Largest factor of YaRN's logarithm that is read."""
 MAX_UNREAD = 8
 """Maximum number of unread fields to list."""
 
@@ -408,21 +410,39 @@ def _rotation(fields: Fields, config: Config, family: str, notes: list[str]) -> 
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "linear":
         fields["rope_scaling_factor"] = scaling.get("factor", 1.0)
-    elif kind == "yarn" and scaling.get("truncate") is False and _is_yarn_of_shape(scaling):
+    elif kind == "yarn" and _is_yarn_of_shape(scaling, "latent_attention" in fields):
         fields["rope_scaling_factor"] = scaling["factor"]
         fields["rope_original_positions"] = scaling["original_max_position_embeddings"]
-        fields["rope_attention_factor"] = 0.1 * log(fields["rope_scaling_factor"]) + 1
+        of_tables, of_scores = _yarn_factors(scaling)
+        fields["rope_attention_factor"] = of_tables
+        latent = fields.get("latent_attention", {})
+        widths = [latent.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+        if of_scores != 1 and all(type(width) is int for width in widths):
+            fields["query_pre_attn_scalar"] = sum(widths) / of_scores**2
     elif kind != "default":
         notes.append(f"scaling of rotary positions ({kind}) is left out; it takes no time")
 
 
-def _is_yarn_of_shape(scaling: Config) -> bool:
-    """Return whether a shape can express this YaRN scaling."""
+def _is_yarn_of_shape(scaling: Config, latent: bool) -> bool:
+    """Return whether a shape can express this YaRN scaling; with latent attention it rounds."""
     factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
     plain = (scaling.get("beta_fast", 32), scaling.get("beta_slow", 1)) == (32, 1)
-    others = {"attention_factor", "mscale", "mscale_all_dim"} & scaling.keys()
+    plain &= scaling.get("truncate", True) is latent and not scaling.get("attention_factor")
+    factors = [scaling.get(name, 0) for name in ("mscale", "mscale_all_dim")]
+    plain &= all(isinstance(x, int | float) and 0 <= x <= MAX_MSCALE * latent for x in factors)
     is_factor = isinstance(factor, int | float) and factor > 1
-    return is_factor and type(original) is int and original > 0 and plain and not others
+    return is_factor and type(original) is int and original > 0 and plain
+
+
+def _yarn_factors(scaling: Config) -> tuple[float, float]:
+    """Return YaRN's factors of rotary tables and, with latent attention, of scores.
+
+    Source: arXiv:2309.00071, section 3.3. DeepSeek's code puts mscale before the logarithm.
+    """
+    mscale, mscale_all_dim = scaling.get("mscale", 0), scaling.get("mscale_all_dim", 0)
+    unit = 0.1 * log(scaling["factor"])
+    above, below = (mscale, mscale_all_dim) if mscale and mscale_all_dim else (1, 0)
+    return (above * unit + 1) / (below * unit + 1), (mscale_all_dim * unit + 1) ** 2
 
 
 def _experts(fields: Fields, config: Config, family: str, notes: list[str]) -> None:
@@ -439,6 +459,10 @@ def _experts(fields: Fields, config: Config, family: str, notes: list[str]) -> N
     if fields.get("first_dense_layers"):
         fields["dense_ffn_size"] = dense_width
     intervals = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")
+    if family in ("deepseek_v3", "kimi_k2"):
+        fields["router_score"], fields["router_choice_bias"] = "sigmoid", True
+        fields["router_scale"] = config.get("routed_scaling_factor") or 2.5
+        fields["router_normalize"] = config.get("norm_topk_prob") is not False
     if any(config.get(name) not in (None, 1) for name in intervals) or config.get(
         "mlp_only_layers"
     ):

@@ -133,6 +133,11 @@ class ModelConfig:
         return 1.0 if scalar is None else (self.head_dim / scalar) ** 0.5
 
     @property
+    def rounds_yarn(self) -> bool:
+        """True if YaRN mixes rates between whole features, as code with latent attention does."""
+        return self.latent_attention is not None
+
+    @property
     def attention_dropout_p(self) -> float:
         """Dropout probability of the attention weights."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout

@@ -159,6 +159,18 @@ def _deepseek(layers: int, hidden: int, heads: int, vocab: int, **more: Any) -> 
     }
 
 
+def yarn(beta_fast: float, factor: float) -> Config:
+    return {
+        "beta_fast": beta_fast,
+        "beta_slow": 1,
+        "factor": factor,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    }
+
+
 MODELS: dict[str, tuple[Config, int]] = {
     "meta-llama/Llama-2-7b": (_llama(32, 4096, 32, 32, 11008, 32000), 6_738_415_616),
     "meta-llama/Llama-3.1-8B": (
@@ -450,7 +462,15 @@ MODELS: dict[str, tuple[Config, int]] = {
             n_routed_experts=256,
             n_shared_experts=1,
             num_experts_per_tok=8,
+            n_group=8,
+            topk_group=4,
+            norm_topk_prob=True,
+            scoring_func="sigmoid",
+            topk_method="noaux_tc",
+            routed_scaling_factor=2.5,
             first_k_dense_replace=3,
+            rope_theta=10000,
+            rope_scaling=yarn(32, 40),
         ),
         671_026_419_200,
     ),

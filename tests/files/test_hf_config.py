@@ -6,6 +6,7 @@ import io
 import json
 import urllib.error
 import urllib.request
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from paceline.core.shape import DecoderShape, num_parameters
 from paceline.files.hf_config import NAMES, STRUCTURES, shape_of_config
 from paceline.files.hf_hub import cached_config, hub_config
 from paceline.files.recipe import load_recipe, recipe_names, recipe_path, recipe_yaml
-from tests.files.published_models import MODELS
+from tests.files.published_models import MODELS, yarn
 
 LLAMA = MODELS["meta-llama/Llama-3.1-8B"][0]
 
@@ -102,6 +103,38 @@ def test_a_shipped_recipe_has_the_shape_of_its_model():
         assert num_parameters(shape) == num_parameters(load_recipe(recipe).model)
         if "gpt-oss" in recipe:
             assert shape == load_recipe(recipe).model
+
+
+def test_a_deepseek_v3_is_read_with_its_router_and_yarn():
+    config, _ = MODELS["deepseek-ai/DeepSeek-V3"]
+    scaled = shape_of_config(config, "config.json").model
+    plain = shape_of_config({**config, "rope_scaling": None}, "config.json").model
+    recipe = load_recipe("deepseek-v3").model.model_dump(mode="json", exclude_defaults=True)
+
+    del recipe["mtp_layers"]
+    assert {**plain, "max_positions": 4096} == recipe
+    factors = {name: value for name, value in scaled.items() if plain.get(name) != value}
+    assert factors == {
+        "rope_scaling_factor": 40.0,
+        "rope_original_positions": 4096,
+        # Scores of heads of width 192 are multiplied by (0.1 ln(40) + 1)^2.
+        "query_pre_attn_scalar": pytest.approx(192 / (0.1 * log(40) + 1) ** 4),
+    }
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        yarn(1, 40),
+        {**yarn(32, 40), "truncate": False},
+        {**yarn(32, 40), "mscale": "1"},
+        {**yarn(32, 40), "mscale_all_dim": 1e300},
+        {**yarn(32, 40), "attention_factor": 1.1},
+    ],
+)
+def test_yarn_of_a_deepseek_v3_that_a_shape_cannot_express_is_a_note(scaling: dict[str, Any]):
+    config, _ = MODELS["deepseek-ai/DeepSeek-V3"]
+    assert "(yarn) is left out" in notes_of({"rope_scaling": scaling}, config)
 
 
 def test_an_unknown_family_is_read_like_a_llama_and_says_so():

@@ -277,6 +277,15 @@ def deepseek_v3(model: Mapping[str, Any]) -> PreTrainedModel:
         # Its other kernels multiply in fp32.
         "attn_implementation": "eager",
     }
+    if model["rope_original_positions"]:
+        sizes["rope_parameters"] = {
+            "rope_type": "yarn",
+            "rope_theta": model["rope_theta"],
+            "factor": model["rope_scaling_factor"],
+            "original_max_position_embeddings": model["rope_original_positions"],
+            "mscale": 0.7,
+            "mscale_all_dim": 1.3,
+        }
     return DeepseekV3ForCausalLM(DeepseekV3Config(**{**_like_llama(model), **sizes}))
 
 

@@ -20,7 +20,7 @@ from paceline.trainer.config import parse_config
 from paceline.trainer.data.batches import sampler_of
 from paceline.trainer.data.corpus import load_corpus
 from paceline.trainer.hub.reader import HubReader
-from paceline.trainer.hub.settings import differences
+from paceline.trainer.hub.settings import differences, hub_settings
 from paceline.trainer.parallel.mesh import ALONE
 from tests.trainer import peers
 from tests.trainer.example import log, settings, steps, train, world_size
@@ -33,6 +33,7 @@ SHAPES = {
     "mixtral": MODELS["mixtral"],
     "qwen3-moe": MODELS["qwen3-moe"],
     "deepseek-v3": MODELS["deepseek-v3"],
+    "deepseek-v3, YaRN": MODELS["deepseek-v3, YaRN"],
     "gpt-oss": MODELS["gpt-oss"],
     "gpt": {**GPT, "activation": "gelu_tanh"},
 }
@@ -297,6 +298,30 @@ def test_a_key_that_is_absent_means_the_default_of_transformers(
 
     assert differences({"model_type": family}, same) == []  # type: ignore[arg-type]
     (difference,) = differences({"model_type": family}, other)  # type: ignore[arg-type]
+    assert what in difference
+
+
+@pytest.mark.parametrize(
+    ("scaling", "what"),
+    [
+        ({"beta_fast": 1}, "its rope_scaling has beta_fast 1, but the model needs 32"),
+        ({"rope_type": "linear"}, "its rope_scaling has rope_type linear"),
+        ({"factor": None}, "its rope_scaling has factor None, but the model needs 40.0"),
+        ({"attention_factor": 1.1}, "model.rope_attention_factor is not that of its rope_scaling"),
+        ({"mscale_all_dim": 1.0}, "model.query_pre_attn_scalar is not that of its rope_scaling"),
+        ({"mscale": "1"}, "its rope_scaling has a factor that is not a number"),
+    ],
+)
+def test_other_yarn_settings_of_a_deepseek_v3_are_named(scaling: dict[str, Any], what: str) -> None:
+    model = parse_config(settings(**SHAPES["deepseek-v3, YaRN"])).model
+    config = hub_settings("deepseek_v3", model)  # type: ignore[arg-type]
+    peer = peers.deepseek_v3(settings(**SHAPES["deepseek-v3, YaRN"])["model"]).config
+
+    assert differences(config, model) == []  # type: ignore[arg-type]
+    theirs = {name: peer.rope_parameters[name] for name in ("mscale", "mscale_all_dim")}
+    assert {name: config["rope_scaling"][name] for name in theirs} == pytest.approx(theirs)
+    config["rope_scaling"] |= scaling
+    (difference,) = differences(config, model)  # type: ignore[arg-type]
     assert what in difference
 
 

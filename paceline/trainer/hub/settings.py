@@ -218,6 +218,7 @@ STRUCTURE_OF_LLAMA: dict[str, Any] = {
 STRUCTURE_OF_EXPERTS = {
     name: value for name, value in STRUCTURE_OF_LLAMA.items() if name != "num_experts"
 }
+SCALED_POSITIONS = ("rope_scaling_factor", "rope_original_positions", "rope_attention_factor")
 FIELDS_OF_DEEPSEEK_V3 = (
     "latent_attention",
     "expert_groups",
@@ -225,14 +226,10 @@ FIELDS_OF_DEEPSEEK_V3 = (
     "first_dense_layers",
     "router_normalize",
     "router_scale",
+    *SCALED_POSITIONS,
+    "query_pre_attn_scalar",
 )
-OPTIONS_OF_GPT_OSS = (
-    "activation_limit",
-    "sliding_window",
-    "rope_scaling_factor",
-    "rope_original_positions",
-    "rope_attention_factor",
-)
+OPTIONS_OF_GPT_OSS = ("activation_limit", "sliding_window", *SCALED_POSITIONS)
 """Options that its config.json states."""
 STRUCTURES: dict[str, dict[str, Any]] = {
     "llama": STRUCTURE_OF_LLAMA,
@@ -334,36 +331,74 @@ def differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
 def _other_positions(family: str, rope: Mapping[str, Any], model: ModelConfig) -> list[str]:
     """Return a sentence for each setting in which a folder scales positions otherwise."""
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if family != "gpt_oss":
+    if not STRUCTURES[family].keys().isdisjoint(SCALED_POSITIONS):
         scaled = f"its positions are scaled ({kind}), which is not supported"
         return [scaled] * (kind != "default")
     # transformers scales a gpt-oss by default.
-    values = {**UNSTATED_YARN, **rope, "rope_type": kind} if rope else YARN_OF_GPT_OSS
-    return [
+    defaults = YARN_OF_GPT_OSS if family == "gpt_oss" and not rope else {}
+    values = {**UNSTATED_YARN, **rope, "rope_type": kind, **defaults}
+    problems = [
         f"its rope_scaling has {name} {values.get(name)}, but the model needs {value}"
         for name, value in _rope_scaling(model).items()
         if values.get(name) != value
-    ] + ["model.rope_attention_factor is not that of YaRN"] * (
-        not isclose(model.rope_attention_factor, _yarn_attention_factor(model))
-    )
+    ]
+    return problems or _other_yarn_factors(family, values, model)
 
 
 def _rope_scaling(model: ModelConfig) -> dict[str, Any]:
-    """Return how a gpt-oss scales positions, as in its config.json."""
-    if model.rope_original_positions is None:
-        return {"rope_type": "default"}
+    """Return how a model scales positions, as in config.json, without YaRN's other factors."""
+    factor, original = model.rope_scaling_factor, model.rope_original_positions
+    if original is None:
+        linear = {"rope_type": "linear", "factor": factor}
+        return {"rope_type": "default"} if factor == 1 else linear
     return {
-        **YARN_OF_GPT_OSS,
-        "factor": model.rope_scaling_factor,
-        "original_max_position_embeddings": model.rope_original_positions,
+        "rope_type": "yarn",
+        "factor": factor,
+        **dict(zip(("beta_fast", "beta_slow"), YARN_TURNS, strict=True)),
+        "truncate": model.rounds_yarn,
+        "original_max_position_embeddings": original,
     }
 
 
-def _yarn_attention_factor(model: ModelConfig) -> float:
-    """Return YaRN's factor of the rotary tables (arXiv:2309.00071, section 3.3)."""
-    if model.rope_original_positions is None:
-        return 1.0
-    return 0.1 * log(model.rope_scaling_factor) + 1
+def _other_yarn_factors(family: str, values: Mapping[str, Any], model: ModelConfig) -> list[str]:
+    """Return a sentence for each factor of rotary tables and scores that is another one.
+
+    The tables' factor is attention_factor if stated, else a quotient of `_yarn_growth`. DeepSeek
+    V3 multiplies scores by the square of the growth of mscale_all_dim.
+    """
+    mscale, mscale_all_dim, explicit = (
+        values.get(name) or 0 for name in ("mscale", "mscale_all_dim", "attention_factor")
+    )
+    if not all(isinstance(x, int | float) for x in (mscale, mscale_all_dim, explicit)):
+        return ["its rope_scaling has a factor that is not a number"]
+    scaled = values["rope_type"] == "yarn"
+    above, below = (mscale, mscale_all_dim) if mscale and mscale_all_dim else (1, 0)
+    tables, base = _yarn_growth(model, above), _yarn_growth(model, below)
+    if explicit or not scaled:
+        tables, base = explicit if scaled else 1, 1
+    of_scores = _yarn_growth(model, mscale_all_dim) ** 2 if family == "deepseek_v3" else 1
+    problems: list[str] = []
+    if not isclose(model.rope_attention_factor * base, tables):
+        problems.append("model.rope_attention_factor is not that of its rope_scaling")
+    if not isclose(model.query_scale, of_scores):
+        problems.append("model.query_pre_attn_scalar is not that of its rope_scaling")
+    return problems
+
+
+def _yarn_growth(model: ModelConfig, mscale: float) -> float:
+    """Return YaRN's factor (arXiv:2309.00071, section 3.3), with DeepSeek's factor `mscale`."""
+    return 0.1 * mscale * log(max(model.rope_scaling_factor, 1)) + 1
+
+
+def _yarn_factors(model: ModelConfig) -> dict[str, float]:
+    """Return the keys of config.json for the factors of a DeepSeek V3 with YaRN."""
+    growth, unit = model.query_scale**0.5, _yarn_growth(model, 1) - 1
+    above = model.rope_attention_factor * growth
+    return {
+        "attention_factor": model.rope_attention_factor,
+        "mscale": round((above - 1) / unit, 12),
+        "mscale_all_dim": round((growth - 1) / unit, 12),
+    }
 
 
 def _options_beyond(family: str, model: ModelConfig) -> list[str]:
@@ -476,8 +511,11 @@ def hub_settings(family: str, model: ModelConfig) -> dict[str, Any]:
         settings["do_layer_norm_before"] = model.norm_position == "pre"
     if family == "mistral":
         settings["sliding_window"] = model.sliding_window
-    if family == "gpt_oss":
+    scaled = model.rope_scaling_factor != 1
+    if family == "gpt_oss" or (family == "deepseek_v3" and scaled):
         settings["rope_scaling"] = _rope_scaling(model)
+    if family == "deepseek_v3" and model.rope_original_positions is not None:
+        settings["rope_scaling"] |= _yarn_factors(model)
     return settings
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import log, pi
+from math import ceil, floor, log, pi
 from typing import Any
 
 import torch
@@ -431,6 +431,8 @@ def _rate_divisors(model: ModelConfig, half: int) -> Tensor | float:
     first, last = (  # index of the feature with this number of turns
         half * log(original / (2 * pi * turns)) / log(model.rope_theta) for turns in YARN_TURNS
     )
+    if model.rounds_yarn:
+        first, last = floor(first), ceil(last)
     first, last = max(first, 0), min(last, 2 * half - 1)
     index = torch.arange(half, dtype=torch.float64)
     scaled = ((index - first) / max(last - first, 1e-3)).clamp(0, 1)

@@ -107,6 +107,17 @@ DEEPSEEK_V3: dict[str, Any] = {
         "v_head_dim": 12,
     },
 }
+GROWTH = 1 + 0.13 * log(40)
+"""YaRN's factor with an mscale_all_dim of 1.3; the peer's mscale is 0.7."""
+DEEPSEEK_V3_LONG: dict[str, Any] = {
+    **DEEPSEEK_V3,
+    "latent_attention": {**DEEPSEEK_V3["latent_attention"], "qk_rope_head_dim": 16},
+    "rope_scaling_factor": 40.0,
+    "rope_original_positions": 256,
+    "rope_attention_factor": (1 + 0.07 * log(40)) / GROWTH,
+    # The width of a head's query over the square of the scores' factor.
+    "query_pre_attn_scalar": 32 / GROWTH**4,
+}
 GPT_OSS: dict[str, Any] = {
     **MIXTRAL,
     "head_size": 32,
@@ -146,6 +157,7 @@ MODELS: dict[str, dict[str, Any]] = {
         **DEEPSEEK_V3,
         "latent_attention": {**DEEPSEEK_V3["latent_attention"], "q_lora_rank": None},
     },
+    "deepseek-v3, YaRN": DEEPSEEK_V3_LONG,
     "gpt-oss": GPT_OSS,
     "gpt": GPT,
     "gpt, embedding norm": {**GPT, "embedding_norm": True},
@@ -158,6 +170,7 @@ EXPERTS = (
     "gpt-oss",
     "deepseek-v3",
     "deepseek-v3, queries from the hidden state",
+    "deepseek-v3, YaRN",
 )
 PLAIN = ("qwen2", "qwen3", "mistral, window", "gemma3", "phi4-mini", *EXPERTS)
 """Models that are compared without adapters."""
