@@ -36,7 +36,7 @@ from paceline.core.text import as_text, is_text
 from paceline.core.value import PositiveInt, Value
 from paceline.files.documents import read_json, read_value
 from paceline.files.home import home_path
-from paceline.files.temporary import remove_abandoned
+from paceline.files.temporary_locks import remove_abandoned
 from paceline.files.user_file import user_file
 
 RUN_FILE = "run.json"

@@ -1,31 +1,17 @@
-"""Temporary folders and half-written files, which the next process removes if theirs was killed.
-
-Each is locked by its process. The kernel releases the lock when the process dies, whatever ended
-it, so an unlocked entry with the prefix belongs to nobody.
-"""
+"""Temporary folders and half-written files, which the next process removes if theirs was killed."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
 from paceline.core.interrupts import deferred_interrupts
-
-PREFIX = "paceline-tmp-"
-"""Prefix of all names, after a dot in folders of the user."""
-MIN_AGE_S = 1.0
-"""Minimum age in seconds of an abandoned entry, because a new one is locked after its creation."""
-
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+from paceline.files.temporary_locks import PREFIX, lock, locked_folder, remove, remove_abandoned
 
 
 @contextmanager
@@ -35,13 +21,10 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
     remove_abandoned(place)
     with contextlib.ExitStack() as stack:
         with deferred_interrupts():
-            prefix = f".{PREFIX}" if parent else PREFIX
-            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            name, handle = locked_folder(str(place), f".{PREFIX}" if parent else PREFIX)
+            folder = Path(name)
             stack.callback(_remove, folder)
-            handle = os.open(folder, _FLAGS)
             stack.callback(os.close, handle)
-            with contextlib.suppress(OSError):  # a file system without locks: it is never removed
-                _lock(handle)
         yield folder
 
 
@@ -62,7 +45,7 @@ def replaced_file(path: Path, *, is_new: bool = False) -> Iterator[BinaryIO]:
             stack.callback(temporary.unlink, missing_ok=True)
             file = stack.enter_context(os.fdopen(handle, "wb"))
             with contextlib.suppress(OSError):
-                _lock(handle)
+                lock(handle)
         yield file
         file.flush()
         os.fsync(file.fileno())
@@ -83,37 +66,6 @@ def _link(temporary: Path, path: Path) -> None:
         temporary.replace(path)
 
 
-@cache
-def remove_abandoned(place: Path) -> None:
-    """Remove the temporary entries of killed processes in a folder, once per process."""
-    with contextlib.suppress(OSError), os.scandir(place) as entries:
-        for entry in entries:
-            if entry.name.removeprefix(".").startswith(PREFIX):
-                with contextlib.suppress(OSError):
-                    _remove_if_abandoned(Path(entry.path))
-
-
-def _remove_if_abandoned(path: Path) -> None:
-    """Remove an entry of this user that no process has locked; raise OSError."""
-    status = path.lstat()
-    if status.st_uid != os.getuid() or time.time() - status.st_mtime < MIN_AGE_S:
-        return
-    handle = os.open(path, _FLAGS)
-    try:
-        _lock(handle)
-        _remove(path)
-    finally:
-        os.close(handle)
-
-
-def _remove(path: Path) -> None:
+def _remove(folder: Path) -> None:
     with deferred_interrupts():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def _lock(handle: int) -> None:
-    """Lock an open file or folder; raise OSError if it is locked, or cannot be."""
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove(folder)

@@ -38,7 +38,7 @@ from paceline.files.run_folder import (
     read_record,
     this_controller,
 )
-from paceline.files.temporary import remove_abandoned
+from paceline.files.temporary_locks import remove_abandoned
 from paceline.machines import Handle, launcher
 from paceline.machines.placement import device_kind
 from paceline.machines.probe.container import oom_kills

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from paceline.core.interrupts import SIGNALS
-from paceline.files.temporary import PREFIX
+from paceline.files.temporary_locks import PREFIX
 from tests.attacks.reproductions import recipe_with, stored_run
 from tests.logs.example import megatron_log
 from tests.staging.mirror import Mirror, serving

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import paceline
-from paceline.files.temporary import PREFIX
+from paceline.files.temporary_locks import PREFIX
 from tests.logs.example import megatron_log
 from tests.surroundings import own_folders
 from tests.terminals import exit_code_in_closed_terminal
@@ -105,7 +105,7 @@ def test_the_next_command_removes_what_a_killed_one_left(tmp_path: Path):
         "    (folder / 'file').touch()\n    time.sleep(600)"
     )
     env = {**os.environ, "TMPDIR": str(folder)}
-    begin = "import pathlib, sys; from paceline.files.temporary import remove_abandoned; "
+    begin = "import pathlib, sys; from paceline.files.temporary_locks import remove_abandoned; "
     remove = [sys.executable, "-c", f"{begin}remove_abandoned(pathlib.Path(sys.argv[1]))", folder]
     process = subprocess.Popen([sys.executable, "-c", program], env=env)
     try:
@@ -183,9 +183,9 @@ def test_no_program_of_a_run_outlives_it(tmp_path: Path, number: signal.Signals 
 
 NAMED = ("mkdtemp", "mkstemp", "NamedTemporaryFile", "TemporaryDirectory")
 OWN_WAY = {
-    "files/temporary.py": "makes them",
+    "files/temporary.py": "makes files",
+    "files/temporary_locks.py": "makes folders",
     "machines/ssh/connection.py": "removes what killed processes left, by their number",
-    "machines/ray/driver_program.py": "is on a node of Ray, without the package",
     "mlperf/check/checker_program.py": "is in a temporary folder of the package",
 }
 

@@ -67,6 +67,8 @@ class Node:
         self.folder = self.log = ""
         self.copy = False
         self.mark = ""
+        self.lock = -1
+        """Open handle of the copied folder, which is locked until this process ends."""
         self.read: dict[str, tuple[int, int]] = {}
 
     def clock(self) -> float:
@@ -99,11 +101,20 @@ class Node:
         env: dict[str, str],
         log: str,
         mark: str,
+        locks: str,
     ) -> None:
-        """Start node.sh in `folder`, or in a temporary folder with `files` unpacked."""
+        """Start node.sh in `folder`, or in a temporary folder with `files` unpacked.
+
+        `locks` is the text of temporary_locks.py, which removes the folders of killed workers.
+        """
         self.folder, self.log, self.mark = folder, log, mark
         if files is not None:
-            self.folder, self.copy = tempfile.mkdtemp(prefix="paceline-"), True
+            space: dict[str, Any] = {"__name__": "temporary_locks"}
+            exec(locks, space)
+            place = tempfile.gettempdir()
+            space["remove_abandoned"](Path(place))
+            self.folder, self.lock = space["locked_folder"](place)
+            self.copy = True
             with tarfile.open(fileobj=io.BytesIO(files)) as archive:
                 archive.extractall(self.folder, filter="data")
             self.read = {name: (size, inode) for name, size, inode in self.listing()}
@@ -373,6 +384,7 @@ class Driver:
                 {**self.request["env"], **start["env"]},
                 self.log(node),
                 self.request["mark"] + f"-{node}",
+                self.request["locks"],
             )
             for node, (actor, start) in enumerate(zip(self.actors, starts, strict=True))
         ]

@@ -3,8 +3,9 @@
     python job_program.py FOLDER
 
 It is the entry point of a submitted job and so runs inside the cluster. FOLDER has request.json,
-run.tar.gz with the run folder, driver_program.py and host_facts.py. Standard output consists of the
-events of driver_program.py, and of the records that pods of the other workloads print as well:
+run.tar.gz with the run folder, driver_program.py, host_facts.py and temporary_locks.py. Standard
+output consists of the events of driver_program.py, and of the records that pods of the other
+workloads print as well:
 
     @file NODE PATH OFFSET DATA     zlib-compressed content, in base64
     @end NODE CODE                  the agent of a node has ended
@@ -151,6 +152,7 @@ def main(folder: Path) -> int:
     """Run the job and return its exit code."""
     request = json.loads((folder / "request.json").read_text("utf-8"))
     request["folder"] = str(folder)
+    request["locks"] = (folder / "temporary_locks.py").read_text("utf-8")
 
     def end(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)

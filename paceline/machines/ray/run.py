@@ -397,6 +397,7 @@ def start_run(job: Job, folder: Path) -> RayRun:
         "python": job.python,
         "mark": secrets.token_hex(16),
         "facts": [facts, "facts", str(folder), nonce, job.cluster.interface or ""],
+        "locks": (resources.files("paceline.files") / "temporary_locks.py").read_text("utf-8"),
     }
     driver = start_driver(request, folder / LOGS_FOLDER / DRIVER_LOG)
     return RayRun(driver, job, folder, nonce)

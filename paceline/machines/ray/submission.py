@@ -337,11 +337,15 @@ def job_request(job: Job, name: str, env: Mapping[str, str]) -> dict[str, Any]:
 
 def job_programs() -> dict[str, str]:
     """Return the programs of a job by file name."""
-    ray, node = (resources.files(f"paceline.machines.{name}") for name in ("ray", "node"))
+    places = {
+        PROGRAM: "machines.ray",
+        "driver_program.py": "machines.ray",
+        "host_facts.py": "machines.node",
+        "temporary_locks.py": "files",
+    }
     return {
-        PROGRAM: (ray / PROGRAM).read_text("utf-8"),
-        "driver_program.py": (ray / "driver_program.py").read_text("utf-8"),
-        "host_facts.py": (node / "host_facts.py").read_text("utf-8"),
+        name: (resources.files(f"paceline.{package}") / name).read_text("utf-8")
+        for name, package in places.items()
     }
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import Cluster, RaySettings
 from paceline.core.job import Job
+from paceline.files import temporary_locks
 from paceline.machines import ray
 from paceline.machines.placement import HostPlacement, with_placement
 from paceline.machines.ray import driver_program as driver
@@ -183,6 +188,53 @@ def test_a_copied_folder_sends_what_was_appended_and_what_was_replaced(tmp_path:
     copy()
     assert (here / "new").read_text() == "short" and not (here / "checkpoints").exists()
     assert actor.poll() == (None, [])
+
+
+WORKER = """
+import sys, time
+from paceline.machines.ray.driver_program import Node
+files, locks = (open(path, "rb").read() for path in sys.argv[1:])
+node = Node()
+node.start("", files, [], {}, "agent.log", "mark", locks.decode())
+print(node.folder, node.process.wait(), flush=True)
+sys.stdin.read()
+node.remove()
+"""
+"""Worker of Ray that has started an agent and ends its job when its input ends."""
+
+
+def test_the_next_job_of_a_node_removes_the_copy_of_a_killed_worker(tmp_path: Path) -> None:
+    place = tmp_path / "tmp"
+    place.mkdir()
+    (tmp_path / "node.sh").write_text("touch done")
+    archive = tmp_path / "run.tar"
+    with tarfile.open(archive, "w") as file:
+        file.add(tmp_path / "node.sh", "node.sh")
+    command = [sys.executable, "-c", WORKER, str(archive), temporary_locks.__file__]
+
+    def start() -> tuple[subprocess.Popen[str], Path]:
+        worker = subprocess.Popen(
+            command,
+            env={**os.environ, "TMPDIR": str(place)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert worker.stdout is not None
+        folder, code = worker.stdout.readline().split()
+        assert code == "0" and Path(folder, "done").exists()
+        return worker, Path(folder)
+
+    killed, left = start()
+    working, in_use = start()
+    killed.kill()
+    killed.communicate()
+    time.sleep(2 * temporary_locks.MIN_AGE_S)
+    last, folder = start()
+    assert not left.exists() and set(place.iterdir()) == {in_use, folder}
+    for worker in (working, last):
+        worker.communicate()
+    assert not list(place.iterdir())
 
 
 def test_a_dry_run_shows_what_each_node_starts() -> None:
