@@ -27,7 +27,7 @@ WITH_EXPERTS = ("mixtral", "qwen3-moe", "deepseek-v3", "gpt-oss")
 
 ALL = os.environ.get("PACELINE_NUMERICS") == "all"
 """Whether what covers no pair of features of its own is trained as well, as `make nightly` does."""
-SMALL_LAYOUTS_BY_DAY = ("lora", "sft", "flux")
+SMALL_LAYOUTS_BY_DAY = ("lora", "sft", "flux", "gpt-oss")
 """Models that are trained on fewer than four ranks only, without ALL."""
 
 # Ranks, layout, models; behind them models whose pairs of features other rows have, for ALL.
@@ -166,8 +166,9 @@ BY_INDUCTOR = """
 """
 """Layouts with the pairs of features that no compiled row of the table has; for ALL."""
 
-ROUNDED = {3: ("zero3 mb4",), 4: ("tp2 sp zero2 mb3", "cp2 zero1 mb3")}
-"""Rows of these sizes that are rounded without ALL: other sizes have all further pairs."""
+ROUNDED_ALONG = {"tp2", "pp2", "cp2", "ep2", "zero3", "full"}
+"""Words with which every model of ROUNDED_MODELS is rounded, also without ALL."""
+ROUNDED_MODELS = {"llama", "gpt", "lora", "sft", "flux", "mixtral"}
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 EXCHANGES = ("all-gather", "all-to-all", "ring")
@@ -340,12 +341,26 @@ def rounded(everything: bool = ALL) -> list[Case]:
         case = Case(row.ranks, row.words, model, "fp32")
         if not case.compiled:
             had.update(each[model])
-            if everything or row.words in ROUNDED.get(row.ranks, (row.words,)):
-                chosen.append(case)
+            chosen.append(case)
+    chosen = chosen if everything else _rounded_by_day(chosen)
     in_bf16 = [replace(case, dtype="bf16") for case in chosen]
     if not everything:
         chosen = [_shortened(case) if case.ranks >= SHORT_FROM_RANKS else case for case in chosen]
     return [*chosen, *in_bf16]
+
+
+def _rounded_by_day(cases: list[Case]) -> list[Case]:
+    """The cases of few ranks that together have every word, and each model its axes."""
+    chosen: list[Case] = []
+    had: set[str] = set()
+    for case in sorted(cases, key=lambda case: case.ranks):
+        words = {word for word in case.words.split() if not re.match(r"mb|budget", word)}
+        axes = words & ROUNDED_ALONG if case.model in ROUNDED_MODELS else set[str]()
+        brings = words | {f"{case.model} {word}" for word in axes}
+        if not brings <= had:
+            chosen.append(case)
+            had |= brings
+    return chosen
 
 
 def _shortened(case: Case) -> Case:

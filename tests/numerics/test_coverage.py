@@ -239,13 +239,13 @@ def test_what_is_trained_at_night_alone_has_no_pair_and_no_layout_of_its_own(mod
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_every_pair_of_features_that_is_rounded_at_night_always_is(dtype: str) -> None:
+def test_every_feature_that_is_rounded_at_night_always_is(dtype: str) -> None:
     always, night = (
         {
-            pair
+            name
             for model in MODELS
             for names in occurring(model, [c for c in rounded(everything) if c.dtype == dtype])
-            for pair in pairs(names)
+            for name in names
         }
         for everything in (False, True)
     )
