@@ -242,7 +242,7 @@ class DecoderShape(Value):
                 "rope_local_theta, rope_scaling_factor, rope_attention_factor and "
                 "partial_rotary_factor need positions rope"
             )
-        if self.rope_original_positions and self.rope_scaling_factor == 1:
+        if self.rope_original_positions and self.rope_scaling_factor <= 1:
             raise ValueError("rope_original_positions needs rope_scaling_factor above 1")
         if not self.gated_ffn and (self.activation_limit or self.up_offset):
             raise ValueError("activation_limit and up_offset need gated_ffn")

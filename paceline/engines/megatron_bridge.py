@@ -47,16 +47,18 @@ ENTRIES = ("bootstrap.py", "run_script.py")
 """Programs for each rank: the first since 26.08, the second in earlier images."""
 SETTINGS = ("checkout", "family", "recipe", "library", "variant", "precision", "entry")
 RECIPES = {
-    (32, 4096, 14336): ("llama", "llama3_8b"),
-    (80, 8192, 28672): ("llama", "llama3_70b"),
-    (126, 16384, 53248): ("llama", "llama31_405b"),
-    (61, 7168, 2048): ("deepseek", "deepseek_v3"),
+    (32, 4096, 14336, 1): ("llama", "llama3_8b"),
+    (80, 8192, 28672, 1): ("llama", "llama3_70b"),
+    (126, 16384, 53248, 1): ("llama", "llama31_405b"),
+    (61, 7168, 2048, 256): ("deepseek", "deepseek_v3"),
+    (61, 7168, 2048, 384): ("kimi", "kimi_k2"),
 }
-"""Family and recipe by layers, hidden size and feed-forward (or expert) size."""
+"""Family and recipe by layers, hidden size, feed-forward (or expert) size and experts."""
 COUNTS_ENDS = ("llama31_405b",)
 """Recipes that count embedding and head as one layer each of the pipeline."""
-DEEPSEEK_STAGES = ((1, 1), (4, 1), (8, 1), (4, 2), (16, 1), (8, 2), (4, 4))
-"""(pp, vp) for which Megatron-Bridge has a pipeline layout of DeepSeek-V3."""
+_STAGES_OF_61 = ((1, 1), (4, 1), (8, 1), (4, 2), (16, 1), (8, 2), (4, 4))
+STAGES = {"deepseek_v3": _STAGES_OF_61, "kimi_k2": (*_STAGES_OF_61, (2, 8))}
+"""(pp, vp) for which Megatron-Bridge has a pipeline layout of these recipes."""
 PUBLISHED = {
     "llama31-8b": {"fp8": "bridge-fp8"},
     "llama31-70b": {"bf16": "bridge", "fp8": "bridge-fp8"},
@@ -126,11 +128,11 @@ def _stage_problems(spec: RunSpec) -> Iterator[str]:
     """Yield why the recipe of a known model cannot split its layers over the pipeline."""
     model, layout = spec.model, spec.layout
     name = isinstance(model, DecoderShape) and RECIPES.get(_sizes(model), ("", ""))[1]
-    if name == "deepseek_v3":
-        if (layout.pp, layout.vp) not in DEEPSEEK_STAGES:
-            pairs = ", ".join(f"{pp} x {vp}" for pp, vp in DEEPSEEK_STAGES)
+    if name in STAGES:
+        if (layout.pp, layout.vp) not in STAGES[name]:
+            pairs = ", ".join(f"{pp} x {vp}" for pp, vp in STAGES[name])
             yield (
-                f"pp {layout.pp} x vp {layout.vp}: Megatron-Bridge has pipelines of deepseek_v3 "
+                f"pp {layout.pp} x vp {layout.vp}: Megatron-Bridge has pipelines of {name} "
                 f"for pp x vp of {pairs} only"
             )
     elif name:
@@ -243,8 +245,8 @@ def recipe_of(spec: RunSpec) -> tuple[str, str] | None:
     return RECIPES.get(_sizes(model))
 
 
-def _sizes(model: DecoderShape) -> tuple[int, int, int]:
-    return model.num_layers, model.hidden_size, model.ffn_size
+def _sizes(model: DecoderShape) -> tuple[int, int, int, int]:
+    return model.num_layers, model.hidden_size, model.ffn_size, model.num_experts
 
 
 def gpu_of(spec: RunSpec) -> str | None:

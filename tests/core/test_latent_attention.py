@@ -41,6 +41,19 @@ def test_parameters_are_those_of_the_published_model() -> None:
     assert met == pytest.approx(37e9, rel=0.015)
 
 
+def test_parameters_are_those_of_kimi_k2() -> None:
+    # arXiv:2507.20534, table 2, says 1.04T, of which 32.6B for each token.
+    kimi = load_recipe("kimi-k2").model
+    assert isinstance(kimi, DecoderShape)
+    attention = 7168 * 1536 + 1536 * 64 * 192 + 7168 * 576 + 512 * 64 * 256 + 64 * 128 * 7168
+    norms = 2 * 7168 + 1536 + 512
+    experts = 385 * 3 * 7168 * 2048 + 384 * 7168
+    whole = 61 * (attention + norms) + 3 * 7168 * 18432 + 60 * experts
+    assert num_parameters(kimi) == whole + 2 * 163840 * 7168 + 7168 == 1_026_408_209_408
+    assert num_parameters(kimi) == pytest.approx(1.04e12, rel=0.015)
+    assert linear_per_token(FlopsInput(kimi, 4096)) / 6 == pytest.approx(32.6e9, rel=0.05)
+
+
 def test_the_smaller_model_without_a_narrow_query_is_counted_too() -> None:
     # DeepSeek-V2-Lite: 15.7B, 2.4B for each token (arXiv:2405.04434, appendix B).
     latent = {**LATENT.model_dump(), "q_lora_rank": None}

@@ -94,6 +94,15 @@ def test_deepseek_is_known_and_each_part_of_its_pipeline_is_recomputed_whole() -
     assert ("--recompute_num_layers", "4") in pairs, "61 layers in 16 parts"
 
 
+def test_kimi_k2_has_the_layers_of_deepseek_and_a_recipe_of_its_own() -> None:
+    rack = site(128, 8, "H100-SXM")
+    kimi = bridge("kimi-k2", FORCED, cluster=rack)
+    assert engine("megatron_bridge").unsupported(kimi) == []
+    pairs = list(pairwise(words(kimi)))
+    assert ("--model_family_name", "kimi") in pairs
+    assert ("--model_recipe_name", "kimi_k2") in pairs
+
+
 def test_a_pipeline_that_a_recipe_cannot_split_is_refused() -> None:
     rack = site(1152, 8, "H100-SXM")
     whole = bridge("llama31-405b", cluster=site(128, 8, "H100-SXM"))

@@ -49,7 +49,15 @@ def recipe_shapes() -> dict[str, DecoderShape]:
     }
 
 
-NOT_BUILT = {"deepseek-v3", "gemma3-4b", "gpt-oss-120b", "gpt-oss-20b", "phi4-mini", "qwen3-8b"}
+NOT_BUILT = {
+    "deepseek-v3",
+    "gemma3-4b",
+    "gpt-oss-120b",
+    "gpt-oss-20b",
+    "kimi-k2",
+    "phi4-mini",
+    "qwen3-8b",
+}
 """Recipes of structures that the engine has no family for."""
 
 
