@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.nightly import NIGHTLY
 from tests.processes import ended_on_failure
-
-NIGHTLY = bool(os.environ.get("PACELINE_NIGHTLY"))
 
 # How long an example takes says how busy the machine is. Where hypothesis sees that it runs in CI
 # it draws the same examples each time.

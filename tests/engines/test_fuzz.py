@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import random
 import re
 import time
@@ -18,10 +17,11 @@ from paceline.files.log_file import BLOCK_BYTES
 from tests.engines.generic_inputs import check_generic, random_log
 from tests.engines.promises import check_parse, check_read, read
 from tests.engines.samples import NOISE, PREFIXES, SAMPLES, log_text, times_of
+from tests.nightly import NIGHTLY
 
 LOG_FORMATS = pytest.mark.parametrize("name", log_formats())
 FUZZED = settings(
-    max_examples=100 if os.environ.get("PACELINE_NIGHTLY") else 20,
+    max_examples=100 if NIGHTLY else 20,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
