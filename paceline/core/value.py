@@ -37,7 +37,7 @@ class Value(BaseModel):
     Numbers are finite. JSON has no other numbers, so a file with others could not be read again.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 @cache
