@@ -23,7 +23,8 @@ KUBECTL := 1.37.1
 ENERGON := megatron-energon==7.4.1
 FRAMEWORKS := deepspeed_chat megatron torchtitan hf_trainer
 SUITES := browser clusters explain frameworks numerics $(PARALLEL_SUITES)
-TWO_AT_ONCE := -n 2 --dist loadfile
+# Which file comes first is said by the tests, not by how many each has.
+TWO_AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
 CLUSTER_TESTS = --durations=20 tests/clusters $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| [ $$? = 5 ])
 # Where it is set every command that a test starts compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -106,14 +107,13 @@ $(VENV)/.installed-kubectl: $(VENV)/.installed-tested
 	@touch $@
 
 # Many tests wait for limits of Slurm and ssh: two files run at once, each with beds of its own.
-# Which file comes first is said by the tests, not by how many each has. What measures hosts follows
-# alone. Arguments may leave one of the two without a test: code 5.
+# What measures hosts follows alone. Arguments may leave one of the two without a test: code 5.
 test-clusters: test-clusters-shared test-clusters-alone ## real Slurm, SSH, Ray and kubectl on this machine (see deps-clusters)
 
 test-clusters-shared test-clusters-alone: export PATH := $(PATH):$(abspath $(BIN))
 test-clusters-shared test-clusters-alone: $(VENV)/.installed-ray-default $(VENV)/.installed-kubectl
 test-clusters-shared: ## those of them that other work may run beside
-	$(BIN)/python -m pytest $(TWO_AT_ONCE) --no-loadscope-reorder -m 'not alone' $(CLUSTER_TESTS)
+	$(BIN)/python -m pytest $(TWO_AT_ONCE) -m 'not alone' $(CLUSTER_TESTS)
 test-clusters-alone: ## those of them that measure hosts
 	$(BIN)/python -m pytest -m alone $(CLUSTER_TESTS)
 

@@ -32,8 +32,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data"
 
 
+LONGEST = """
+runs/test_tiny_studies runs/test_flow runs/test_repeats_cli
+engines/test_fuzz engines/test_every_log_format
+trainer/test_workloads trainer/model/test_flops trainer/offline/test_memory_trace
+trainer/test_failures
+mlperf/run/test_tiny_trials mlperf/run/test_tiny_adapters mlperf/submission/test_package_check
+scaling/campaigns/test_campaign scaling/campaigns/test_cli scaling/check/test_cli
+attacks/test_processes attacks/test_fields attacks/test_fuzz
+clusters/test_tune clusters/test_slurm clusters/test_sweep_on_parts clusters/test_scale
+clusters/test_ssh_runs clusters/test_ssh clusters/test_deepspeed clusters/test_check
+"""
+"""Files that take long, the longest of a suite first."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests of the night out by day."""
+    """Put the longest files first, so that no worker is left with one alone; sort out the night."""
+    here = Path(__file__).parent
+    ranks = {here / f"{name}.py": rank for rank, name in enumerate(LONGEST.split())}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
     if NIGHTLY:
         return
     left_out = [item for item in items if item.get_closest_marker("nightly")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,18 +11,6 @@ from tests.clusters.bed import Bed, Plan
 from tests.clusters.bed.needs import need
 
 SHARED = ("ssh_hosts", "slurm_cluster", "slurm_without_accounting")
-LONGEST = (
-    "test_tune.py", "test_slurm.py", "test_sweep_on_parts.py", "test_scale.py", "test_ssh_runs.py",
-    "test_ssh.py", "test_deepspeed.py", "test_check.py",
-)  # fmt: skip
-"""Files that take more than a minute each, the longest first."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that neither of two workers is left with one alone."""
-    here = Path(__file__).parent
-    ranks = {here / name: rank for rank, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 def started(name: str, plan: Plan) -> Iterator[Bed]:
