@@ -8,7 +8,6 @@ nothing is read and the candidates are named.
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections import defaultdict
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -24,96 +23,33 @@ import numpy as np
 from paceline.core.errors import UserError
 from paceline.core.steps import FloatColumn
 from paceline.core.units import pluralize
+from paceline.engines.log_reading.generic_records import (
+    BAR,
+    EVALUATION,
+    STAMP,
+    UNIT_WORDS,
+    UNITS,
+    named_records,
+    normal_name,
+    step_name,
+)
 from paceline.engines.log_reading.log_content import LARGEST, LogContent, LogFormat
-from paceline.engines.log_reading.records import ratio, watch_end, without_colors
-from paceline.files.documents import parse_json
+from paceline.engines.log_reading.records import ratio, watch_end
 
 NAME = "generic"
 MAX_RECORDS = 2_000_000
-MAX_NAMES = 64
-"""Maximum number of values in a record; longer ones are data, not step lines."""
-MAX_LINE = 4_000
-MIN_LINE = len("a=1 b=2")
-MAX_DEPTH = 3
 MIN_RECORDS = 3
 MIN_GROWING = 0.9
 """Minimum share of records whose step number is above the one before."""
 SAME = 0.05
 """Maximum relative difference of the medians of two columns that mean the same."""
 MAX_STEP = 2.0**53
-
-_CLOCK_TEXT = r"((?:\d{1,4}:)?\d{1,2}:\d{2})"
-_RATE_TEXT = r"(?:[\d.]{1,16}|\?) ?(?:s/it|it/s|s/step|step/s)"
-_BAR = re.compile(
-    rf"(?<![\d.])(\d{{1,12}})(?:/(\d{{1,12}}|\?)"
-    rf"(?: \[{_CLOCK_TEXT}<[^,\]]{{1,24}}, {{0,4}}{_RATE_TEXT}"
-    rf"| {_CLOCK_TEXT} • \S{{1,20}} {{1,4}}{_RATE_TEXT})|it \[{_CLOCK_TEXT}, {{0,4}}{_RATE_TEXT})"
-)
-"""Bars of tqdm, of rich in Lightning, and of tqdm without a total."""
-_EPOCHS_ONLY = re.compile(r"(?:^|[^\w])epochs?\W{0,9}(?:\d{1,3}%)?\W*$", re.IGNORECASE)
-"""Description of a bar that counts epochs."""
-_EPOCH_NUMBER = re.compile(r"(?<![a-z])epoch\W{0,3}(\d{1,6})(?!\d|%)", re.IGNORECASE)
-_BAR_LOSS = re.compile(
-    r"(?<![A-Za-z])(?:train_|step_)?[Ll]oss(?:_step)?[:=] ?([-+.\deE]{1,24}|nan|inf)"
-)
-_STAMP = re.compile(r"(?<!\d)\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?")
-STAMP = "time stamp"
-UNITS = {
-    **dict.fromkeys(("ns", "nanoseconds"), 1e-9),
-    **dict.fromkeys(("us", "µs", "μs", "usec", "microseconds"), 1e-6),
-    **dict.fromkeys(("ms", "msec", "msecs", "millisecond", "milliseconds"), 1e-3),
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
-    **dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0),
-    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
-}
-"""Seconds in the units of time, as they are printed behind values and at the end of names."""
-_SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
-_UNIT_WORDS = "|".join(sorted((*UNITS, "m"), key=len, reverse=True))
-_DIGITS = r"(?>-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,20})(?:\.\d{1,18})?(?:[eE][-+]?\d{1,3})?)"
-_PAIR = re.compile(
-    r"(?<![\w.])([A-Za-z_][\w/%]{0,40}(?:[ .-][A-Za-z(][\w/%]{0,24}\)?){0,4}(?: ?\([\w/]{1,16}\))?)"
-    rf"\s{{0,4}}[:=]\s{{0,4}}({_DIGITS}|nan|NaN|inf)(?!:\d|-\d|\.\d)([kKMGB](?![\w/]))?"
-    rf"(?:/\d{{1,15}})?(?:\s?({_UNIT_WORDS})(?![\w/]|\s{{0,4}}[:=]))?(?![A-Za-zµμ])"
-)
-"""Name, value, suffix and unit. A value before another letter, a clock or a date is left out."""
-_STEP_WORD = re.compile(
-    r"(?<![\w.])(?:[Ss]tep|STEP|[Ii]ter(?:ation)?|[Bb]atch|[Uu]pdate)s?[ #\[]{1,3}(\d{1,15})"
-    r"(?![\d.]|:\d)"
-)
-_RATE_WORD = re.compile(
-    rf"(?<![\w.])({_DIGITS})([kKMG]?) ?"
-    r"(?:([mu]?s(?:ec)?)/(?:step|iter|it)|(it|steps?|tok(?:ens)?|samples?)/s(?:ec)?)"
-    r"(?![\w/]|\s{0,4}[:=])"
-)
-"""Value, suffix, and a unit of time per step or an amount per second, without a name."""
-_METER_POSITION = re.compile(
-    r"(?<!\w)(?:Epoch|Train):? {0,2}\[ {0,6}(\d{1,9})(?:/\d{1,9})?\]\s{0,2}"
-    r"\[ {0,12}(\d{1,12})/ {0,12}(\d{1,12})\]"
-)
-"""Epoch, step in it, and steps of an epoch, as in PyTorch's ImageNet example, MMCV and Swin."""
-_METER = re.compile(
-    rf"(?<![\w.])([A-Za-z][\w@]{{0,24}}):?\s{{1,4}}({_DIGITS}|nan) \(\s{{0,4}}(?:{_DIGITS}|nan)\)"
-)
-"""Name and value of a meter, before its mean in parentheses."""
-_STEPS = (
-    *("global_step", "train/global_step", "trainer/global_step", "step", "steps", "iteration"),
-    *("iter", "it", "update", "train_step", "num_steps", "batch", "num_updates", "n_iter", "_step"),
-)
-"""Names of step numbers, most likely first; `_step` of W&B counts its own records."""
 _MICRO_STEPS = ("iter", "iteration", "it", "batch", "batches", "batch_idx", "n_iter", "micro_step")
 _STEP_LINE = re.compile(
     rb"(?i)(?<![a-z])(?:step|iter|iteration|update|batch)s?[\W_]{1,4}\d"
     rb"|\d/[\d?]{1,12} \[\d\d?:\d\d<"
 )
 """Sign that a line is about a step, after which an error of NaN was survived."""
-_EVALUATION = re.compile(
-    r"(?:^|[^a-z])(?:val|valid\w*|eval\w*|test|testing)(?:[^a-z]|$)", re.IGNORECASE
-)
-_OTHER_BAR = re.compile(
-    r"eval|valid|test|tokeni|map|load|generating|generation|sampl|sanity|filter|pack|saving|writ|extract|check",
-    re.IGNORECASE,
-)
-"""Descriptions of progress bars that count no training steps."""
 _NOT_OF_A_STEP = re.compile(
     r"(?:^|[_/ .])(?:data|load\w*|eval\w*|val\w*|test|f(?:or)?wa?r?d\w*|b(?:ack)?wa?r?d\w*|comm\w*"
     r"|optim\w*|save|saving|ckpt|checkpoint|wait|eta|remaining|total|avg|average|mean|running|max"
@@ -122,8 +58,8 @@ _NOT_OF_A_STEP = re.compile(
 )
 _BEGIN = r"(?:^|[_/ .(|])"
 _STEP_NOUN = r"(?:step|iter|iteration|batch|it|update)s?"
-_END_UNIT = rf"(?:[_ ]?\(?(?:{_UNIT_WORDS})\)?)?$"
-_TIME_NOUN = rf"(?:time|duration|dt|{_UNIT_WORDS})"
+_END_UNIT = rf"(?:[_ ]?\(?(?:{UNIT_WORDS})\)?)?$"
+_TIME_NOUN = rf"(?:time|duration|dt|{UNIT_WORDS})"
 _PER = r"(?:/|[_ ]?per[_ ]?)"
 _PER_S = _PER + r"s(?:ec|econd)?"
 _PER_DEVICE_NOUN = _PER + r"(?:gpu|device|rank|npu|chip)"
@@ -147,8 +83,6 @@ _SAMPLE_RATE = re.compile(rf"{_BEGIN}(?:samples?|sequences|examples|imgs|images)
 _PER_DEVICE = re.compile(r"gpu|device|rank|npu|chip|tgs")
 _UNIT = re.compile(rf"(?:[_ (]|^)({'|'.join(sorted(UNITS, key=len, reverse=True))})\)?$")
 _LOSSES = ("loss", "train_loss", "train/loss", "training_loss", "lm_loss", "lm loss", "step_loss")
-
-Record = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -220,7 +154,7 @@ def read(choice: ColumnChoice, blocks: Iterable[bytes], log: LogContent) -> None
     If there is none, `log.refusal` says why.
     """
     tables: dict[tuple[str, ...], _Table] = {}
-    for count, record in enumerate(_records(watch_end(blocks, log))):
+    for count, record in enumerate(named_records(watch_end(blocks, log))):
         if count >= MAX_RECORDS:
             log.remark(f"only the first {MAX_RECORDS:,} records are read")
             break
@@ -268,11 +202,11 @@ def _with_joined_tables(tables: Iterable[_Table]) -> Iterator[_Table]:
 
     A program that prints a value only sometimes makes two tables of one.
     """
-    with_steps = [table for table in tables if _step_name(table.names)]
-    training = [table for table in with_steps if not any(map(_EVALUATION.search, table.names))]
+    with_steps = [table for table in tables if step_name(table.names)]
+    training = [table for table in with_steps if not any(map(EVALUATION.search, table.names))]
     by_step: dict[str, list[_Table]] = defaultdict(list)
     for table in training or filter(_trains, with_steps):
-        by_step[_step_name(table.names) or ""].append(table)
+        by_step[step_name(table.names) or ""].append(table)
     for group in by_step.values():
         largest = max(group, key=lambda table: len(table.rows))
         names = largest.names
@@ -312,21 +246,9 @@ def _is_bar(table: _Table) -> bool:
     return any(name.startswith(BAR) for name in table.names)
 
 
-BAR = "bar of "
-
-
 def _trains(table: _Table) -> bool:
     """Return whether a table with columns of evaluations also has those of training."""
-    return any(_normal(name) in _LOSSES or "train" in name.lower() for name in table.names)
-
-
-def _step_name(names: Iterable[str]) -> str | None:
-    normal = {_normal(name): name for name in reversed(list(names))}
-    return next((normal[step] for step in _STEPS if step in normal), None)
-
-
-def _normal(name: str) -> str:
-    return " ".join(name.lower().split()).replace(" ", "_") if "/" not in name else name.lower()
+    return any(normal_name(name) in _LOSSES or "train" in name.lower() for name in table.names)
 
 
 def _reading(table: _Table, choice: ColumnChoice) -> _Reading | str:
@@ -334,7 +256,7 @@ def _reading(table: _Table, choice: ColumnChoice) -> _Reading | str:
     for name_of_user in (choice.step, choice.time, choice.rate):
         if name_of_user is not None and name_of_user not in table.names:
             return f"there is no column {name_of_user!r}; the columns are {', '.join(table.names)}"
-    step = choice.step or _step_name(table.names)
+    step = choice.step or step_name(table.names)
     if step is None:
         return f"no column is a step number: {', '.join(table.names)}"
     index = table.column(step)
@@ -350,7 +272,7 @@ def _reading(table: _Table, choice: ColumnChoice) -> _Reading | str:
     if first.sum() < MIN_RECORDS or (np.diff(index[first]) > 0).mean() < MIN_GROWING:
         return refusal
     # Redrawn bars and other ranks repeat a step: the first line has the time, the last the loss.
-    losses = {name: table.column(name) for name in table.names if _normal(name) in _LOSSES}
+    losses = {name: table.column(name) for name in table.names if normal_name(name) in _LOSSES}
     last = np.append(first[1:], True)
     speed = _speed(table, index, choice)
     if isinstance(speed, str):
@@ -370,7 +292,7 @@ def _over_epochs(table: _Table, index: FloatColumn) -> tuple[FloatColumn, str]:
     """Return step numbers that continue over epochs if each starts again, and what they are."""
     bar = next((name for name in table.names if name.startswith(BAR)), "")
     text = " of a progress bar, which may count micro-batches" if bar else ""
-    epoch = next((name for name in table.names if _normal(name) == "epoch"), None)
+    epoch = next((name for name in table.names if normal_name(name) == "epoch"), None)
     if epoch is None:
         return index, text
     epochs, steps = table.column(epoch), np.diff(index)
@@ -427,12 +349,12 @@ def _per_step(
     steps = np.diff(index)
     grows = steps > 0
     distance = float(np.median(steps[grows]))
-    micro = next((each for each in table.names if _normal(each) in _MICRO_STEPS), None)
+    micro = next((each for each in table.names if normal_name(each) in _MICRO_STEPS), None)
     if micro and re.search("iter|it/s|batch", name) and "step" not in name:
         counts = table.column(micro)
         counts = np.diff(np.where(np.isfinite(counts), counts, 0.0))
         per_step = float(np.median(counts[grows])) / distance
-        if per_step > 1 and micro not in (_step_name(table.names), name):
+        if per_step > 1 and micro not in (step_name(table.names), name):
             return per_step, f", times {per_step:g} of column {micro!r} per step"
     if STAMP in table.names and distance > 1:
         between = float(np.median(np.diff(table.column(STAMP))[grows]))
@@ -455,7 +377,7 @@ def _add_rates(table: _Table, columns: dict[str, FloatColumn]) -> Iterator[str]:
     kinds = ("tokens/s of all devices", "tokens/s per device", "samples/s of all devices")
     rates_by_kind = {kind: dict[str, FloatColumn]() for kind in kinds}
     for name in table.names:
-        normal, values = _normal(name), table.column(name)
+        normal, values = normal_name(name), table.column(name)
         if _NOT_OF_A_STEP.search(normal) or not (np.isfinite(values) & (values > 0)).any():
             continue
         is_per_device = _PER_DEVICE.search(normal) is not None
@@ -483,14 +405,14 @@ def _add_rates(table: _Table, columns: dict[str, FloatColumn]) -> Iterator[str]:
 
 
 def _column_of(table: _Table, name: str) -> dict[str, FloatColumn]:
-    return {name: table.column(name) * _factor(_normal(name))}
+    return {name: table.column(name) * _factor(normal_name(name))}
 
 
 def _times(table: _Table) -> dict[str, FloatColumn]:
     """Return columns with the time of a step in seconds; the best named ones if several are."""
     candidates: dict[str, FloatColumn] = {}
     for name in table.names:
-        normal = _normal(name)
+        normal = normal_name(name)
         if not _TIME.search(normal) or _NOT_OF_A_STEP.search(normal) or _CLOCK_ONLY.search(normal):
             continue
         values = table.column(name) * _factor(normal)
@@ -526,7 +448,7 @@ def _step_rates(table: _Table) -> dict[str, FloatColumn]:
     return {
         name: table.column(name)
         for name in table.names
-        if _STEP_RATE.search(_normal(name)) and not _NOT_OF_A_STEP.search(_normal(name))
+        if _STEP_RATE.search(normal_name(name)) and not _NOT_OF_A_STEP.search(normal_name(name))
     }
 
 
@@ -539,7 +461,7 @@ def _clocks(table: _Table, index: FloatColumn) -> tuple[dict[str, FloatColumn], 
     """
     trains = any("loss" in name.lower() for name in table.names)
     for name in table.names:
-        normal = _normal(name)
+        normal = normal_name(name)
         is_stamp = name == STAMP and trains
         if not is_stamp and (not _CLOCK.search(normal) or _NOT_OF_A_STEP.search(normal)):
             continue
@@ -580,174 +502,3 @@ def _store(reading: _Reading, log: LogContent) -> None:
     log.add_steps(reading.index, **columns)
     log.resolution_s = reading.resolution_s
     log.remark(f"read by the generic reader: {reading.sentence}")
-
-
-def _records(blocks: Iterable[bytes]) -> Iterator[Record]:
-    """Yield the named numbers of each line, in the order of the line."""
-    header: list[str] = []
-    delimiter, before = "", ""
-    for number, line in enumerate(_lines(blocks)):
-        if number == 1:
-            header, delimiter = _header(before, line)
-        elif number == 0:
-            before = line
-        if header:
-            record = _csv_record(line, header, delimiter)
-        else:
-            record = _json_record(line) if line[0] == "{" else _text_record(line)
-        if 2 <= len(record) <= MAX_NAMES:
-            yield record
-
-
-def _lines(blocks: Iterable[bytes]) -> Iterator[str]:
-    for block in blocks:
-        text = without_colors(block).decode("utf-8", "replace").replace("\r", "\n")
-        yield from (line for line in text.split("\n") if line and len(line) <= MAX_LINE)
-
-
-def _header(first: str, second: str) -> tuple[list[str], str]:
-    """Return the names in the first line of a CSV file and its delimiter, or no names."""
-    for delimiter in (",", "\t", ";"):
-        names = [
-            name.strip() for name in next(csv.reader([first], delimiter=delimiter), list[str]())
-        ]
-        is_header = len(names) >= 2 and len(set(names)) == len(names) and all(map(_is_name, names))
-        if is_header and _csv_record(second, names, delimiter):
-            return names, delimiter
-    return [], ""
-
-
-def _is_name(text: str) -> bool:
-    return bool(re.fullmatch(r"[A-Za-z_][\w /().,:%|-]{0,80}", text)) and not re.search(
-        r"[:=] ?\d", text
-    )
-
-
-def _csv_record(line: str, header: list[str], delimiter: str) -> Record:
-    cells = next(csv.reader([line], delimiter=delimiter), list[str]())
-    if len(cells) != len(header):
-        return {}
-    if delimiter == ";":
-        cells = [_DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in cells]
-    numbers = {name: _number(cell) for name, cell in zip(header, cells, strict=True)}
-    return {name: value for name, value in numbers.items() if value is not None}
-
-
-def _json_record(line: str) -> Record:
-    try:
-        content = parse_json(line, nan=True)
-    except ValueError:
-        return _text_record(line)
-    record: Record = {}
-    if isinstance(content, dict):
-        _flatten(cast("dict[str, Any]", content), "", record, 0)
-    return record
-
-
-def _flatten(content: Mapping[str, Any], prefix: str, record: Record, depth: int) -> None:
-    for key, value in content.items():
-        name = f"{prefix}{key}"[:80]
-        if isinstance(value, dict) and depth < MAX_DEPTH:
-            _flatten(cast("dict[str, Any]", value), f"{name}.", record, depth + 1)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            record[name] = float(value) if abs(value) < LARGEST else math.inf
-
-
-def _text_record(line: str) -> Record:
-    """Return the named numbers of a line of text, times in seconds.
-
-    A progress bar has the steps that it counts. Lines of evaluations have none.
-    """
-    if len(line) < MIN_LINE:
-        return {}
-    if bar := _BAR.search(line):
-        return _bar_record(line, bar)
-    record, first = _meter_record(line)
-    for pair in _PAIR.finditer(line):
-        number = _number(pair[2])
-        if number is None:
-            continue
-        first = min(first, pair.start())
-        name, unit = pair[1].strip(), pair[4]
-        if pair[3] and _normal(name) in _STEPS:  # A step number such as 12K is rounded.
-            continue
-        if unit:
-            number *= 60.0 if unit == "m" else UNITS[unit]
-        record.setdefault(f"{name} (s)" if unit else name, number * _SUFFIXES.get(pair[3], 1.0))
-    if (not record or not _step_name(record)) and (word := _STEP_WORD.search(line)):
-        record["step"] = float(word[1])
-        first = min(first, word.start())
-    if _EVALUATION.search(line[:first]):
-        return {}
-    for value, suffix, unit, amount in _RATE_WORD.findall(line):
-        number = _number(value)
-        if number is not None:
-            number *= _SUFFIXES.get(suffix, 1.0)
-            if unit or amount[:2] in ("it", "st"):
-                is_time = bool(unit) or number == 0
-                record.setdefault("s/step", number * UNITS[unit or "s"] if is_time else 1 / number)
-            else:
-                record.setdefault(f"{_AMOUNTS[amount[:2]]}/s", number)
-    if record and (stamp := _STAMP.search(line, 0, first)):
-        record[STAMP] = _seconds_since_1970(stamp[0])
-    return record
-
-
-def _meter_record(line: str) -> tuple[Record, int]:
-    """Return epoch, step, and values of a line such as `Epoch: [0][10/500] Time 0.3 (0.4)`.
-
-    A value is that of the last step or steps, and its mean over the epoch in parentheses is left
-    out. The start of the line's values comes second.
-    """
-    position = _METER_POSITION.search(line)
-    if position is None:
-        return {}, len(line)
-    epoch, step, total = position.groups()
-    record = {"epoch": float(epoch), "step": float(step), f"{BAR}{total}": 0.0}
-    for name, text in _METER.findall(line, position.end()):
-        if (number := _number(text)) is not None:
-            record.setdefault(name, number)
-    return record, position.start()
-
-
-def _bar_record(line: str, bar: re.Match[str]) -> Record:
-    """Return what a progress bar counts; nothing for one that counts no training steps."""
-    description = line[: bar.start()]
-    if _OTHER_BAR.search(description) or _EPOCHS_ONLY.search(description):
-        return {}
-    clock = bar[3] or bar[4] or bar[5]
-    record = {"step": float(bar[1]), "elapsed": _clock_seconds(clock), f"{BAR}{bar[2]}": 0.0}
-    if epoch := _EPOCH_NUMBER.search(description):
-        record["epoch"] = float(epoch[1])
-    if loss := _BAR_LOSS.search(line):
-        number = _number(loss[1])
-        record |= {} if number is None else {"loss": number}
-    return record
-
-
-def _seconds_since_1970(text: str) -> float:
-    """Return a date in seconds; 0 for an impossible one."""
-    try:
-        return (
-            float(np.datetime64(text.replace(",", ".").replace(" ", "T"), "us").astype(int)) / 1e6
-        )
-    except ValueError:
-        return 0.0
-
-
-_AMOUNTS = {"to": "tokens", "sa": "samples"}
-_DECIMAL_COMMA = re.compile(r"^\s*(-?\d+),(\d+)\s*$")
-_GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-
-
-def _clock_seconds(text: str) -> float:
-    parts = [int(part) for part in text.split(":")]
-    return float(sum(part * 60**power for power, part in enumerate(reversed(parts))))
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text.replace(",", "") if _GROUPED.fullmatch(text.strip()) else text)
-    except ValueError:
-        return None
-    return value if abs(value) < LARGEST else math.inf
