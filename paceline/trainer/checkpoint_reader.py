@@ -101,10 +101,38 @@ class CorruptCheckpointError(ValueError):
     """A checkpoint that is corrupt or that references more than tensors."""
 
 
-class _MetadataUnpickler(pickle.Unpickler):
+_PYTHON_UNPICKLER: Any = pickle._Unpickler
+"""Python's own unpickler, about 3 times slower than the one in C. Only it can refuse a key before
+it is hashed: a tuple that is nested 60 times by reference takes 2^60 steps."""
+
+
+class _MetadataUnpickler(_PYTHON_UNPICKLER):
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
         self.classes: dict[str, Any] = {}
+
+    def load_setitem(self) -> None:
+        """Add a key and its value to a table."""
+        self._check_keys(self.stack[-2:-1])
+        super().load_setitem()
+
+    def load_setitems(self) -> None:
+        """Add the keys and values after the mark to a table."""
+        self._check_keys(self.stack[::2])
+        super().load_setitems()
+
+    def _check_keys(self, keys: list[Any]) -> None:
+        if any(isinstance(key, tuple) for key in keys):
+            raise CorruptCheckpointError(f"{METADATA} is corrupt: a key of a table is a tuple")
+
+    dispatch = {
+        **_PYTHON_UNPICKLER.dispatch,
+        pickle.SETITEM[0]: load_setitem,
+        pickle.SETITEMS[0]: load_setitems,
+    }
+    """Loader of each opcode."""
+    for _code in (pickle.DICT, pickle.ADDITEMS, pickle.FROZENSET):
+        del dispatch[_code[0]]  # they also hash, and DCP writes none of them
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in DTYPES:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pathlib
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,27 @@ def test_a_checkpoint_changes_no_class_of_the_process(saved: Path, module: str, 
 
     after = dict(vars(pathlib.PosixPath)), dict(vars(pathlib.Path)), dict(vars(torch.Size))
     assert after == before
+
+
+DOUBLED = b"2\x86" * 60
+"""A tuple of a tuple twice, and so on: hashing it takes 2^60 steps."""
+
+
+def test_a_checkpoint_that_takes_forever_to_hash_is_refused(tmp_path: Path) -> None:
+    ends = {"item": b"})%sK\x01s.", "items": b"}()%sK\x01u.", "dict": b"()%sK\x01d."}
+    ends |= {"set": b"\x8f()%s\x90.", "frozen": b"()%s\x91."}
+    for name, pickled in ends.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".metadata").write_bytes(b"\x80\x04" + pickled % DOUBLED)
+    program = (
+        "import sys\nfrom paceline.trainer.checkpoint_reader import CheckpointReader as Reader\n"
+        "for folder in sys.argv[1:]:\n"
+        "    try:\n        Reader(folder).read_metadata()\n"
+        "    except ValueError as error:\n        print(error)"
+    )
+    command = [sys.executable, "-c", program, *(str(tmp_path / name) for name in ends)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.count(".metadata is corrupt: ") == len(ends), done.stderr
 
 
 def test_the_same_metadata_as_pytorch_reads(saved: Path) -> None:
