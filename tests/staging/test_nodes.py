@@ -176,6 +176,7 @@ def test_nodes_that_fail_are_told_with_the_cause_and_the_others_end(
         shell(host="good"),
         shell("sh", "-c", refused, host="bad"),
         shell("sleep", "60", host="silent", silence_s=1),
+        shell("bash", "-c", "while echo a; do sleep 0.1; done", host="endless", silence_s=1),
         shell("env", "PATH=/none", "/bin/bash", "-s", host="without"),
         shell("bash", "-c", "echo staged; cat >/dev/null", host="odd"),
     ]
@@ -184,6 +185,7 @@ def test_nodes_that_fail_are_told_with_the_cause_and_the_others_end(
     same(staged, local)
     assert [outcome.fault for outcome in failed] == [
         "refuses to log in without a password",
+        "no response for 1 s",
         "no response for 1 s",
         "has no rsync or sha256sum",
         "unexpected output from the node's shell",
