@@ -112,6 +112,10 @@ def ray_bed(count: int, hidden: Mapping[int, Path], *, dashboard: bool = False) 
         bed.down()
 
 
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "token-of-a-bed-0123456789abcdef0123456789"}
+"""Variables of a cluster, and of a user, whose dashboard has token authentication."""
+
+
 def with_python() -> dict[str, str]:
     """Variables with which `python3` is the interpreter that has Ray, as in Ray's images."""
     folder = str(Path(sys.executable).parent)

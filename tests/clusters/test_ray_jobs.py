@@ -13,7 +13,7 @@ from paceline.engines import engine
 from paceline.files.run_folder import STEPS_FOLDER, read_record
 from paceline.machines import ray
 from tests.clusters.bed.needs import skip_or_fail
-from tests.clusters.ray_bed import RayBed, ray_bed
+from tests.clusters.ray_bed import TOKEN, RayBed, ray_bed
 from tests.clusters.test_ray import FOREVER, NODES, finish, rank_pids, train
 from tests.runs.test_flow import only_run, result_of
 from tests.waiting import wait_until
@@ -21,11 +21,14 @@ from tests.waiting import wait_until
 
 @pytest.fixture(scope="module")
 def bed() -> Iterator[RayBed]:
-    """Two nodes and a dashboard."""
+    """Two nodes and a dashboard that demands a token, which the user has set."""
     missing = None if find_spec("aiohttp_cors") else "not installed: ray[default]"
     skip_or_fail(missing)
-    with ray_bed(2, {}, dashboard=True) as cluster:
-        yield cluster
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in TOKEN.items():
+            patch.setenv(name, value)
+        with ray_bed(2, {}, dashboard=True) as cluster:
+            yield cluster
 
 
 def settings(bed: RayBed) -> str:
@@ -42,6 +45,9 @@ def test_a_submitted_job_ends_well_and_sends_its_files_back(bed: RayBed, tmp_pat
     assert result["status"] == "ok" and steps == [20, 20]
     assert [rank["host"] for rank in result["ranks"]] == [NODES[1], NODES[0]]
     assert not list(folder.rglob("driver_program.py"))
+    token = TOKEN["RAY_AUTH_TOKEN"].encode()
+    assert token.decode() not in errors
+    assert not [path for path in folder.rglob("*") if path.is_file() and token in path.read_bytes()]
 
 
 def test_a_job_without_its_controller_is_followed_and_ended(bed: RayBed, tmp_path: Path) -> None:
@@ -62,6 +68,16 @@ def test_a_job_without_its_controller_is_followed_and_ended(bed: RayBed, tmp_pat
     assert handle.phase.startswith("running on ") and ray.ended_code(folder) is None
     assert ray.cancel_orphan(folder) and ray.cancel_orphan(folder) is None
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), "the end of the ranks", 90)
+
+
+@pytest.mark.parametrize("token", ["", "b" * 40], ids=["none", "wrong"])
+def test_a_user_without_the_token_is_told_which_variable_to_set(
+    bed: RayBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    process = train(bed, tmp_path, ray=settings(bed), hosts=f"[{NODES[0]}, {NODES[1]}]")
+    errors = finish(process, 240)
+    assert process.returncode == 2 and "set RAY_AUTH_TOKEN" in errors, errors
 
 
 @pytest.mark.nightly

@@ -118,9 +118,8 @@ class Dashboard:
                 if isinstance(document, dict):
                     return document
         lines = answer.text.strip().splitlines() or ["no text"]
-        remedy = f"set {TOKEN_VARIABLE}" if answer.status_code in (401, 403) else None
         what = f"{method} {path}: {answer.status_code} {lines[-1][:MAX_MESSAGE]}"
-        raise SystemFaultError(self.address, what, remedy=remedy)
+        raise SystemFaultError(self.address, what, remedy=_remedy(answer))
 
     def _headers(self) -> dict[str, str]:
         """Return the headers that Ray's own client takes from these variables."""
@@ -268,7 +267,7 @@ def submit_job(job: Job, folder: Path, address: str) -> SubmittedRun:
         answer = dashboard.ask("PUT", f"/api/packages/gcs/{uri}", content=package)
         if not answer.is_success:
             what = f"refuses the files of the run: {answer.text.strip()[-MAX_MESSAGE:]}"
-            raise SystemFaultError(address, what)
+            raise SystemFaultError(address, what, remedy=_remedy(answer))
     write_value(folder / RECORD_FILE, RayJobRecord(address=address, submission_id=name))
     runtime_env = {**job.cluster.ray.runtime_env, "working_dir": f"gcs://{uri}"}
     entry = {
@@ -369,6 +368,11 @@ def _record_end(folder: Path, code: int) -> None:
     if record is not None:
         final = record.model_copy(update={"exit_code": code})
         write_value(folder / RECORD_FILE, final)
+
+
+def _remedy(answer: httpx2.Response) -> str | None:
+    """Return what to do if the dashboard refuses the user; None for another error."""
+    return f"set {TOKEN_VARIABLE}" if answer.status_code in (401, 403) else None
 
 
 def _end_text(about: Mapping[str, Any]) -> str:
