@@ -239,8 +239,9 @@ class TrainingBase(Value):
     router_z_loss: NonNegativeFloat = 0.0
     """Factor of the loss that keeps the router's logits small (arXiv:2202.08906, equation 5)."""
     router_bias_update_rate: NonNegativeFloat = 1e-3
-    """Step of the bias that `model.router_choice_bias` adds, after every optimizer step
-    (arXiv:2408.15664)."""
+    """Step of the bias that `model.router_choice_bias` adds (arXiv:2408.15664)."""
+    mtp_loss_weight: NonNegativeFloat = 0.3
+    """Weight of the loss of `model.mtp_layers`."""
     seed: NonNegativeInt = 1234
     """Seed of the initial weights and of the data order."""
     total_tokens: PositiveFloat | None = DEFAULT_TOTAL_TOKENS

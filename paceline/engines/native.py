@@ -26,7 +26,6 @@ from paceline.engines.launch.programs import setup_log, unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
 from paceline.engines.log_reading.log_content import LogFormat
 from paceline.engines.support import (
-    MEGATRON_ONLY,
     TEXT_SOURCES,
     TestedProgram,
     only,
@@ -60,7 +59,6 @@ COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Variable for the cache of compiled graphs of all ranks and runs; Inductor locks its files."""
 SUPPORT = {
     "": {
-        **MEGATRON_ONLY,
         "training.dtype": only(*DTYPES),
     }
 }
@@ -83,6 +81,7 @@ def unsupported(spec: RunSpec) -> list[str]:
         *_document_problems(spec),
         *_expert_problems(spec),
         *_latent_attention_problems(spec),
+        *_further_token_problems(spec),
     ]
     return problems + (
         _latent_problems(spec) if spec.model.kind == "mmdit" else _text_problems(spec, spec.model)
@@ -202,6 +201,29 @@ def _latent_attention_problems(spec: RunSpec) -> list[str]:
             "targets of the MLP"
         )
     return problems
+
+
+def _further_token_problems(spec: RunSpec) -> list[str]:
+    """Return why a model with multi-token prediction layers cannot be trained so."""
+    model, layout = spec.model, spec.layout
+    if model.kind == "mmdit" or not model.mtp_layers:
+        default = Training.model_fields["mtp_loss_weight"].default
+        unused = "training.mtp_loss_weight is for models with mtp_layers; leave it out"
+        return [unused] * (spec.training.mtp_loss_weight != default)
+    reasons = {
+        f"layout.pp {layout.pp}": (layout.pp > 1, "the last stage has no embedding"),
+        f"layout.cp {layout.cp}": (layout.cp > 1, "the next token may be on another rank"),
+        f"layout.tp {layout.tp}": (layout.tp > 1, "its projection is not split over tensor ranks"),
+        "lora": (spec.lora is not None, "adapters are of the other layers"),
+        "model.positions learned": (model.positions != "rope", "embeddings would have positions"),
+        "training.mtp_loss_weight 0": (spec.training.mtp_loss_weight == 0, "nothing would train"),
+    }
+    return [
+        f"{what} is not supported with model.mtp_layers: {why}; leave it out or set "
+        "model.mtp_layers=0"
+        for what, (applies, why) in reasons.items()
+        if applies
+    ]
 
 
 def _latent_problems(spec: RunSpec) -> list[str]:

@@ -259,6 +259,7 @@ _FIELDS = (
     "training.router_aux_loss",
     "training.router_z_loss",
     "training.router_bias_update_rate",
+    "training.mtp_loss_weight",
     "training.lr_schedule.kind",
     "training.lr_schedule.min_lr",
     "training.lr_schedule.unit",
@@ -307,13 +308,6 @@ SHAPE_OPTIONS: Support = {
     "model.norm_position": only("pre", "post", reason="only engine native supports both at once"),
 }
 """Limits of an engine with none of the native trainer's newer decoder options."""
-MEGATRON_ONLY: Support = {
-    f"model.{name}": no(
-        "only engine megatron_bridge, and megatron with engine_settings.checkout, train such models"
-    )
-    for name in ("mtp_layers",)
-}
-"""Limits of every engine except those of Megatron."""
 DEEPSEEK: Support = {
     **{
         f"model.{name}": no(
@@ -322,13 +316,13 @@ DEEPSEEK: Support = {
         )
         for name in _DEEPSEEK_FIELDS
     },
-    **MEGATRON_ONLY,
 }
 """Limits of an engine that does not train DeepSeek-V3."""
 NATIVE_ONLY: Support = {
     "training.router_aux_loss": _NATIVE,
     "training.router_z_loss": _NATIVE,
     "training.router_bias_update_rate": _NATIVE,
+    "training.mtp_loss_weight": _NATIVE,
     "training.routing": only(
         "learned", "forced", reason="only engine native supports unequal loads"
     ),

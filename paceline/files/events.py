@@ -182,6 +182,9 @@ class StepEvent(Value):
     step: NonNegativeInt
     loss: MaybeNan | None = None
     grad_norm: MaybeNan | None = None
+    mtp_loss: MaybeNan | None = None
+    """Mean loss of the multi-token prediction layers, which `loss` does not include; None without
+    such layers."""
     lr: NonNegativeFloat | None = None
     """Learning rate of the step."""
     lora_lr: NonNegativeFloat | None = None

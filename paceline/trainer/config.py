@@ -109,6 +109,8 @@ class TrainingConfig:
     """Factor of the loss that keeps the router's logits small."""
     router_bias_update_rate: float = 1e-3
     """Step of the routers' choice biases."""
+    mtp_loss_weight: float = 0.3
+    """Factor of the mean loss of further tokens."""
 
     @property
     def low_precision_recipe(self) -> str | None:

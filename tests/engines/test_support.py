@@ -78,6 +78,7 @@ EXAMPLES: dict[str, Any] = {
     "training.grad_clip": 0.5,
     "training.router_aux_loss": 0.01,
     "training.router_z_loss": 0.001,
+    "training.mtp_loss_weight": 0.1,
     "training.router_bias_update_rate": 0.01,
     "training.lr_schedule.kind": ("linear", "cosine"),
     "training.lr_schedule.min_lr": 1e-5,

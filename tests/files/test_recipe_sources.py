@@ -47,6 +47,8 @@ def settings(recipe: Recipe) -> dict[str, Any]:
     unused += [] if has_experts(recipe.model) else ["training.rout"]
     biased = recipe.model.kind == "decoder" and recipe.model.router_choice_bias
     unused += [] if biased else ["training.router_bias"]
+    further = recipe.model.kind == "decoder" and recipe.model.mtp_layers
+    unused += [] if further else ["training.mtp_loss_weight"]
     ignored = {key for key in leaves if key.startswith(tuple(unused))}
     return {key: leaves[key] for key in leaves.keys() - ignored - OF_THIS_PROGRAM}
 

@@ -43,13 +43,17 @@ def test_planning_needs_nothing_beside_the_controller_and_starting_does(
 
 
 @pytest.mark.parametrize(
-    "overrides", [("mtp_layers=1",), ("ep=2", "num_experts=2", "mtp_layers=1")]
+    ("setting", "why"),
+    [
+        ("layout.tp=2", "layout.tp 2 is not supported with model.mtp_layers: its projection"),
+        ("layout.pp=2", "layout.pp 2 is not supported with model.mtp_layers: the last stage"),
+        ("layout.cp=2", "layout.cp 2 is not supported with model.mtp_layers: the next token"),
+    ],
 )
-def test_no_refusal_promises_an_engine_that_is_not_there(overrides: tuple[str, ...]):
+def test_layouts_without_further_tokens_are_refused_with_the_reason(setting: str, why: str):
     with pytest.raises(UserError) as caught:
-        make_plan(Request("tiny-llama", overrides=overrides, devices=2))
-    assert "other engines" not in str(caught.value)
-    assert "only engine megatron_bridge, and megatron with" in str(caught.value)
+        make_plan(Request("tiny-llama", overrides=("mtp_layers=1", setting), devices=2))
+    assert why in str(caught.value)
 
 
 def test_seventy_billion_parameters_are_refused_with_what_would_fit():

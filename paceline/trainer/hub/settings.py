@@ -197,6 +197,7 @@ OPTIONS: dict[str, Any] = {
     "router_normalize": True,
     "router_scale": 1.0,
     "router_choice_bias": False,
+    "mtp_layers": 0,
 }
 """Options that a family does not have, unless its structure sets them."""
 PLAIN = {

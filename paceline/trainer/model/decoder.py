@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from paceline.trainer.model.attention import Rope, apply_rotary, rope_tables
 from paceline.trainer.model.context_parallel import attend, local_positions
 from paceline.trainer.model.document_attention import restart_positions
 from paceline.trainer.model.dropout import residual_dropout, with_rank_rng
-from paceline.trainer.model.experts import MixtureOfExperts, keep_rows
+from paceline.trainer.model.experts import AddLoss, MixtureOfExperts, keep_rows
 from paceline.trainer.model.latent_attention import LatentAttention
 from paceline.trainer.model.layer_setting import LayerSetting
 from paceline.trainer.model.layers import (
@@ -34,7 +35,7 @@ from paceline.trainer.model.layers import (
     VocabParallelEmbedding,
     mlp_activation,
 )
-from paceline.trainer.model.loss import head_loss
+from paceline.trainer.model.loss import IGNORE_INDEX, head_loss
 from paceline.trainer.model.network import Network, activation_checkpoint
 from paceline.trainer.model.windowed_attention import load_kernels
 from paceline.trainer.model_config import ModelConfig
@@ -225,6 +226,34 @@ class DecoderBlock(nn.Module):
         return residual_dropout(x, self.dropout, self.tp) if self.dropout and self.training else x
 
 
+class FurtherToken(nn.Module):
+    """Predict one token more than the model or than the layer of this kind before it.
+
+    The inputs are the previous hidden states and the embeddings of the tokens that those predict;
+    head and embedding are the model's (DeepSeek V3, arXiv:2412.19437, section 2.2).
+    """
+
+    def __init__(self, model: ModelConfig, setting: LayerSetting) -> None:
+        super().__init__()
+        self.embedding_norm, self.hidden_norm = Norm(model), Norm(model)
+        self.projection = Linear(2 * model.hidden_size, model.hidden_size, bias=False)
+        last = setting.for_layer(model.num_layers - 1)
+        self.block = DecoderBlock(model, last, experts=model.num_experts > 1)
+        self.final_norm = Norm(model)
+
+    def forward(
+        self, hidden: Tensor, embeddings: Tensor, rope: Rope, documents: Tensor | None = None
+    ) -> Tensor:
+        """Map hidden states and embeddings, (B, T, H) each, to the head's inputs (B, T, H)."""
+        inputs = torch.cat([self.embedding_norm(embeddings), self.hidden_norm(hidden)], -1)
+        return self.final_norm(self.block(self.projection(inputs), rope, documents))
+
+
+def later(x: Tensor, filler: float) -> Tensor:
+    """Return (B, T, ...) with every token's value one place earlier, and `filler` at the end."""
+    return torch.cat([x[:, 1:], torch.full_like(x[:, :1], filler)], 1)
+
+
 class Decoder(Network):
     """A decoder or a pipeline stage of one; `blocks` is keyed by the global layer index.
 
@@ -260,6 +289,10 @@ class Decoder(Network):
                 for i in part.layers
             }
         )
+        further = range(model.mtp_layers if part.last else 0)
+        self.further = nn.ModuleDict({str(i): FurtherToken(model, setting) for i in further})
+        self.further_loss: Tensor | None = None
+        """Mean loss of the further tokens since `take_further_loss`, scaled as the loss is."""
         self.final_norm = Norm(model) if model.final_norm and part.last else None
         self.project_out = (
             Linear(hidden, embed, bias=False) if needs_projection and part.last else None
@@ -275,7 +308,19 @@ class Decoder(Network):
     def expert_layers(self) -> dict[int, MixtureOfExperts]:
         """This part's layers with experts by their index in the model."""
         layers = {int(i): block.ffn for i, block in self.blocks.items()}
+        first = self.model.num_layers
+        layers |= {first + int(i): layer.block.ffn for i, layer in self.further_tokens.items()}
         return {i: ffn for i, ffn in layers.items() if isinstance(ffn, MixtureOfExperts)}
+
+    def all_blocks(self) -> list[nn.Module]:
+        """Return the blocks, then those of further tokens."""
+        further = [layer.block for layer in self.further_tokens.values()]
+        return [*self.blocks.values(), *further]
+
+    @property
+    def further_tokens(self) -> dict[str, FurtherToken]:
+        """This part's layers that predict further tokens."""
+        return cast(dict[str, FurtherToken], dict(self.further.items()))
 
     @property
     def tied_copy(self) -> str | None:
@@ -289,6 +334,7 @@ class Decoder(Network):
         """Map (B, T) tokens or (B, t, H) to (B, t, H), or to `scale` x the summed loss."""
         if self.part.first:
             x = self.embed(x, documents)
+        embeddings = x
         for experts in self.expert_layers.values():
             experts.router.loss_scale = self.scale if self.training else 0.0
         for layer, block in self.blocks.items():
@@ -297,7 +343,39 @@ class Decoder(Network):
         if not self.part.last:
             return x
         assert targets is not None, "the last stage needs targets"
-        return self.loss(x, targets)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        loss = self.loss(x, targets)
+        if self.further and self.training:
+            return AddLoss.apply(loss, self.loss_of_further(x, embeddings, targets, documents))  # type: ignore[no-any-return]
+        return loss
+
+    def loss_of_further(
+        self, x: Tensor, embeddings: Tensor, targets: Tensor, documents: Tensor | None
+    ) -> Tensor:
+        """Return the weighted, scaled loss of the further tokens of (B, T) targets.
+
+        Each depth has as many terms less as it looks ahead, and the same divisor: equations 24
+        and 25 of arXiv:2412.19437. `x` are the normed outputs, `embeddings` those of the inputs.
+        """
+        weight = self.setting.mtp_loss_weight / len(self.further)
+        total = torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+        plain_loss = torch.zeros_like(total)
+        for layer in self.further.values():
+            embeddings, targets = later(embeddings, 0), later(targets, IGNORE_INDEX)
+            x = layer(x, embeddings, self.rope, documents)
+            loss = self.loss(x, targets, weight)
+            total, plain_loss = total + loss, plain_loss + loss.detach()
+        plain_loss = plain_loss / self.setting.mtp_loss_weight
+        self.further_loss = (
+            plain_loss if self.further_loss is None else self.further_loss + plain_loss
+        )
+        return total
+
+    def take_further_loss(self) -> Tensor | None:
+        """Return and reset the mean loss of further tokens, scaled; None without any."""
+        loss, self.further_loss = self.further_loss, None
+        return loss
 
     def embed(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """Embed (B, T) tokens; return (B, t, H)."""
@@ -317,10 +395,11 @@ class Decoder(Network):
             x = residual_dropout(x, self.model.dropout, self.setting.tp)
         return x
 
-    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Return the scaled loss of (B, t, H) for (B, T) targets, equal on all tensor ranks."""
-        if self.final_norm is not None:
-            x = self.final_norm(x)
+    def loss(self, x: Tensor, targets: Tensor, weight: float = 1.0) -> Tensor:
+        """Return the loss of normed (B, t, H) for (B, T) targets, equal on all tensor ranks.
+
+        It is summed over the targets and multiplied by `scale` and `weight`.
+        """
         if self.project_out is not None:
             x = self.project_out(x)
         tp, weights = self.setting.tp, self.sample_weights  # (B,)
@@ -328,7 +407,7 @@ class Decoder(Network):
             weights = weights.repeat_interleave(targets.shape[1])  # (B T,)
         head = self.head or partial(head_loss, self.head_table)
         x, targets = tp.gather_input(x).flatten(0, 1), targets.flatten()  # (B T, H), (B T,)
-        settings = {"scale": self.scale, "tp": tp.axis, "compiled": self.compiled}
+        settings = {"scale": weight * self.scale, "tp": tp.axis, "compiled": self.compiled}
         return head(x, targets=targets, token_weights=weights, **settings)
 
     @property

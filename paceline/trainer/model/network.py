@@ -25,7 +25,7 @@ class Network(nn.Module):
     """A model, or a pipeline stage of one, that returns its scaled loss.
 
     Parameters have the names of the whole model. The `tp_plan` of the module that owns them defines
-    how tensor ranks shard them. `blocks` are compiled, recomputed and gathered one by one.
+    how tensor ranks shard them. Blocks are compiled, recomputed and gathered one by one.
     """
 
     model: Any
@@ -44,6 +44,10 @@ class Network(nn.Module):
     def tied_copy(self) -> str | None:
         """Name of the tied parameter that another stage owns; None without one."""
         return None
+
+    def all_blocks(self) -> list[nn.Module]:
+        """Return the modules that are compiled, recomputed and gathered one by one."""
+        return [*self.blocks.values()]
 
     def make_tables(self, device: torch.device) -> None:
         """Compute the tables of this rank's positions, if any, once before training."""

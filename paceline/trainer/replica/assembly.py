@@ -142,6 +142,7 @@ def layer_setting(config: TrainerConfig, mesh: Mesh) -> LayerSetting:
         ep=mesh.ep,
         cp_exchange=layout.cp_exchange,
         lora=config.lora,
+        mtp_loss_weight=training.mtp_loss_weight,
         routing=RoutingSetting(
             forced=config.training.routing == "forced",
             weights=tuple(config.training.routing_weights),

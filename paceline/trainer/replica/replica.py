@@ -135,7 +135,7 @@ def shard(part: Network, mesh: Mesh, reshard: bool) -> None:
                 reshard_after_forward=reshard,
                 shard_placement_fn=lambda _: Shard(EXPERT_FSDP_DIM),
             )
-    for block in part.blocks.values():
+    for block in part.all_blocks():
         fully_shard(block, **settings, reshard_after_forward=reshard)
     # The backward pass starts with the head, so its weights stay gathered.
     for modules in embedding_and_head_units(part):
@@ -161,6 +161,9 @@ def embedding_and_head_units(part: Network) -> list[list[nn.Module]]:
         return []
     output = (part.final_norm, part.project_out, part.head) if part.part.last else ()
     units = ((part.embedding,), output)
+    if part.further:
+        # A unit of several modules must run all of them, but further tokens use the head alone.
+        units = ((part.embedding,), *((module,) for module in output))
     return [[m for m in unit if m is not None] for unit in units if any(unit)]
 
 
@@ -303,6 +306,11 @@ class Replica:
             return None
         rows = torch.stack([layers[i].take_load() for i in sorted(layers)])
         return sorted(layers), all_reduce(all_reduce(rows, self.mesh.shard), self.mesh.replicate)
+
+    def take_further_loss(self) -> Tensor | None:
+        """Return this rank's scaled mean loss of further tokens in the last step, if any."""
+        losses = [p.take_further_loss() for p in self.parts if isinstance(p, Decoder)]
+        return losses[-1] if losses else None
 
     def update_choice_biases(self, load: tuple[list[int], Tensor] | None) -> None:
         """Move the routers' choice biases towards balance, by the load of a step on all ranks."""
@@ -504,7 +512,7 @@ def compile_blocks(parts: list[Network]) -> None:
     for part in parts:
         part.compiled = True
         exclude_token_exchange_from_compile(part)
-        for block in part.blocks.values():
+        for block in part.all_blocks():
             block.compile(backend=COMPILER)
 
 
