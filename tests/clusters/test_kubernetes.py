@@ -325,7 +325,8 @@ def test_a_new_controller_takes_a_run_over(cluster: Kubernetes, tmp_path: Path) 
         job = engine(spec.engine).job(spec, spec.recipe)
         report = flow.resume(folder, tmp_path, job, lambda _: None)
     assert report is not None and read_record(folder).exit_code == 0
-    assert output(tmp_path).count("ended on") == 2 and not left(cluster)
+    assert output(tmp_path).count("ended on") == 2
+    wait_until(lambda: not left(cluster), "the end of its objects", 60)
 
 
 def test_a_run_without_a_controller_can_be_ended(cluster: Kubernetes, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.clusters.bed import Bed
 from tests.clusters.test_scale import records
 from tests.clusters.test_sweep_on_parts import allocated, answer, finished, hosts_of
@@ -80,6 +82,7 @@ def run_best(bed: Bed, runs: Path, result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.nightly
 def test_the_best_layout_of_two_ssh_hosts_runs_on_them_again(
     ssh_hosts: Bed, tmp_path: Path
 ) -> None:

@@ -50,6 +50,9 @@ ENDED_BY_US = 143
 HEADERS_VARIABLE, TOKEN_VARIABLE = "RAY_JOB_HEADERS", "RAY_AUTH_TOKEN"
 STOP_WAIT = {"RAY_JOB_STOP_WAIT_TIME_S": "30"}
 """Time in seconds that Ray gives a job to end its ranks before it kills the entry point."""
+AGENT_LIMIT_S = 60.0
+NO_AGENT = "No available agent"
+"""Part of Ray's answer while no node's dashboard agent has registered."""
 STOP_LIMIT_S = 40.0
 REQUEST_S, UPLOAD_S = 30.0, 300.0
 POLL_S = 1.0
@@ -277,11 +280,27 @@ def submit_job(job: Job, folder: Path, address: str) -> SubmittedRun:
         "metadata": {"name": job.name, "program": "paceline"},
     }
     try:
-        dashboard.get("POST", "/api/jobs/", json=entry)
+        _post_job(dashboard, entry)
     except PacelineError:
         _record_end(folder, ENDED_BY_US)
         raise
     return _run_of(job, folder, dashboard, name)
+
+
+def _post_job(dashboard: Dashboard, entry: Mapping[str, Any]) -> None:
+    """Submit a job, once the agent of a node that has just started takes it.
+
+    Raises SystemFaultError if Ray refuses it, or has no agent for `AGENT_LIMIT_S` seconds.
+    """
+    deadline = time.monotonic() + AGENT_LIMIT_S
+    while True:
+        try:
+            dashboard.get("POST", "/api/jobs/", json=entry)
+            return
+        except SystemFaultError as error:
+            if NO_AGENT not in str(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(POLL_S)
 
 
 def follow_job(job: Job, folder: Path) -> SubmittedRun | None:

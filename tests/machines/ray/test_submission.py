@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from paceline.core.errors import SystemFaultError, UserError
@@ -90,3 +91,34 @@ def test_headers_of_the_user_must_be_an_object(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("RAY_JOB_HEADERS", "[1]")
     with pytest.raises(UserError, match="RAY_JOB_HEADERS: is not a JSON object"):
         Dashboard("http://127.0.0.1:1").ask("GET", "/")
+
+
+@pytest.mark.parametrize(
+    ("refusals", "text", "num_asked"),
+    [
+        (2, "No available agent to submit job, please try again later.", 3),
+        (9, "No available agent to submit job, please try again later.", None),
+        (1, "Runtime environment is not a valid one", None),
+    ],
+    ids=["agent comes", "no agent", "refused"],
+)
+def test_a_job_waits_for_an_agent_of_a_cluster_that_has_just_started(
+    monkeypatch: pytest.MonkeyPatch, refusals: int, text: str, num_asked: int | None
+) -> None:
+    answers = [httpx2.Response(500, text=text)] * refusals + [httpx2.Response(200, text="{}")]
+    asked: list[str] = []
+
+    def ask(_: Dashboard, method: str, path: str, **content: Any) -> httpx2.Response:
+        asked.append(f"{method} {path} {content['json']}")
+        return answers[len(asked) - 1]
+
+    monkeypatch.setattr(Dashboard, "ask", ask)
+    monkeypatch.setattr(submission, "POLL_S", 0.01)
+    monkeypatch.setattr(submission, "AGENT_LIMIT_S", 0.5 if num_asked else 0.03)
+    dashboard = Dashboard("http://127.0.0.1:1")
+    if num_asked is None:
+        with pytest.raises(SystemFaultError, match=f"POST /api/jobs/: 500 {text}"):
+            submission._post_job(dashboard, {"submission_id": NAME})
+        return
+    submission._post_job(dashboard, {"submission_id": NAME})
+    assert asked == [f"POST /api/jobs/ {{'submission_id': '{NAME}'}}"] * num_asked
