@@ -18,6 +18,8 @@ instead of single steps."""
 FEWEST_BLOCKS = 4
 """Minimum number of blocks per series. If they become too short, there is no interval."""
 BOOTSTRAP_RESAMPLES = 1000
+RESAMPLED_AT_ONCE = 1 << 17
+"""Values of the resamples that are in memory at once."""
 MAX_RESAMPLED = 5000
 """Maximum number of resampled steps. Longer series use order statistics, which cost one sort."""
 
@@ -97,9 +99,12 @@ def median_interval(values: FloatColumn, seed: int = 0) -> tuple[float, float] |
     num_blocks = -(-n // block)
     rng = np.random.default_rng(seed)
     medians = np.empty(BOOTSTRAP_RESAMPLES)
-    for row in range(BOOTSTRAP_RESAMPLES):
-        starts = rng.integers(0, n - block + 1, size=num_blocks)
-        medians[row] = np.median(values[(starts[:, None] + np.arange(block)).ravel()[:n]])
+    at_once = max(1, RESAMPLED_AT_ONCE // n)
+    for row in range(0, BOOTSTRAP_RESAMPLES, at_once):
+        rows = medians[row : row + at_once]
+        starts = rng.integers(0, n - block + 1, size=(len(rows), num_blocks, 1))
+        samples = values[(starts + np.arange(block)).reshape(len(rows), -1)[:, :n]]
+        rows[:] = np.median(samples, axis=1, overwrite_input=True)
     low, high = np.quantile(medians, [0.025, 0.975])
     centre = float(np.median(values))
     widening = student_t_975(num_blocks - 1) / 1.96 * (n / (n - block + 1)) ** 0.5
