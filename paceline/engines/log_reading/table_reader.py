@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from operator import itemgetter
 
@@ -92,11 +92,13 @@ MICRO_STEPS = "step times are those of the micro-steps in the log, times the mic
 
 def table_format(table: FormatTable) -> LogFormat:
     """Return the log format that a table declares."""
+    # Most formats only look for their marks; patterns are compiled for a log that has them.
+    reader = cache(partial(_Reader, table))
     return LogFormat(
         title=table.title,
         marks=tuple(mark.encode() for mark in table.mark),
         step_line=_step_line(table),
-        read=partial(_read, _Reader(table)),
+        read=lambda blocks, log: _read(reader(), blocks, log),
         example=f"`{table.example}`",
         numbering=table.numbering,
         precedence=PRECEDENCE,
