@@ -9,8 +9,9 @@ import pytest
 
 from paceline.core import stats
 from tests.attacks.fields import PRINTED_VERBS, VERBS, Change, Folders, changes, sample
+from tests.nightly import NIGHTLY
 
-COUNT = 600
+COUNT = 600 if NIGHTLY else 250
 SEED = 16
 
 

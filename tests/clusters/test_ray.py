@@ -222,6 +222,7 @@ def test_a_check_without_hosts_names_every_node(ray_nodes: RayBed, tmp_path: Pat
     assert all(name in output for name in NODES[:3]), output
 
 
+@pytest.mark.nightly
 def test_scale_over_four_raylets_makes_the_table_of_ssh(ray_nodes: RayBed, tmp_path: Path) -> None:
     file = cluster_file(ray_nodes, tmp_path, nodes="4")
     process = start(tmp_path, "scale", *QUICK, "--cluster", file, "--json")

@@ -71,6 +71,7 @@ def job_number(bed: Bed) -> str:
     return number
 
 
+@pytest.mark.nightly
 def test_the_tiny_opt_trains_on_four_nodes(bed: Bed, tmp_path: Path) -> None:
     command = [
         sys.executable,

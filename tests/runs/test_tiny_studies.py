@@ -14,7 +14,13 @@ ROWS = {"bigscience": 6, "lambda": 2, "mlperf": 1, "nvidia": 1}
 """Number of configurations of each tiny study."""
 
 
-@pytest.mark.parametrize("name", study_names())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly if name == "bigscience" else ())
+        for name in study_names()
+    ],
+)
 def test_a_tiny_study_stages_launches_and_shows_the_published_figures(name: str, tmp_path: Path):
     environment = {"PACELINE_STAGE": str(tmp_path / "stage")}
     words = ("reproduce", name, "--tiny", "--json")

@@ -21,6 +21,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tiny")
 
 
+@pytest.mark.nightly
 def test_a_trial_trains_to_its_target_and_says_that_it_is_no_result(home: Path):
     assert_reaches_its_target(home, ADAPTED)
 
