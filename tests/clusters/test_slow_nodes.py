@@ -1,4 +1,4 @@
-"""A node that is really slow is named, and no other; the nightly benchmark runs more trials."""
+"""A node that is really slow is named, and no other; a nightly benchmark runs more trials."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def bed() -> Iterator[Bed]:
 
 
 @pytest.mark.alone
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", planned(1), ids=str)
 def test_the_slowed_node_is_named_and_no_other(
     bed: Bed, tmp_path: Path, fault: Fault | None
