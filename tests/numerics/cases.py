@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from paceline.core.layout import Layout
@@ -322,10 +323,33 @@ def table(everything: bool = ALL) -> list[Case]:
 
 
 def trained_table() -> list[Case]:
-    """The cases of the table that are trained, by day without the slowest ones."""
-    return [
-        case for case in table() if ALL or case.ranks < 4 or case.model not in SMALL_LAYOUTS_BY_DAY
-    ]
+    """The cases of the table; by day those that bring a pair of features, or one to their model.
+
+    Cases of many features come first, so that few cases have all pairs.
+    """
+    if ALL:
+        return table()
+    cases = [c for c in table() if c.ranks < 4 or c.model not in SMALL_LAYOUTS_BY_DAY]
+    chosen: list[Case] = []
+    had: set[frozenset[str]] = set()
+    for case in sorted(cases, key=lambda case: -len(_features(case))):
+        names = _features(case)
+        brings = {frozenset(pair) for pair in combinations(names, 2)}
+        brings |= {frozenset((case.model, name)) for name in names}
+        if not brings <= had:
+            chosen.append(case)
+            had |= brings
+    return chosen
+
+
+def _features(case: Case) -> set[str]:
+    """The words of a case and what it has without a word, apart from sizes."""
+    words = {re.sub(r"^(mb|budget)\d+", r"\1", word) for word in case.words.split()} - {"mb"}
+    if case.layout.cp > 1 and words.isdisjoint(EXCHANGES):
+        words.add("all-gather")
+    if case.layout.pp > 1 and words.isdisjoint(SCHEDULES):
+        words.add("1f1b")
+    return words | ({"dp"} if case.layout.dp(case.ranks) > 1 else set())
 
 
 def rounded(everything: bool = ALL) -> list[Case]:

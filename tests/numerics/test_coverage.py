@@ -18,7 +18,16 @@ from paceline.core.shape import DecoderShape, LoraSpec
 from paceline.files.recipe import load_recipe, recipe_names
 from tests.core.shapes import FLUX, LLAMA_8B
 from tests.numerics import expert_layouts
-from tests.numerics.cases import GLOBAL_BATCH, RAMP_UP, Case, by_inductor, rounded, table
+from tests.numerics.cases import (
+    GLOBAL_BATCH,
+    RAMP_UP,
+    SMALL_LAYOUTS_BY_DAY,
+    Case,
+    by_inductor,
+    rounded,
+    table,
+    trained_table,
+)
 from tests.numerics.models import MODELS
 from tests.numerics.test_faults import BROKEN
 
@@ -236,6 +245,25 @@ def test_what_is_trained_at_night_alone_has_no_pair_and_no_layout_of_its_own(mod
 
     assert sorted(night - always) == []
     assert {(c.ranks, c.words) for c in table(True)} == {(c.ranks, c.words) for c in table(False)}
+
+
+def test_every_pair_of_features_is_trained_by_day() -> None:
+    day, night = (
+        {pair for model in MODELS for names in occurring(model, cases) for pair in pairs(names)}
+        for cases in (trained_table(), table())
+    )
+
+    assert sorted(night - day) == []
+
+
+@pytest.mark.parametrize("model", sorted(MODELS.keys() - set(SMALL_LAYOUTS_BY_DAY)))
+def test_every_feature_of_a_model_is_trained_by_day(model: str) -> None:
+    day, night = (
+        {name for names in occurring(model, cases) for name in names & EVERYTHING}
+        for cases in (trained_table(), table())
+    )
+
+    assert sorted(night - day) == []
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
