@@ -98,6 +98,7 @@ def test_the_best_layout_of_two_ssh_hosts_runs_on_them_again(
     assert record["spec"]["layout"] == best["layout"]
 
 
+@pytest.mark.nightly
 def test_a_host_that_dies_ends_it_and_the_same_command_goes_on_also_elsewhere(
     ssh_hosts: Bed, tmp_path: Path
 ) -> None:
