@@ -38,6 +38,7 @@ engines/test_fuzz engines/test_every_log_format
 trainer/test_workloads trainer/model/test_flops trainer/offline/test_memory_trace
 trainer/test_failures
 mlperf/run/test_tiny_trials mlperf/run/test_tiny_adapters mlperf/submission/test_package_check
+layouts/tune/test_cli layouts/sweep/test_cli
 scaling/campaigns/test_campaign scaling/campaigns/test_cli scaling/check/test_cli
 attacks/test_processes attacks/test_fields attacks/test_fuzz
 clusters/test_tune clusters/test_slurm clusters/test_sweep_on_parts clusters/test_scale
