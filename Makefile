@@ -155,7 +155,7 @@ bench-%: $(VENV)/.installed-bench
 .PHONY: nightly
 nightly: $(VENV)/.installed-tested ## slow nodes, a job of 64 ranks, every case of the numerics, test-busy (see deps-clusters)
 	@for file in $(NIGHTLY); do echo "== $$file"; $(BIN)/python "$$file"; done
-	PACELINE_NUMERICS=all $(MAKE) test-numerics
+	PACELINE_NIGHTLY=1 PACELINE_NUMERICS=all $(MAKE) test-numerics
 	PACELINE_NIGHTLY=1 $(MAKE) test $(addprefix test-,attacks engines mlperf runs trainer clusters)
 	$(MAKE) test-busy
 

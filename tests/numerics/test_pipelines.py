@@ -12,7 +12,7 @@ CASES = [
 EXACT, ROUNDED = 1e-9, {"fp32": 1e-5, "bf16": 2e-2}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_pytorch_refuses_just_what_we_refuse(ranks: int) -> None:
     assert outcome(ranks)["refused"] == []
 

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROOF = Path(__file__).parents[2] / "benchmarks" / "gpu_proof.py"
 
 
+@pytest.mark.nightly
 def test_both_sides_of_a_case_are_trained_on_a_cpu() -> None:
     command = [sys.executable, str(PROOF), "--device", "cpu", "--only", "OPT", "products"]
 

@@ -33,6 +33,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "experts of ddp": {"zero_stage": 0, "ep": 2, **EXPERTS},
     "experts of fsdp": {"zero_stage": 3, "ep": 2, **EXPERTS},
 }
+FOLLOWED_BY_DAY = ("gathered fsdp", "tensor", "pipeline", "experts of fsdp")
 CLOSE = {"pipeline": 0.05, "tensor": 0.01}
 """A send that takes no time frees its buffer sooner, and so does a collective whose other rank is
 late on a busy machine; all else is followed to half a percent."""
@@ -73,7 +74,13 @@ def follow(folder: Path, raw: dict[str, Any], ranks: list[int]) -> tuple[list[An
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")], output
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in FOLLOWED_BY_DAY else pytest.mark.nightly)
+        for name in LAYOUTS
+    ],
+)
 def test_the_peak_and_its_parts_are_those_of_a_real_step(
     real: list[dict[str, Any]], tmp_path: Path, name: str
 ) -> None:
