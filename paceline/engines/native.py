@@ -81,7 +81,7 @@ def unsupported(spec: RunSpec) -> list[str]:
         *_document_problems(spec),
         *_expert_problems(spec),
         *_latent_attention_problems(spec),
-        *_further_token_problems(spec),
+        *_mtp_problems(spec),
     ]
     return problems + (
         _latent_problems(spec) if spec.model.kind == "mmdit" else _text_problems(spec, spec.model)
@@ -203,7 +203,7 @@ def _latent_attention_problems(spec: RunSpec) -> list[str]:
     return problems
 
 
-def _further_token_problems(spec: RunSpec) -> list[str]:
+def _mtp_problems(spec: RunSpec) -> list[str]:
     """Return why a model with multi-token prediction layers cannot be trained so."""
     model, layout = spec.model, spec.layout
     if model.kind == "mmdit" or not model.mtp_layers:

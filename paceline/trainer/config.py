@@ -110,7 +110,7 @@ class TrainingConfig:
     router_bias_update_rate: float = 1e-3
     """Step of the routers' choice biases."""
     mtp_loss_weight: float = 0.3
-    """Factor of the mean loss of further tokens."""
+    """Weight of the loss of multi-token prediction."""
 
     @property
     def low_precision_recipe(self) -> str | None:

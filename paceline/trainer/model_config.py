@@ -110,7 +110,7 @@ class ModelConfig:
     router_choice_bias: bool = False
     """True if experts are chosen by score plus a balancing bias."""
     mtp_layers: int = 0
-    """Layers that predict further tokens."""
+    """Modules of multi-token prediction."""
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer (from 0) has experts instead of a dense MLP."""

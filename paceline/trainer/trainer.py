@@ -45,7 +45,7 @@ class Pending:
     step: int
     lap: Lap
     values: Tensor
-    """This rank's loss, the gradient norm, and this rank's loss of further tokens if it has any."""
+    """This rank's loss, the gradient norm, and this rank's MTP loss if it has any."""
     samples: int
     """Samples of this rank's replica; each of its ranks reports an equal share."""
     real_tokens: int
@@ -206,7 +206,7 @@ class Trainer:
         return time.perf_counter() - start
 
     def step(self, batch: LocalBatch) -> tuple[Tensor, bool]:
-        """Train one step; return (loss, gradient norm and loss of further tokens, if skipped).
+        """Train one step; return (loss, gradient norm and MTP loss, if skipped).
 
         Ranks average gradients, so each divides its summed loss by the mean count of targets per
         rank. The result is the gradient of the mean over all targets. The reader of the logs
@@ -215,14 +215,14 @@ class Trainer:
         loss_scale = self.scaler.scale if self.scaler else 1.0
         loss = self.replica.train(batch, loss_scale / self._mean_count(batch))
         norm, loss = self.replica.norm_and_loss(loss)
-        further = self.replica.take_further_loss()
+        mtp_loss = self.replica.take_mtp_loss()
         load = self.replica.expert_load()
         self.replica.update_choice_biases(load)
         self._load = load and (load[0], load[1].to("cpu", non_blocking=True))
         with self.profiler.range(UPDATE):
             norm, skipped = self._update(norm, loss_scale)
         values = [loss / loss_scale, norm]
-        values += [] if further is None else [further.to(norm) / loss_scale]
+        values += [] if mtp_loss is None else [mtp_loss.to(norm) / loss_scale]
         return torch.stack(values).to("cpu", non_blocking=True), skipped
 
     def _mean_count(self, batch: LocalBatch) -> float:
@@ -251,7 +251,7 @@ class Trainer:
     def _write(self, entry: Pending) -> None:
         """Write a step's record; raise NotFiniteError when its loss or gradient is not finite."""
         step_time_s, comm_wait_s = self.steps.read(entry.lap)
-        loss, norm, *further = entry.values.tolist()
+        loss, norm, *mtp_loss = entry.values.tolist()
         self._check(entry, loss, norm)
         training, mesh = self.config.training, self.replica.mesh
         peers = math.prod(getattr(mesh, axis).size for axis in MESH_AXES if axis != "dp")
@@ -260,7 +260,7 @@ class Trainer:
             step=entry.step,
             loss=loss,
             grad_norm=norm,
-            **({"mtp_loss": further[0]} if further else {}),
+            **({"mtp_loss": mtp_loss[0]} if mtp_loss else {}),
             **self._rates(entry.step),
             tokens=entry.real_tokens / peers,
             samples=entry.samples / peers,

@@ -50,7 +50,7 @@ def test_planning_needs_nothing_beside_the_controller_and_starting_does(
         ("layout.cp=2", "layout.cp 2 is not supported with model.mtp_layers: the next token"),
     ],
 )
-def test_layouts_without_further_tokens_are_refused_with_the_reason(setting: str, why: str):
+def test_layouts_without_mtp_are_refused_with_the_reason(setting: str, why: str):
     with pytest.raises(UserError) as caught:
         make_plan(Request("tiny-llama", overrides=("mtp_layers=1", setting), devices=2))
     assert why in str(caught.value)

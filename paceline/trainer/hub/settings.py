@@ -527,6 +527,6 @@ def hub_sizes(family: str, model: ModelConfig) -> dict[str, Any]:
         sizes |= asdict(model.latent_attention) if model.latent_attention else {}
         sizes["n_shared_experts"] = model.shared_ffn_size // model.ffn_size
         sizes["intermediate_size"] = model.dense_ffn_size or model.ffn_size
-        # transformers predicts further tokens unless told not to.
+        # transformers uses multi-token prediction unless told not to.
         sizes["num_nextn_predict_layers"] = 0
     return {"vocab_size": model.vocab_size, **sizes}

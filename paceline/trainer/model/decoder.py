@@ -226,8 +226,8 @@ class DecoderBlock(nn.Module):
         return residual_dropout(x, self.dropout, self.tp) if self.dropout and self.training else x
 
 
-class FurtherToken(nn.Module):
-    """Predict one token more than the model or than the layer of this kind before it.
+class MtpModule(nn.Module):
+    """Multi-token prediction: predict the token after that of the model or of the module before.
 
     The inputs are the previous hidden states and the embeddings of the tokens that those predict;
     head and embedding are the model's (DeepSeek V3, arXiv:2412.19437, section 2.2).
@@ -249,8 +249,8 @@ class FurtherToken(nn.Module):
         return self.final_norm(self.block(self.projection(inputs), rope, documents))
 
 
-def later(x: Tensor, filler: float) -> Tensor:
-    """Return (B, T, ...) with every token's value one place earlier, and `filler` at the end."""
+def shift_left(x: Tensor, filler: float) -> Tensor:
+    """Return (B, T, ...) shifted by one token to the left, with `filler` in the last place."""
     return torch.cat([x[:, 1:], torch.full_like(x[:, :1], filler)], 1)
 
 
@@ -289,10 +289,10 @@ class Decoder(Network):
                 for i in part.layers
             }
         )
-        further = range(model.mtp_layers if part.last else 0)
-        self.further = nn.ModuleDict({str(i): FurtherToken(model, setting) for i in further})
-        self.further_loss: Tensor | None = None
-        """Mean loss of the further tokens since `take_further_loss`, scaled as the loss is."""
+        depths = range(model.mtp_layers if part.last else 0)
+        self.mtp = nn.ModuleDict({str(i): MtpModule(model, setting) for i in depths})
+        self.mtp_loss: Tensor | None = None
+        """Mean loss of the MTP modules since the last `take_mtp_loss`, scaled like the loss."""
         self.final_norm = Norm(model) if model.final_norm and part.last else None
         self.project_out = (
             Linear(hidden, embed, bias=False) if needs_projection and part.last else None
@@ -309,18 +309,17 @@ class Decoder(Network):
         """This part's layers with experts by their index in the model."""
         layers = {int(i): block.ffn for i, block in self.blocks.items()}
         first = self.model.num_layers
-        layers |= {first + int(i): layer.block.ffn for i, layer in self.further_tokens.items()}
+        layers |= {first + int(i): layer.block.ffn for i, layer in self.mtp_modules.items()}
         return {i: ffn for i, ffn in layers.items() if isinstance(ffn, MixtureOfExperts)}
 
     def all_blocks(self) -> list[nn.Module]:
-        """Return the blocks, then those of further tokens."""
-        further = [layer.block for layer in self.further_tokens.values()]
-        return [*self.blocks.values(), *further]
+        """Return the blocks, then those of the MTP modules."""
+        return [*self.blocks.values(), *(module.block for module in self.mtp_modules.values())]
 
     @property
-    def further_tokens(self) -> dict[str, FurtherToken]:
-        """This part's layers that predict further tokens."""
-        return cast(dict[str, FurtherToken], dict(self.further.items()))
+    def mtp_modules(self) -> dict[str, MtpModule]:
+        """This part's modules of multi-token prediction."""
+        return cast(dict[str, MtpModule], dict(self.mtp.items()))
 
     @property
     def tied_copy(self) -> str | None:
@@ -346,35 +345,33 @@ class Decoder(Network):
         if self.final_norm is not None:
             x = self.final_norm(x)
         loss = self.loss(x, targets)
-        if self.further and self.training:
-            return AddLoss.apply(loss, self.loss_of_further(x, embeddings, targets, documents))  # type: ignore[no-any-return]
+        if self.mtp and self.training:
+            return AddLoss.apply(loss, self.compute_mtp_loss(x, embeddings, targets, documents))  # type: ignore[no-any-return]
         return loss
 
-    def loss_of_further(
+    def compute_mtp_loss(
         self, x: Tensor, embeddings: Tensor, targets: Tensor, documents: Tensor | None
     ) -> Tensor:
-        """Return the weighted, scaled loss of the further tokens of (B, T) targets.
+        """Return the weighted, scaled loss of the MTP modules for (B, T) targets.
 
         Each depth has as many terms less as it looks ahead, and the same divisor: equations 24
         and 25 of arXiv:2412.19437. `x` are the normed outputs, `embeddings` those of the inputs.
         """
-        weight = self.setting.mtp_loss_weight / len(self.further)
+        weight = self.setting.mtp_loss_weight / len(self.mtp)
         total = torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
         plain_loss = torch.zeros_like(total)
-        for layer in self.further.values():
-            embeddings, targets = later(embeddings, 0), later(targets, IGNORE_INDEX)
+        for layer in self.mtp.values():
+            embeddings, targets = shift_left(embeddings, 0), shift_left(targets, IGNORE_INDEX)
             x = layer(x, embeddings, self.rope, documents)
             loss = self.loss(x, targets, weight)
             total, plain_loss = total + loss, plain_loss + loss.detach()
         plain_loss = plain_loss / self.setting.mtp_loss_weight
-        self.further_loss = (
-            plain_loss if self.further_loss is None else self.further_loss + plain_loss
-        )
+        self.mtp_loss = plain_loss if self.mtp_loss is None else self.mtp_loss + plain_loss
         return total
 
-    def take_further_loss(self) -> Tensor | None:
-        """Return and reset the mean loss of further tokens, scaled; None without any."""
-        loss, self.further_loss = self.further_loss, None
+    def take_mtp_loss(self) -> Tensor | None:
+        """Return and reset the mean, scaled loss of the MTP modules; None without any."""
+        loss, self.mtp_loss = self.mtp_loss, None
         return loss
 
     def embed(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:

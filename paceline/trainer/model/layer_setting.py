@@ -28,7 +28,7 @@ class LayerSetting:
     """Recompute setting of each layer; empty where all layers use `recompute`."""
     routing: RoutingSetting = LEARNED
     mtp_loss_weight: float = 0.3
-    """Factor of the mean loss of further tokens."""
+    """Weight of the loss of multi-token prediction."""
 
     def for_layer(self, layer: int) -> LayerSetting:
         """Return the setting of one layer's block."""

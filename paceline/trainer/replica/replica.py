@@ -161,8 +161,8 @@ def embedding_and_head_units(part: Network) -> list[list[nn.Module]]:
         return []
     output = (part.final_norm, part.project_out, part.head) if part.part.last else ()
     units = ((part.embedding,), output)
-    if part.further:
-        # A unit of several modules must run all of them, but further tokens use the head alone.
+    if part.mtp:
+        # A unit of several modules must run all of them, but MTP modules use the head alone.
         units = ((part.embedding,), *((module,) for module in output))
     return [[m for m in unit if m is not None] for unit in units if any(unit)]
 
@@ -307,9 +307,9 @@ class Replica:
         rows = torch.stack([layers[i].take_load() for i in sorted(layers)])
         return sorted(layers), all_reduce(all_reduce(rows, self.mesh.shard), self.mesh.replicate)
 
-    def take_further_loss(self) -> Tensor | None:
-        """Return this rank's scaled mean loss of further tokens in the last step, if any."""
-        losses = [p.take_further_loss() for p in self.parts if isinstance(p, Decoder)]
+    def take_mtp_loss(self) -> Tensor | None:
+        """Return this rank's scaled mean loss of the MTP modules in the last step, if any."""
+        losses = [p.take_mtp_loss() for p in self.parts if isinstance(p, Decoder)]
         return losses[-1] if losses else None
 
     def update_choice_biases(self, load: tuple[list[int], Tensor] | None) -> None:

@@ -1,4 +1,4 @@
-"""Layers that predict further tokens: transformers' loss and gradients, in every layout."""
+"""Multi-token prediction: transformers' loss and gradients, in every layout."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OUTSIDE_THE_BLOCK = {
 }
 
 
-class WithFurtherToken(nn.Module):
+class WithMtpLayer(nn.Module):
     """A peer whose last block is that of a layer for the second token, in transformers' form."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ class WithFurtherToken(nn.Module):
         self.size = {**raw["model"], "num_layers": raw["model"]["num_layers"] + 1}
         self.peer = peers.deepseek_v3(self.size)
         *_, block = self.peer.model.layers
-        self.further = MtpLayer(self.peer.config, lambda *_: block, DeepseekV3RMSNorm, 0)
+        self.mtp = MtpLayer(self.peer.config, lambda *_: block, DeepseekV3RMSNorm, 0)
 
     def loss(self, ids: Tensor) -> Tensor:
         """The mean loss of (B, T + 1) tokens and, weighted, that of the tokens behind the next."""
@@ -56,7 +56,7 @@ class WithFurtherToken(nn.Module):
         length = inputs.shape[1] - 1
         positions = torch.arange(length).unsqueeze(0)
         mask = torch.full((length, length), -torch.inf, dtype=hidden.dtype).triu(1)
-        later = self.further(
+        later = self.mtp(
             inputs_embeds=model.embed_tokens(inputs[:, 1:]),
             previous_hidden_state=hidden[:, :-1],
             position_embeddings=model.rotary_emb(hidden[:, :-1], positions),
@@ -81,11 +81,11 @@ class WithFurtherToken(nn.Module):
         }
         last = f"blocks.{self.size['num_layers'] - 1}."
         found = {
-            name.replace(last, "further.0.block."): tensor
+            name.replace(last, "mtp.0.block."): tensor
             for name, tensor in peers.weights_of(self.size, inner).items()
         }
         for ours, theirs in OUTSIDE_THE_BLOCK.items():
-            found[f"further.0.{ours}.weight"] = tensors[f"further.{theirs}.weight"]
+            found[f"mtp.0.{ours}.weight"] = tensors[f"mtp.{theirs}.weight"]
         return found
 
 
@@ -93,7 +93,7 @@ def test_loss_and_every_gradient_are_those_of_transformers() -> None:
     raw = content("deepseek-v3", mtp_layers=1)
     ours = native_model(parse_config(raw), torch.float64)
     with in_dtype(torch.float64):
-        theirs = WithFurtherToken(raw).double()
+        theirs = WithMtpLayer(raw).double()
     places = theirs.by_our_names(dict(theirs.named_parameters()))
     own = dict(ours.named_parameters())
     assert set(places) == set(own)
@@ -111,9 +111,9 @@ def test_loss_and_every_gradient_are_those_of_transformers() -> None:
     loss = native_loss(ours, ids)
     loss.backward()
 
-    further = ours.take_further_loss()
-    assert further is not None and further > 0 and ours.take_further_loss() is None
-    total = loss.item() + WEIGHT * further.item()
+    mtp_loss = ours.take_mtp_loss()
+    assert mtp_loss is not None and mtp_loss > 0 and ours.take_mtp_loss() is None
+    total = loss.item() + WEIGHT * mtp_loss.item()
     assert total == pytest.approx(wanted.item(), rel=1e-12)
     named = dict(theirs.named_parameters())
     grads = {n: p.grad for n, p in named.items() if p.grad is not None}
@@ -131,7 +131,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def run(folder: Path, ranks: int, **layout: Any) -> list[dict[str, float]]:
-    """Loss, gradient norm and loss of further tokens of two steps, as means over the ranks."""
+    """Loss, gradient norm and MTP loss of two steps, as means over the ranks."""
     sizes = {"seq_len": 24, "global_batch": 4, "micro_batch": 1}
     raw = settings(ranks, 2, **{**DEEPSEEK_V3, **sizes, "dtype": "fp64", "mtp_layers": 2, **layout})
     assert train(folder, raw) == 0, log(folder)
@@ -150,7 +150,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_further_tokens_train_in_a_layout_as_in_one_process(
+def test_two_mtp_modules_train_in_a_layout_as_in_one_process(
     layout: str, alone: list[dict[str, float]], tmp_path: Path
 ) -> None:
     spread = run(tmp_path / "spread", 2, **LAYOUTS[layout])
