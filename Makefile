@@ -23,7 +23,7 @@ KUBECTL := 1.37.1
 ENERGON := megatron-energon==7.4.1
 FRAMEWORKS := deepspeed_chat megatron torchtitan hf_trainer
 SUITES := browser clusters explain frameworks numerics $(PARALLEL_SUITES)
-# Which file comes first is said by the tests, not by how many each has.
+# tests/conftest.py decides which files come first, not their number of tests.
 TWO_AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
 CLUSTER_TESTS = --durations=20 tests/clusters $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| [ $$? = 5 ])
 # Where it is set every command that a test starts compiles the package anew.

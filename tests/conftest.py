@@ -48,7 +48,7 @@ clusters/test_ssh_runs clusters/test_ssh clusters/test_deepspeed clusters/test_c
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest files first, so that no worker is left with one alone; sort out the night."""
+    """Run the longest files first, so that no worker is left alone with one; skip nightly tests."""
     here = Path(__file__).parent
     ranks = {here / f"{name}.py": rank for rank, name in enumerate(LONGEST.split())}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))

@@ -602,7 +602,8 @@ def _complete(
     if "total_samples" in columns:
         columns["global_batch"] = _spread(new_samples, new)
     total_rate = columns.get("tokens_per_s")
-    columns["time_by_clock"] = _spread(per_step, new)
+    if totals.times_by_rate:
+        columns["time_by_clock"] = _spread(per_step, new)
     if total_rate is not None and "tokens" in columns:
         times = columns.get("step_time_s", nothing)
         by_rate = ratio(columns["tokens"], total_rate)
