@@ -167,8 +167,8 @@ BY_INDUCTOR = """
 """
 """Layouts with the pairs of features that no compiled row of the table has; for ALL."""
 
-ROUNDED_ALONG = {"tp2", "pp2", "cp2", "ep2", "zero3", "full"}
-"""Words with which every model of ROUNDED_MODELS is rounded, also without ALL."""
+ALONG = {"dp", "tp2", "pp2", "cp2", "ep2", "zero3", "full"}
+"""Features with which every model is trained, and each of ROUNDED_MODELS rounded, without ALL."""
 ROUNDED_MODELS = {"llama", "gpt", "lora", "sft", "flux", "mixtral"}
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
@@ -323,22 +323,24 @@ def table(everything: bool = ALL) -> list[Case]:
 
 
 def trained_table() -> list[Case]:
-    """The cases of the table; by day those that bring a pair of features, or one to their model.
+    """The cases of the table; by day few that together have every pair of features.
 
-    Cases of many features come first, so that few cases have all pairs.
+    Each brings most of the pairs, and of the axes of its model, that those before it leave.
     """
     if ALL:
         return table()
-    cases = [c for c in table() if c.ranks < 4 or c.model not in SMALL_LAYOUTS_BY_DAY]
+    left = {
+        case: {frozenset(pair) for pair in combinations(_features(case), 2)}
+        | {frozenset((case.model, axis)) for axis in _features(case) & ALONG}
+        for case in table()
+        if case.ranks < 4 or case.model not in SMALL_LAYOUTS_BY_DAY
+    }
     chosen: list[Case] = []
-    had: set[frozenset[str]] = set()
-    for case in sorted(cases, key=lambda case: -len(_features(case))):
-        names = _features(case)
-        brings = {frozenset(pair) for pair in combinations(names, 2)}
-        brings |= {frozenset((case.model, name)) for name in names}
-        if not brings <= had:
-            chosen.append(case)
-            had |= brings
+    while any(left.values()):
+        best = max(left, key=lambda case: len(left[case]))
+        chosen.append(best)
+        brought = left.pop(best)
+        left = {case: brings - brought for case, brings in left.items()}
     return chosen
 
 
@@ -379,7 +381,7 @@ def _rounded_by_day(cases: list[Case]) -> list[Case]:
     had: set[str] = set()
     for case in sorted(cases, key=lambda case: case.ranks):
         words = {word for word in case.words.split() if not re.match(r"mb|budget", word)}
-        axes = words & ROUNDED_ALONG if case.model in ROUNDED_MODELS else set[str]()
+        axes = words & ALONG if case.model in ROUNDED_MODELS else set[str]()
         brings = words | {f"{case.model} {word}" for word in axes}
         if not brings <= had:
             chosen.append(case)
