@@ -49,14 +49,14 @@ install: $(VENV)/.installed-tested ## make the virtual environment with all that
 
 # Trainings of two workers share the cores: threads of the one must not spin while they wait, or the
 # other's get none. Not where a test measures how fast this machine is.
-test $(addprefix test-,engines layouts mlperf questions runs scaling staging trainer): \
+test test-suites $(addprefix test-,engines layouts mlperf questions runs scaling staging trainer): \
   export OMP_WAIT_POLICY ?= passive
 
 .PHONY: test
 test: $(VENV)/.installed-tested ## run the tests, without the suites that have a target of their own
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 $(SUITES:%=--ignore=tests/%) $(PYTEST_ARGS)
 
-.PHONY: $(SUITES:%=test-%) test-clusters-shared test-clusters-alone
+.PHONY: $(SUITES:%=test-%) test-suites test-clusters-shared test-clusters-alone
 test-attacks: ## hostile files, numbers, names, secrets and interrupts
 test-compare: ## comparisons, their error rates on simulated noise, history
 test-engines: ## how each framework is launched, and how its logs are read
@@ -71,6 +71,9 @@ test-staging: ## downloads, conversions, manifests, and every way in which fetch
 test-trainer: ## the native trainer: its parts, small trainings, every way in which one can end
 $(PARALLEL_SUITES:%=test-%): test-%: $(VENV)/.installed-tested
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 tests/$* $(PYTEST_ARGS)
+
+test-suites: $(VENV)/.installed-tested ## all of the above, from attacks to trainer, collected once
+	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=60 $(PARALLEL_SUITES:%=tests/%) $(PYTEST_ARGS)
 
 test-numerics: ## every layout against the single process
 test-browser: ## the HTML report in a real Chromium (see deps-browser)
