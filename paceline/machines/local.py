@@ -1,4 +1,4 @@
-"""Launcher for this machine: one torch.distributed.run over its devices.
+"""Launcher for this machine: the node agent, with one rank per device.
 
 The script contains no paths, because it changes to its own folder first. A dry run therefore prints
 exactly the bytes that run, wherever the run folder is.
@@ -30,14 +30,16 @@ from paceline.files.documents import write_text
 from paceline.files.programs import die_with_parent
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER
 from paceline.machines import Handle, JobEnd, UnfitHost
-from paceline.machines.node.script import open_variables, secret_variables
+from paceline.machines.node.script import (
+    AGENT_FILE,
+    RANK0_STORE,
+    agent_command,
+    agent_text,
+    open_variables,
+    secret_variables,
+)
 from paceline.machines.ssh import remote
 
-LOCAL_ADDRESS = "--local-addr=127.0.0.1"
-"""Option that makes ranks meet at loopback. Their default is the machine's own name, which a
-container may be unable to resolve."""
-NO_LOG_FOLDER = "--log-dir=/dev/null"
-"""Option against a log folder in /tmp for each start; ranks write into launcher.log."""
 GRACE_S = 5.0
 """Time in seconds that programs have to end after SIGTERM before they are killed."""
 
@@ -48,21 +50,13 @@ def render(job: Job) -> str:
     The script contains no secrets; `submit` passes them in the environment. Raises ValueError for a
     variable name that bash would misread.
     """
-    limit = {COLLECTIVE_LIMIT: f"{job.collective_limit_s:g}"}
-    variables = sorted({**limit, **open_variables(job.env)}.items())
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables]
-    start = [
-        job.python,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        LOCAL_ADDRESS,
-        NO_LOG_FOLDER,
-        "--nnodes=1",
-        f"--nproc-per-node={job.ranks_per_node}",
-        "--max-restarts=0",
-        *job.program,
-    ]
+    settings = {
+        RANK0_STORE: "rank0",
+        COLLECTIVE_LIMIT: f"{job.collective_limit_s:g}",
+        **open_variables(job.env),
+    }
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(settings.items())]
+    start = [job.python, *agent_command(job.ranks_per_node), *job.program]
     lines = [
         "#!/usr/bin/env bash",
         f"# {shlex.quote(' '.join(job.name.split()))} on this machine",
@@ -134,7 +128,7 @@ class LocalRun(Handle):
     def sweep(self) -> None:
         """Kill the processes that the job left behind.
 
-        Ranks run in sessions of their own, so they are killed individually and not by group.
+        Programs may start sessions of their own, so they are killed individually, not by group.
         """
         for process in self._family.values():
             try:
@@ -175,8 +169,8 @@ RunT = TypeVar("RunT", bound=LocalRun)
 
 
 def prepare(job: Job, folder: Path) -> None:
-    """Write the job's files and its script into the run folder."""
-    for name, text in job.files.items():
+    """Write the job's files, the agent and the script into the run folder."""
+    for name, text in {**job.files, AGENT_FILE: agent_text()}.items():
         write_text(folder / name, text)
     write_text(folder / SCRIPT_FILE, render(job))
     for name in (LOGS_FOLDER, STEPS_FOLDER):

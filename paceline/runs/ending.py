@@ -5,8 +5,7 @@ and the logs. A rank that only lost its peer, or waited for it, does not identif
 
 If several ranks failed by themselves, the first one by the clocks of their nodes is reported. If
 two clocks differ by more than the time between two failures, this may be the later one. The first
-failure that torchrun reports cannot settle it: each node's agent knows only its own ranks, and
-polls them every 0.1 s.
+failure that an agent reports cannot settle it: each node's agent knows only its own ranks.
 """
 
 from __future__ import annotations
@@ -122,8 +121,9 @@ def read_evidence(
         world_size=world_size,
         exit_code=exit_code,
         oom_killed=oom_killed,
-        exits=launcher_exits(file_text(logs / LAUNCHER_LOG, TAIL_BYTES))
-        or agent_exits(file_text(path, TAIL_BYTES) for path in logs.glob("host-*.log")),
+        exits=agent_exits(
+            file_text(path, TAIL_BYTES) for path in (logs / LAUNCHER_LOG, *logs.glob("host-*.log"))
+        ),
         tails={rank: _tail(path) for rank, path in _rank_files(logs, "log")},
         tail=log_tail(folder),
         job_end=job_end,
@@ -334,5 +334,7 @@ def last_error(tail: Sequence[str]) -> str | None:
 
 def _tail(path: Path) -> list[str]:
     lines = file_text(path, TAIL_BYTES).splitlines()
-    lines_without_stack = [line[:500] for line in lines if not _STACK_LINE.match(line)]
-    return lines_without_stack[-TAIL_LINES:]
+    is_noise = (_STACK_LINE.match(line) or _AGENT_EXIT.match(line) for line in lines)
+    return [line[:500] for line, noise in zip(lines, is_noise, strict=True) if not noise][
+        -TAIL_LINES:
+    ]

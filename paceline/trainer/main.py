@@ -1,9 +1,9 @@
 """Train one model: python -m paceline.trainer.main trainer.json, once per rank.
 
-Start it with `python -m torch.distributed.run`, or directly for a single process. Every rank
-appends JSON lines to <events>/rank-NNNNN.jsonl and prints to <logs>/rank-NNNNN.log. When the
-watchdog ends a rank, its stacks are in <logs>/rank-NNNNN.stack. The exit code is 0 when all steps
-were completed. Paths are relative to the working directory.
+Any launcher that sets RANK and the other variables of torch.distributed can start it; a single
+process needs none. Every rank appends JSON lines to <events>/rank-NNNNN.jsonl and prints to
+<logs>/rank-NNNNN.log. When the watchdog ends a rank, its stacks are in <logs>/rank-NNNNN.stack. The
+exit code is 0 when all steps were completed. Paths are relative to the working directory.
 """
 
 from __future__ import annotations

@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.machines.local import NO_LOG_FOLDER, render
-from paceline.machines.probe import program
 from tests.attacks.reproductions import recipe_with, refused, stored_run
 from tests.command import paceline
-from tests.machines.test_local import make_job
 
 DEEP = "[" * 100_000
 SHORT_S = 60
@@ -174,8 +171,3 @@ def test_names_that_are_no_text_are_refused_before_anything_is_made(tmp_path: Pa
     refused(paceline("run", "tiny-llama", "--tag", name, runs=runs), 1, "--tag: \\udcff is not")
     refused(paceline("runs", "list", "--runs-dir", tmp_path / name, runs=runs), 1, "is not UTF-8")
     assert not list(tmp_path.glob("*/20*")) and not (tmp_path / name).exists()
-
-
-def test_launchers_leave_no_folder_behind():
-    assert NO_LOG_FOLDER in render(make_job("pass"))
-    assert NO_LOG_FOLDER in (Path(program.__file__)).read_text()

@@ -24,7 +24,7 @@ def test_one_recipe_prints_as_a_file_that_can_be_run(tmp_path: Path):
     path = tmp_path / "mine.yaml"
     path.write_text(paceline("recipes", "tiny-llama").stdout)
     done = paceline("run", str(path), "--dry-run")
-    assert done.returncode == 0 and "torch.distributed.run" in done.stdout
+    assert done.returncode == 0 and "agent.py 1 0 " in done.stdout
 
 
 def test_one_recipe_as_a_table_has_a_row_for_each_field():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.files.trainer_program import program_files, write_program
+from paceline.files.trainer_program import imports, program_files, write_program
 
 
 def test_a_program_has_what_it_reaches_and_nothing_else() -> None:
@@ -31,6 +32,22 @@ def test_what_is_imported_inside_functions_travels_too() -> None:
 
     assert {"train.py", "pipeline.py", "memory_tracker.py"} <= names
     assert not {"gemm.py", "memory_trace.py"} & names
+
+
+def test_no_import_of_the_trainer_is_overlooked() -> None:
+    for path, text in program_files("main").items():
+        nodes = list(ast.walk(ast.parse(text)))
+        plain = {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
+        found = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+        names = {f"{node.module}.{a.name}" for node in found for a in node.names}
+
+        assert plain | {str(node.module) for node in found} | names <= set(imports(text)), path
+
+
+def test_every_way_to_write_an_import_is_read() -> None:
+    text = "import a.b as c, d\nif x:\n    from e import (\n        f,  # why, if\n  g as h,\n    )"
+
+    assert list(imports(text)) == ["a.b", "d", "e", "e.f", "e.g"]
 
 
 @pytest.mark.parametrize("setting", ["PYTHONPATH", "PYTHONSAFEPATH"])

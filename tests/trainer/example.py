@@ -15,6 +15,8 @@ from typing import Any
 from paceline.core.shape import DecoderShape, num_parameters
 from paceline.engines import native
 from paceline.files.trainer_program import write_program
+from paceline.machines import node
+from paceline.machines.node.script import agent_command
 from tests import forks
 from tests.example import make_spec
 from tests.ports import free_port
@@ -51,19 +53,11 @@ def settings(ranks: int = 1, steps: int = 6, **changes: Any) -> dict[str, Any]:
 
 
 def command(ranks: int, file: str, *arguments: str) -> list[str]:
-    """What starts a program: torchrun for several ranks, the interpreter itself for one."""
+    """What starts a program: the node agent for several ranks, the interpreter itself for one."""
     if ranks == 1:
         return [sys.executable, file, *arguments]
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--local-addr=127.0.0.1",
-        f"--nproc-per-node={ranks}",
-        file,
-        *arguments,
-    ]
+    agent, *place = agent_command(ranks)
+    return [sys.executable, str(Path(node.__file__).with_name(agent)), *place, file, *arguments]
 
 
 def world_size(raw: dict[str, Any]) -> int:
@@ -149,7 +143,7 @@ def prepare() -> None:
 
 
 def train_alone(folder: Path, raw: dict[str, Any], instead: Path | None = None, **env: str) -> int:
-    """The same in interpreters of their own, by torchrun where there are several."""
+    """The same in interpreters of their own, by the node agent where there are several."""
     with start(folder, raw, instead, **env) as process:
         try:
             process.communicate(timeout=LIMIT_S)

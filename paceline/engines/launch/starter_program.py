@@ -27,7 +27,6 @@ RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP
 """Variables of this launch that would mislead the program's own launcher."""
 WORKING_FOLDER = "PACELINE_WORKING_FOLDER"
 NCCL_LOG = "NCCL_DEBUG_FILE"
-LAUNCHER_PREFIX = "TORCHELASTIC_"
 SECRET_ARGUMENT = "PACELINE_SECRET_"
 """Prefix of variables whose values replace {their names} in PROGRAM, and nothing else."""
 NOT_EXECUTABLE, NO_PROGRAM = 126, 127
@@ -100,9 +99,7 @@ def variables(
     environment = dict(os_environment)
     if per_node:
         environment = {
-            name: value
-            for name, value in os_environment.items()
-            if name not in RANK_VARIABLES and not name.startswith(LAUNCHER_PREFIX)
+            name: value for name, value in os_environment.items() if name not in RANK_VARIABLES
         }
         environment |= {
             "NNODES": values["nodes"],
@@ -111,6 +108,8 @@ def variables(
             "MASTER_ADDR": values["master_addr"],
             "MASTER_PORT": values["master_port"],
         }
+    elif values["devices_per_node"] != "1":
+        environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; ranks share the cores
     for name in (WORKING_FOLDER, "PACELINE_STEPS"):  # for this launch only, not for its children
         environment.pop(name, None)
     environment["PACELINE_OUTPUT"] = folder

@@ -2,7 +2,8 @@
 
     python agent.py NODES NODE RANKS ADDRESS PORT PROGRAM [ARGUMENT ...]
 
-NODE is this node's number. Rank 0 listens at ADDRESS and PORT. When a rank fails, its exit code is
+NODE is this node's number. Rank 0 listens at ADDRESS and PORT; 0 chooses a free one, for a job
+with a single node. When a rank fails, its exit code is
 printed in a line of its own (`@exit rank=3 code=-9 at=1700000000.123`; a signal is a negative
 code). The other ranks are ended with SIGTERM, then SIGKILL. The exit code of this program is that
 of the first rank that failed.
@@ -17,6 +18,7 @@ import ctypes
 import fcntl
 import os
 import platform
+import random
 import re
 import signal
 import socket
@@ -37,6 +39,8 @@ PR_SET_PDEATHSIG = 1
 """Constant of linux/prctl.h: the signal that this process gets when its parent dies."""
 PEER = "PACELINE_PEER"
 """Variable with the name of another host of the job, set if the hosts are known by name only."""
+FIRST_PORT, NUM_PORTS = 20_000, 10_000
+"""Range of rendezvous ports, below Linux's ephemeral ports (32768 and above)."""
 SIOCGIFADDR = 0x8915
 """Linux ioctl for the address of an interface. The buffer holds 16 bytes of name, then a
 sockaddr_in, whose IPv4 address follows family and port (2 bytes each) and so begins at byte 20."""
@@ -59,7 +63,7 @@ def main(arguments: list[str]) -> int:
         "GROUP_RANK": node,
         "NODE_RANK": node,
         "MASTER_ADDR": address,
-        "MASTER_PORT": port,
+        "MASTER_PORT": str(free_port(address)) if port == "0" else port,
         **off_loopback(node, address),
     }
     processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -83,6 +87,21 @@ def main(arguments: list[str]) -> int:
         end(list(processes.values()))
         if sampler is not None:
             end_sampler(sampler)
+
+
+def free_port(address: str) -> int:
+    """Return a port that is free at an address of this host.
+
+    Linux gives none of this range to outgoing connections, so that it most likely stays free.
+    """
+    ports = random.sample(range(FIRST_PORT, FIRST_PORT + NUM_PORTS), NUM_PORTS)
+    for port in ports:
+        try:
+            with socket.create_server((address, port)):
+                return port
+        except OSError:
+            continue
+    raise OSError(f"no port of {FIRST_PORT}-{FIRST_PORT + NUM_PORTS - 1} is free at {address}")
 
 
 def off_loopback(node: str, address: str) -> dict[str, str]:

@@ -93,10 +93,7 @@ def bind_by_file(path: Path, local: int) -> dict[str, Any]:
 
 def set_threads(binding: dict[str, Any]) -> None:
     """Set one OpenMP thread per core, unless the user has set a number."""
-    setting = os.environ.get("OMP_NUM_THREADS")
-    # torch.distributed.run sets 1 if the user has set nothing.
-    if setting is None or (setting == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
-        os.environ["OMP_NUM_THREADS"] = str(max(1, binding["threads"]))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, binding["threads"])))
 
 
 def whole_cores(usable: Iterable[int]) -> list[Core]:

@@ -16,6 +16,7 @@ from paceline.core.secrets import is_secret
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER
 from paceline.files.staged import CONTENT_FOLDER, MANIFEST_FILE, stage_root
+from paceline.machines.node.agent import FIRST_PORT, NUM_PORTS
 
 
 def on_node_disks(job: Job) -> Job:
@@ -65,10 +66,12 @@ def presence_lines(job: Job) -> list[str]:
 
 
 NODE_SCRIPT, AGENT_FILE = "node.sh", "agent.py"
+RANK0_STORE = "PACELINE_STORE"
+"""Variable that has rank 0 of the trainer create the rendezvous store, if it is `rank0`."""
 SAMPLER_FILE = "telemetry_program.py"
 """Program that the agent starts along with the ranks, if it is in the agent's folder."""
-FIRST_PORT, NUM_PORTS = 20_000, 10_000
-"""Range of rendezvous ports, below Linux's ephemeral ports (32768 and above)."""
+ANY_PORT = "0"
+"""Has the agent of a job on a single node choose a free port."""
 
 
 def render_node(job: Job) -> str:
@@ -85,7 +88,7 @@ def _node_script(job: Job) -> str:
     cluster = job.cluster
     interface = cluster.interface if cluster else None
     settings = {
-        "PACELINE_STORE": "rank0",
+        RANK0_STORE: "rank0",
         COLLECTIVE_LIMIT: f"{job.collective_limit_s:g}",
         # Without = NCCL matches every interface with this prefix: ib0 and ib01.
         **(
@@ -108,6 +111,19 @@ def _node_script(job: Job) -> str:
         f'exec {shlex.join(start)} "$1" {job.ranks_per_node} "$2" "$3" {shlex.join(job.program)}',
     ]
     return "\n".join(lines) + "\n"
+
+
+def agent_text() -> str:
+    """Return the text of the agent, which runs from a file next to the program of a job."""
+    return (resources.files("paceline.machines.node") / AGENT_FILE).read_text(encoding="utf-8")
+
+
+def agent_command(ranks: int) -> tuple[str, ...]:
+    """Return the arguments of Python that start all ranks of a job on this machine alone.
+
+    They meet at loopback: a container may be unable to resolve the machine's own name.
+    """
+    return AGENT_FILE, "1", "0", str(ranks), "127.0.0.1", ANY_PORT
 
 
 def prepare_node(job: Job, folder: Path) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import SystemFaultError
-from paceline.files.documents import parse_json
+from paceline.files.documents import parse_json, write_text
 from paceline.files.programs import run_program
 from paceline.files.temporary import temporary_folder
 from paceline.files.trainer_program import write_program
+from paceline.machines.node.script import agent_command, agent_text
 
 
 def probe_lines(
@@ -30,22 +31,17 @@ def probe_lines(
     Raises SystemFaultError if it fails, exceeds `limit_s` seconds, or prints no JSON line.
     """
     where = f"{program.rpartition('.')[2]} probe"
-    launch = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--local-addr=127.0.0.1",
-        "--log-dir=/dev/null",  # otherwise each start leaves a folder in /tmp
-        f"--nproc-per-node={ranks}",
-    ]
     # -P, which interpreters before 3.11 do not have: no modules of the working folder.
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    if threads:
-        environment["OMP_NUM_THREADS"] = str(threads)
+    if threads or ranks > 1:
+        environment["OMP_NUM_THREADS"] = str(threads or 1)
     try:
         with temporary_folder() as folder:
-            script = str(write_program(program, Path(folder)))
-            command = [python, *(launch if ranks > 1 else []), script, json.dumps(question)]
+            command = [python, str(write_program(program, Path(folder))), json.dumps(question)]
+            if ranks > 1:
+                agent, *arguments = agent_command(ranks)
+                write_text(Path(folder) / agent, agent_text())
+                command[1:1] = [f"{folder}/{agent}", *arguments]
             process = run_program(command, env=environment, limit_s=limit_s)
             process.check_returncode()
     except subprocess.TimeoutExpired as error:

@@ -90,7 +90,7 @@ def keep_freed_memory() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Make Linux kill this process when its launcher dies; torchrun's workers would outlive it."""
+    """Make Linux kill this process when its launcher dies; torchrun's ranks would outlive it."""
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

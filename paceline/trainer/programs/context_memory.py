@@ -4,8 +4,8 @@ Run as python -m paceline.trainer.programs.context_memory '{"device": "cpu", "si
 
 Prints a JSON line per stage and rank: {"event": "context", stage, rank, bytes, pool_bytes,
 device_name, torch}. On a CPU `bytes` is the resident memory. On CUDA it is the growth of the
-device's used memory, and `pool_bytes` the part in PyTorch's own pool. Start it alone, or by `python
--m torch.distributed.run` with one rank per device.
+device's used memory, and `pool_bytes` the part in PyTorch's own pool. Start it alone, or one rank
+per device.
 """
 
 from __future__ import annotations
