@@ -137,7 +137,7 @@ def test_steps_come_from_the_log_and_every_process_has_one_of_its_own(
     assert result.metrics["tokens_per_s"].value == pytest.approx(8 * 32 / 0.101)
     logs = sorted((Path(report.folder) / "logs").glob("rank-*.log"))
     first_lines = [log.read_text().splitlines()[0] for log in logs]
-    assert first_lines == [f"argv {n} of 2 {{other}} env {n} None" for n in range(2)]
+    assert first_lines == [f"argv {n} of 2 {{other}} env {n} 0" for n in range(2)]
     assert read_json(Path(report.folder) / "result.json")["status"] == "ok"
     assert evaluate(Path(report.folder)).result == result
 

@@ -112,8 +112,9 @@ def wait_for(jobs: Collection[Job]) -> None:
         for job in jobs:
             if job.ended is None and job.process.poll() is not None:
                 job.ended = time.time()
-                _, errors = job.process.communicate()
-                (job.folder / "logs" / "launcher.log").write_text(errors)
+                (job.folder / "logs" / "launcher.log").write_text(
+                    "".join(job.process.communicate())
+                )
         return all(job.ended is not None for job in jobs)
 
     wait_until(all_ended, f"{[job.folder.name for job in jobs]}", LIMIT_S)
