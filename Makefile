@@ -88,7 +88,7 @@ frameworks: $(VENV)/.installed-tested $(VENV)/energon/.installed ## make the env
 	@for name in $(FRAMEWORKS); do $(BIN)/paceline recipes engines install $$name; done
 
 test-frameworks: frameworks ## real DeepSpeed, Megatron-Core, torchtitan, transformers and megatron-energon
-	$(BIN)/python -m pytest --durations=20 tests/frameworks $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 tests/frameworks $(PYTEST_ARGS)
 	$(VENV)/energon/bin/python -m pytest tests/staging/test_energon.py
 
 # Beside the packages of the environment of the tests, which it leaves as they are.
