@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -94,18 +96,43 @@ class ColumnChoice:
     rate: str | None = None
 
 
-@dataclass
 class _Table:
     """Records with the same names."""
 
-    names: tuple[str, ...]
-    rows: list[tuple[float, ...]] = field(default_factory=list[tuple[float, ...]])
-    places: list[int] = field(default_factory=list[int])
-    """Number of each record in the log."""
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self.places = array("q")
+        """Number of the line of each record in the log."""
+        self._columns = [array("d") for _ in names]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def extend(self, places: Iterable[int], columns: Iterable[Iterable[float]]) -> None:
+        """Append records."""
+        self.places.extend(array("q", places))
+        for column, values in zip(self._columns, columns, strict=True):
+            column.extend(array("d", values))
+
+    def sort(self) -> None:
+        """Put the records in the order of the log."""
+        places = np.array(self.places)
+        if (places[1:] < places[:-1]).any():
+            order = np.argsort(places)
+            for values in (self.places, *self._columns):
+                values[:] = array(values.typecode, np.array(values)[order].tobytes())
 
     def column(self, name: str) -> FloatColumn:
-        at = self.names.index(name)
-        return np.array([row[at] for row in self.rows], dtype=np.float64)
+        """Return the values of a name."""
+        return np.array(self._columns[self.names.index(name)])
+
+    def union(self, others: Iterable[_Table]) -> _Table:
+        """Return the records of this table and the same columns of others, which have more."""
+        table = _Table(self.names)
+        for other in (self, *others):
+            table.extend(other.places, map(other.column, self.names))
+        table.sort()
+        return table
 
 
 def generic_format(choice: ColumnChoice) -> LogFormat:
@@ -153,21 +180,8 @@ def read(choice: ColumnChoice, blocks: Iterable[bytes], log: LogContent) -> None
 
     If there is none, `log.refusal` says why.
     """
-    tables: dict[tuple[str, ...], _Table] = {}
-    for count, record in enumerate(named_records(watch_end(blocks, log))):
-        if count >= MAX_RECORDS:
-            log.remark(f"only the first {MAX_RECORDS:,} records are read")
-            break
-        names = tuple(record)
-        table = tables.get(names)
-        if table is None:
-            if len(tables) >= MAX_TABLES:
-                continue
-            table = tables[names] = _Table(names)
-        table.rows.append(tuple(record.values()))
-        table.places.append(count)
     tables_by_size = sorted(
-        _with_joined_tables(tables.values()), key=lambda table: -len(table.rows)
+        _with_joined_tables(_tables(watch_end(blocks, log), log)), key=lambda table: -len(table)
     )[:MAX_TRIES]
     refusals: list[str] = []
     for table in sorted(
@@ -181,6 +195,35 @@ def read(choice: ColumnChoice, blocks: Iterable[bytes], log: LogContent) -> None
         return
     reason = refusals[0] if refusals else "no line has a step number and a time"
     log.refusal = f"no step line of a known log format; the generic reader: {reason}"
+
+
+def _tables(blocks: Iterable[bytes], log: LogContent) -> list[_Table]:
+    """Return the records of a log by their names, in the order of the log."""
+    tables: dict[tuple[str, ...], _Table] = {}
+    num_records = 0
+    for groups in named_records(blocks):
+        num_before = num_records
+        num_records += sum(len(group.places) for group in groups)
+        end = None
+        if num_records > MAX_RECORDS:
+            end = sorted(chain(*(group.places for group in groups)))[MAX_RECORDS - num_before]
+        for group in groups:
+            table = tables.get(group.names)
+            if table is None:
+                if len(tables) >= MAX_TABLES:
+                    continue
+                table = tables[group.names] = _Table(group.names)
+            places, columns = group.places, group.columns
+            if end is not None:
+                places = places[: bisect_left(places, end)]
+                columns = [islice(column, len(places)) for column in columns]
+            table.extend(places, columns)
+        if end is not None:
+            log.remark(f"only the first {MAX_RECORDS:,} records are read")
+            break
+    for table in tables.values():
+        table.sort()
+    return list(tables.values())
 
 
 MAX_TABLES = 2000
@@ -208,19 +251,11 @@ def _with_joined_tables(tables: Iterable[_Table]) -> Iterator[_Table]:
     for table in training or filter(_trains, with_steps):
         by_step[step_name(table.names) or ""].append(table)
     for group in by_step.values():
-        largest = max(group, key=lambda table: len(table.rows))
-        names = largest.names
-        rows = list(zip(largest.places, largest.rows, strict=True))
-        for other in group:
-            if other is not largest and set(names) <= set(other.names):
-                columns = [other.names.index(name) for name in names]
-                rows += [
-                    (place, tuple(row[at] for at in columns))
-                    for place, row in zip(other.places, other.rows, strict=True)
-                ]
-        if len(rows) > len(largest.rows):
-            rows.sort()
-            yield _Table(names, [row for _, row in rows], [place for place, _ in rows])
+        largest = max(group, key=len)
+        names = set(largest.names)
+        others = [other for other in group if other is not largest and names <= set(other.names)]
+        if others:
+            yield largest.union(others)
         yield from group
 
 
@@ -233,7 +268,7 @@ def _surrounds(outer: _Table, inner: _Table) -> bool:
         return False
     steps, inner_steps = outer.column("step"), inner.column("step")
     starts = np.array(inner.places)[1:][np.diff(inner_steps) < 0]
-    if len(outer.rows) < MIN_RECORDS or not len(starts) or (np.diff(steps) < 0).any():
+    if len(outer) < MIN_RECORDS or not len(starts) or (np.diff(steps) < 0).any():
         return False
     at_starts = np.searchsorted(outer.places, starts)
     if at_starts.min() < 1:

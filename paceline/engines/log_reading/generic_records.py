@@ -8,9 +8,12 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any, cast
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -107,41 +110,30 @@ def normal_name(name: str) -> str:
     return " ".join(name.lower().split()).replace(" ", "_") if "/" not in name else name.lower()
 
 
-Field = tuple[str, int, int, Callable[[str], float | None]]
-"""Name of a value, start and end of its text in the line, and the function that reads it."""
+Reader = Callable[[Sequence[str]], Iterable[float]]
+"""Function that reads values from their texts, which differ by digits only."""
 
 
-def named_records(blocks: Iterable[bytes]) -> Iterator[Record]:
-    """Yield the named numbers of each line, in the order of the line.
+class Field(NamedTuple):
+    """Place of a value in the lines that differ by digits only."""
 
-    Lines that differ by digits only have their values at the same places. These are found once.
-    """
-    header: list[str] = []
-    delimiter, before, number = "", "", 0
-    fields_by_shape: dict[bytes, list[Field]] = {}
-    for text, shape in _lines(blocks):
-        fields = fields_by_shape.get(shape)
-        if fields == []:
-            continue
-        line = text.decode("utf-8", "replace")
-        if fields is None:
-            if not line or len(line) > MAX_LINE:
-                continue
-            if number == 1:
-                header, delimiter = _header(before, line)
-            before, number = line, number + 1
-        if header:
-            record = _csv_record(line, header, delimiter)
-        elif line[0] == "{":
-            record = _json_record(line)
-        else:
-            if fields is None:
-                fields = _text_fields(line)
-                if number > 2 and len(fields_by_shape) < MAX_SHAPES:
-                    _store_fields(fields_by_shape, shape, fields)
-            record = _record_of(line, fields)
-        if 2 <= len(record) <= MAX_NAMES:
-            yield record
+    name: str
+    start: int
+    end: int
+    read: Reader
+    name_span: tuple[int, int] = (0, 0)
+    """Place of what the name depends on in the line."""
+
+
+@dataclass(frozen=True)
+class RecordGroup:
+    """Records with the same names in a part of a log."""
+
+    names: tuple[str, ...]
+    places: Sequence[int]
+    """Number of the line of each record in the log, which grows."""
+    columns: Sequence[Iterable[float]]
+    """Values of each name, one per record."""
 
 
 MAX_SHAPES, MAX_SHAPE_BYTES = 5_000, 500
@@ -150,31 +142,113 @@ _AS_ZERO = bytes.maketrans(b"123456789", b"000000000")
 _DIGIT = re.compile("[0-9]")
 
 
-def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield each line, and its shape: the line with zeros as digits."""
+def named_records(blocks: Iterable[bytes]) -> Iterator[list[RecordGroup]]:
+    """Yield the named numbers of the lines of each block, in the order of each group's first line.
+
+    Lines that differ by digits only have their values at the same places. These are found once.
+    """
+    shapes, cells = _Shapes(), _Cells()
+    num_lines = 0
     for block in blocks:
         text = without_colors(block).replace(b"\r", b"\n")
-        yield from zip(text.split(b"\n"), text.translate(_AS_ZERO).split(b"\n"), strict=True)
+        lines = text.decode("utf-8", "replace").split("\n")
+        places_by_shape: dict[bytes, list[int]] = defaultdict(list)
+        for place, shape in enumerate(text.translate(_AS_ZERO).split(b"\n")):
+            places_by_shape[shape].append(place)
+        places_by_shape.pop(b"", None)
+        groups: list[RecordGroup] = []
+        if (first_row := cells.first_row(lines)) < len(lines):
+            groups += _groups_of(cells.records(lines, first_row))
+        for shape, places in places_by_shape.items():
+            places = places[: bisect_left(places, first_row)]
+            if places and len(lines[places[0]]) <= MAX_LINE:
+                groups += shapes.groups(shape, lines, places)
+        yield [
+            RecordGroup(group.names, [num_lines + place for place in group.places], group.columns)
+            for group in sorted(groups, key=lambda group: group.places[0])
+            if 2 <= len(group.names) <= MAX_NAMES
+        ]
+        num_lines += len(lines)
 
 
-def _store_fields(by_shape: dict[bytes, list[Field]], shape: bytes, fields: list[Field]) -> None:
-    """Store the fields of a shape unless their names depend on digits; none for a single field."""
-    if len(shape) > MAX_SHAPE_BYTES:
-        return
-    if len(fields) < 2:
-        by_shape[shape] = []
-    elif not any(_DIGIT.search(name) for name, *_ in fields):
-        by_shape[shape] = fields
+class _Shapes:
+    """Fields of the lines of text so far, by the shape of the lines: with zeros as digits."""
+
+    def __init__(self) -> None:
+        self._fields: dict[bytes, list[Field]] = {}
+
+    def groups(
+        self, shape: bytes, lines: Sequence[str], places: list[int]
+    ) -> Iterable[RecordGroup]:
+        """Return the records of the lines at `places`, which all have the same shape."""
+        first = lines[places[0]]
+        if first[0] == "{":
+            return _groups_of((place, _json_record(lines[place])) for place in places)
+        fields = self._fields.get(shape)
+        if fields is None:
+            fields = _text_fields(first)
+            if len(self._fields) < MAX_SHAPES and len(shape) <= MAX_SHAPE_BYTES:
+                self._fields[shape] = fields if len(fields) > 1 else []
+        if len(fields) < 2:
+            return []
+        spans = [each.name_span for each in fields if _DIGIT.search(each.name)]
+        if not spans:
+            return [_group(fields, lines, places)]
+        places_by_name: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for place in places:
+            line = lines[place]
+            places_by_name[tuple([line[start:end] for start, end in spans])].append(place)
+        return [
+            _group(_text_fields(lines[places[0]]), lines, places)
+            for places in places_by_name.values()
+        ]
 
 
-def _record_of(line: str, fields: Iterable[Field]) -> Record:
+def _group(fields: Iterable[Field], lines: Sequence[str], places: list[int]) -> RecordGroup:
     """Return the values of the fields; of several with the same name, the first counts."""
-    record: Record = {}
-    for name, start, end, read_value in fields:
-        value = read_value(line[start:end])
-        if value is not None:
-            record.setdefault(name, value)
-    return record
+    texts = [lines[place] for place in places]
+    columns: dict[str, Iterable[float]] = {}
+    for name, start, end, read, _ in fields:
+        if name not in columns:
+            columns[name] = read([text[start:end] for text in texts])
+    return RecordGroup(tuple(columns), places, list(columns.values()))
+
+
+def _groups_of(records: Iterable[tuple[int, Record]]) -> Iterator[RecordGroup]:
+    """Yield records with their places, grouped by their names."""
+    groups: dict[tuple[str, ...], list[tuple[int, Record]]] = defaultdict(list)
+    for place, record in records:
+        groups[tuple(record)].append((place, record))
+    for names, group in groups.items():
+        columns = list(zip(*(record.values() for _, record in group), strict=True))
+        yield RecordGroup(names, [place for place, _ in group], columns)
+
+
+class _Cells:
+    """Reader of CSV, whose header is the first line of the log."""
+
+    def __init__(self) -> None:
+        self._first_lines: list[str] = []
+        self._header: list[str] = []
+        self._delimiter = ""
+
+    def first_row(self, lines: Sequence[str]) -> int:
+        """Return the place of the first row with cells; the number of lines if there are none."""
+        for place, line in enumerate(lines):
+            if len(self._first_lines) == 2:
+                break
+            if line and len(line) <= MAX_LINE:
+                self._first_lines.append(line)
+                if len(self._first_lines) == 2:
+                    self._header, self._delimiter = _header(*self._first_lines)
+                    return place if self._header else len(lines)
+        return 0 if self._header else len(lines)
+
+    def records(self, lines: Sequence[str], first_row: int) -> Iterator[tuple[int, Record]]:
+        """Yield the places and values of the rows."""
+        for place in range(first_row, len(lines)):
+            if 0 < len(lines[place]) <= MAX_LINE:
+                yield place, _csv_record(lines[place], self._header, self._delimiter)
 
 
 def _header(first: str, second: str) -> tuple[list[str], str]:
@@ -209,7 +283,8 @@ def _json_record(line: str) -> Record:
     try:
         content = parse_json(line, nan=True)
     except ValueError:
-        return _record_of(line, _text_fields(line))
+        group = _group(_text_fields(line), [line], [0])
+        return {name: value for name, (value,) in zip(group.names, group.columns, strict=True)}
     record: Record = {}
     if isinstance(content, dict):
         _flatten(cast("dict[str, Any]", content), "", record, 0)
@@ -244,17 +319,18 @@ def _text_fields(line: str) -> list[Field]:
             continue
         unit_s = 60.0 if unit == "m" else UNITS[unit] if unit else 1.0
         value = _scaled(unit_s, _SUFFIXES.get(pair[3], 1.0))
-        fields.append((f"{name} (s)" if unit else name, *pair.span(2), value))
+        name = f"{name} (s)" if unit else name
+        fields.append(Field(name, *pair.span(2), value, pair.span(1)))
     if (not fields or not step_name(name for name, *_ in fields)) and (
         word := _STEP_WORD.search(line)
     ):
-        fields.append(("step", *word.span(1), float))
+        fields.append(Field("step", *word.span(1), _numbers))
         first = min(first, word.start())
     if EVALUATION.search(line[:first]):
         return []
     fields += _rate_fields(line)
     if fields and (stamp := _STAMP.search(line, 0, first)):
-        fields.append((STAMP, *stamp.span(), _seconds_since_1970))
+        fields.append(Field(STAMP, *stamp.span(), _seconds_since_1970))
     return fields
 
 
@@ -266,30 +342,29 @@ def _rate_fields(line: str) -> Iterator[Field]:
             continue
         factor = _SUFFIXES.get(suffix, 1.0)
         if unit:
-            yield "s/step", *word.span(1), _scaled(factor, UNITS[unit])
+            yield Field("s/step", *word.span(1), _scaled(factor, UNITS[unit]))
         elif amount[:2] in ("it", "st"):
-            yield "s/step", *word.span(1), partial(_inverse, factor)
+            yield Field("s/step", *word.span(1), partial(_inverses, factor))
         else:
-            yield f"{_AMOUNTS[amount[:2]]}/s", *word.span(1), _scaled(factor)
+            yield Field(f"{_AMOUNTS[amount[:2]]}/s", *word.span(1), _scaled(factor))
 
 
-def _scaled(*factors: float) -> Callable[[str], float | None]:
-    """Return a function that reads a number and multiplies it by each factor."""
+def _scaled(*factors: float) -> Reader:
+    """Return a function that reads numbers and multiplies them by each factor."""
     others = [factor for factor in factors if factor != 1.0]
 
-    def read_value(text: str) -> float | None:
-        value = _number(text)
+    def read_values(texts: Sequence[str]) -> list[float]:
+        values = _numbers(texts)
         for factor in others:
-            value = None if value is None else value * factor
-        return value
+            values = [value * factor for value in values]
+        return values
 
-    return read_value if others else _number
+    return read_values if others else _numbers
 
 
-def _inverse(factor: float, text: str) -> float | None:
-    """Return the inverse of a number times a factor; 0 for 0."""
-    value = _number(text)
-    return 1 / (value * factor) if value else value
+def _inverses(factor: float, texts: Sequence[str]) -> list[float]:
+    """Return the inverse of numbers times a factor; 0 for 0."""
+    return [1 / (value * factor) if value else value for value in _numbers(texts)]
 
 
 def _meter_fields(line: str) -> tuple[list[Field], int]:
@@ -302,12 +377,16 @@ def _meter_fields(line: str) -> tuple[list[Field], int]:
     if position is None:
         return [], len(line)
     fields: list[Field] = [
-        ("epoch", *position.span(1), float),
-        ("step", *position.span(2), float),
-        (f"{BAR}{position[3]}", 0, 0, _zero),
+        Field("epoch", *position.span(1), _numbers),
+        Field("step", *position.span(2), _numbers),
+        Field(f"{BAR}{position[3]}", 0, 0, _zeros, position.span(3)),
     ]
-    meters = _METER.finditer(line, position.end())
-    return fields + [(each[1], *each.span(2), _number) for each in meters], position.start()
+    fields += [
+        Field(each[1], *each.span(2), _numbers, each.span(1))
+        for each in _METER.finditer(line, position.end())
+        if _number(each[2]) is not None
+    ]
+    return fields, position.start()
 
 
 def _bar_fields(line: str, bar: re.Match[str]) -> list[Field]:
@@ -317,36 +396,38 @@ def _bar_fields(line: str, bar: re.Match[str]) -> list[Field]:
         return []
     clock = next(group for group in (3, 4, 5) if bar[group])
     fields: list[Field] = [
-        ("step", *bar.span(1), float),
-        ("elapsed", *bar.span(clock), _clock_seconds),
-        (f"{BAR}{bar[2]}", 0, 0, _zero),
+        Field("step", *bar.span(1), _numbers),
+        Field("elapsed", *bar.span(clock), partial(map, _clock_seconds)),
+        Field(f"{BAR}{bar[2]}", 0, 0, _zeros, bar.span(2)),
     ]
     if epoch := _EPOCH_NUMBER.search(description):
-        fields.append(("epoch", *epoch.span(1), float))
-    if loss := _BAR_LOSS.search(line):
-        fields.append(("loss", *loss.span(1), _number))
+        fields.append(Field("epoch", *epoch.span(1), _numbers))
+    if (loss := _BAR_LOSS.search(line)) and _number(loss[1]) is not None:
+        fields.append(Field("loss", *loss.span(1), _numbers))
     return fields
 
 
-def _zero(_: str) -> float:
-    return 0.0
+def _zeros(texts: Sequence[str]) -> list[float]:
+    return [0.0] * len(texts)
 
 
-def _seconds_since_1970(text: str) -> float:
-    """Return a date in seconds; 0 for an impossible one."""
+def _seconds_since_1970(texts: Sequence[str]) -> list[float]:
+    """Return dates in seconds; 0 for an impossible one."""
+    dates = [text.replace(",", ".").replace(" ", "T") for text in texts]
     try:
-        return (
-            float(np.datetime64(text.replace(",", ".").replace(" ", "T"), "us").astype(int)) / 1e6
-        )
+        return (np.array(dates, "datetime64[us]").astype(np.int64) / 1e6).tolist()
     except ValueError:
-        return 0.0
+        return [0.0] if len(texts) == 1 else [_seconds_since_1970([text])[0] for text in texts]
 
 
 _AMOUNTS = {"to": "tokens", "sa": "samples"}
 _DECIMAL_COMMA = re.compile(r"^\s*(-?\d+),(\d+)\s*$")
+_EXPONENT = re.compile("[A-Za-z]")
+"""Exponent, NaN or infinity, without which a number is small."""
 _GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
 
+@lru_cache(maxsize=1 << 12)
 def _clock_seconds(text: str) -> float:
     parts = [int(part) for part in text.split(":")]
     return float(sum(part * 60**power for power, part in enumerate(reversed(parts))))
@@ -359,3 +440,13 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if abs(value) < LARGEST else math.inf
+
+
+def _numbers(texts: Sequence[str]) -> list[float]:
+    """Return numbers that differ by digits only, as `_number` does for each."""
+    if "," in texts[0]:
+        texts = [text.replace(",", "") for text in texts]
+    values = list(map(float, texts))
+    if _EXPONENT.search(texts[0]):
+        values = [value if abs(value) < LARGEST else math.inf for value in values]
+    return values

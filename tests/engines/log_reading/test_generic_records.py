@@ -22,7 +22,13 @@ def other_digits(line: str, draw: random.Random) -> str:
 
 
 def records_of(*lines: str) -> list[str]:
-    return list(map(repr, named_records([HEAD + "\n".join(lines).encode()])))
+    (groups,) = named_records([HEAD + "\n".join(lines).encode()])
+    records = [
+        (place, repr(dict(zip(group.names, values, strict=True))))
+        for group in groups
+        for place, *values in zip(group.places, *group.columns, strict=True)
+    ]
+    return [record for _, record in sorted(records)]
 
 
 def test_a_line_has_the_same_record_alone_and_after_lines_like_it():
