@@ -159,7 +159,7 @@ bench-%: $(VENV)/.installed-bench
 nightly: $(VENV)/.installed-tested ## slow nodes, a job of 64 ranks, every case of the numerics, test-busy (see deps-clusters)
 	@for file in $(NIGHTLY); do echo "== $$file"; $(BIN)/python "$$file"; done
 	PACELINE_NIGHTLY=1 PACELINE_NUMERICS=all $(MAKE) test-numerics
-	PACELINE_NIGHTLY=1 $(MAKE) test $(addprefix test-,attacks engines mlperf runs trainer clusters)
+	PACELINE_NIGHTLY=1 $(MAKE) test test-suites test-frameworks test-clusters
 	$(MAKE) test-busy
 
 .PHONY: gallery

@@ -16,6 +16,7 @@ import pytest
 import paceline
 from paceline.files.temporary_locks import PREFIX
 from tests.logs.example import megatron_log
+from tests.nightly import NIGHTLY
 from tests.surroundings import own_folders
 from tests.terminals import exit_code_in_closed_terminal
 
@@ -150,7 +151,9 @@ while os.path.exists(sys.argv[1]):
 
 
 @pytest.mark.parametrize(
-    "number", [None, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda number: str(number)
+    "number",
+    [None, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL] if NIGHTLY else [None, signal.SIGKILL],
+    ids=lambda number: str(number),
 )
 def test_no_program_of_a_run_outlives_it(tmp_path: Path, number: signal.Signals | None):
     """The run ends by itself, by a signal, or is killed."""

@@ -10,6 +10,7 @@ import pytest
 
 from tests.attacks.reproductions import stored_run
 from tests.command import paceline
+from tests.nightly import NIGHTLY
 
 PROGRAM = """
 import json, os, sys, time
@@ -23,7 +24,7 @@ with open(os.environ["PACELINE_STEPS"] + "/rank-00000.jsonl", "w") as file:
 VERBS = ("show last", "watch last --once", "report last", "history", "goodput last", "list")
 
 
-@pytest.mark.parametrize("step_time_s", ["0.0", "1e-300", "1e300"])
+@pytest.mark.parametrize("step_time_s", ["0.0", "1e-300", "1e300"] if NIGHTLY else ["1e300"])
 def test_a_run_of_such_steps_ends_with_a_result(tmp_path: Path, step_time_s: str):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

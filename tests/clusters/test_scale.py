@@ -158,6 +158,7 @@ def on_slurm(
         slurm_cluster.slurm.ask("scancel", job)
 
 
+@pytest.mark.nightly
 def test_sub_clusters_are_steps_of_an_allocation_at_the_same_time(
     on_slurm: tuple[Path, dict[str, Any]],
 ) -> None:
@@ -167,6 +168,7 @@ def test_sub_clusters_are_steps_of_an_allocation_at_the_same_time(
         assert all_overlap(of_size(records(runs), size))
 
 
+@pytest.mark.nightly
 def test_both_launchers_give_results_of_one_form(
     on_slurm: tuple[Path, dict[str, Any]],
     killed: tuple[Path, list[dict[str, Any]], dict[str, Any]],

@@ -43,7 +43,17 @@ CASES: Mapping[str, tuple[str, Any, str, int, dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+BY_DAY = (
+    "transformers Qwen3-MoE",
+    "Megatron-Core, forced, expert-parallel",
+    "torchtitan, forced, sharded",
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in BY_DAY else pytest.mark.nightly) for case in CASES],
+)
 def test_a_model_with_experts_trains_and_its_figures_are_right(case: str, tmp_path: Path):
     name, shape, routing, ranks, sizes = CASES[case]
     training = Training(

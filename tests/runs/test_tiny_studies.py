@@ -17,7 +17,7 @@ ROWS = {"bigscience": 6, "lambda": 2, "mlperf": 1, "nvidia": 1}
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.nightly if name == "bigscience" else ())
+        pytest.param(name, marks=() if name == "nvidia" else pytest.mark.nightly)
         for name in study_names()
     ],
 )

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from paceline.trainer.offline import memory_trace
 from paceline.trainer.offline.memory_trace import attention, rms_norm
+from tests.nightly import NIGHTLY
 from tests.trainer.example import program, run_ranks, settings
 
 DRIVER = Path(__file__).parents[1] / "memory_driver.py"
@@ -33,7 +34,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "experts of ddp": {"zero_stage": 0, "ep": 2, **EXPERTS},
     "experts of fsdp": {"zero_stage": 3, "ep": 2, **EXPERTS},
 }
-FOLLOWED_BY_DAY = ("gathered fsdp", "tensor", "pipeline", "experts of fsdp")
+FOLLOWED = LAYOUTS if NIGHTLY else ("gathered fsdp", "pipeline", "experts of fsdp")
 CLOSE = {"pipeline": 0.05, "tensor": 0.01}
 """A send that takes no time frees its buffer sooner, and so does a collective whose other rank is
 late on a busy machine; all else is followed to half a percent."""
@@ -56,7 +57,7 @@ def config(name: str) -> dict[str, Any]:
 def real(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both ranks of real trainings told, by rank and layout."""
     folder = tmp_path_factory.mktemp("real")
-    (folder / "cases.json").write_text(json.dumps({name: config(name) for name in LAYOUTS}))
+    (folder / "cases.json").write_text(json.dumps({name: config(name) for name in FOLLOWED}))
     words = ("cases.json", str(folder))
     code, output = run_ranks(RANKS, DRIVER, *words, folder=folder, limit_s=LIMIT_S)
     assert code == 0, output[-3000:]
@@ -74,13 +75,7 @@ def follow(folder: Path, raw: dict[str, Any], ranks: list[int]) -> tuple[list[An
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")], output
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in FOLLOWED_BY_DAY else pytest.mark.nightly)
-        for name in LAYOUTS
-    ],
-)
+@pytest.mark.parametrize("name", FOLLOWED)
 def test_the_peak_and_its_parts_are_those_of_a_real_step(
     real: list[dict[str, Any]], tmp_path: Path, name: str
 ) -> None:
