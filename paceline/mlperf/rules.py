@@ -119,12 +119,19 @@ BENCHMARKS = {
             "recipes stage flux1-schnell --asset energon` makes them, or an index in JSON and bf16 "
             "files",
         ),
+        Benchmark(
+            "gpt_oss_20b",
+            10,
+            3.34,
+            "gpt-oss-20b",
+            trains_on="the C4 subset of llama31_8b (`paceline recipes stage llama31-8b --asset "
+            "c4-8b`), with `--set data.token_dtype=uint32`",
+        ),
     )
 }
 SCORED_ONLY = {
     benchmark.name: benchmark
     for benchmark in (
-        Benchmark("gpt_oss_20b", 10, 3.34),
         Benchmark("deepseekv3_671b", 3, 3.6),
         Benchmark("llama31_405b", 3, 5.6, allowed_samples=46_080),
         Benchmark("dlrmv4", 10, 0.75, more_is_better=True),
@@ -153,6 +160,14 @@ TINY_VARIANTS = {
         ),
         Benchmark(
             "flux1_tiny", 10, 0.7, "flux1-schnell-tiny", TRIAL_VARIANT, tiny_variant_of="flux1"
+        ),
+        Benchmark(
+            "gpt_oss_20b_tiny",
+            10,
+            2.75,
+            "gpt-oss-20b-tiny",
+            TRIAL_VARIANT,
+            tiny_variant_of="gpt_oss_20b",
         ),
     )
 }

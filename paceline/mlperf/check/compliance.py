@@ -25,7 +25,6 @@ from paceline.mlperf.check.official_checker import (
 )
 from paceline.mlperf.result_logs import RunLog, run_logs
 from paceline.mlperf.rules import (
-    DEFAULT_RULESET,
     NOT_A_RESULT,
     TINY_VARIANTS,
     UNOFFICIAL,
@@ -87,10 +86,11 @@ def resolve_ruleset(
             )
         return option, "option"
     names = [trial.benchmark for log in logs for trial in log.trials if trial.benchmark]
+    name = next(iter(names), None)
+    variant = TINY_VARIANTS.get(name or "")
+    official = variant.tiny_variant_of if variant else name
     from_logs = [log.ruleset for log in logs if log.ruleset]
-    selection = select_ruleset(
-        place, from_logs, rulesets, checker_rulesets(next(iter(names), None))
-    )
+    selection = select_ruleset(place, from_logs, rulesets, checker_rulesets(official))
     return selection.name, selection.origin
 
 
@@ -139,8 +139,8 @@ def check_log(log: RunLog, ruleset: str, folder: Path) -> CheckedFile:
 TINY_RULESET = "tiny"
 MODIFIED_RULES = "checked with modified rules"
 TINY_LABEL = f"{NOT_A_RESULT}: {MODIFIED_RULES}"
-BASE_RULESET = DEFAULT_RULESET
-"""Round whose rules are copied."""
+BASE_RULESET = "6.0.0"
+"""Round whose rules are copied: the first with the benchmarks of all tiny variants."""
 
 _NAMES = ", ".join(f"'{name}'" for name in sorted(TINY_VARIANTS))
 VALUE, BEST = "CHECK", "ATLEAST_ONE_CHECK"
@@ -166,6 +166,12 @@ REPLACED_CHECKS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "closed_flux1": {
         "evaluation_frequency": (VALUE, "v['value'] == 24"),
         "eval_accuracy": (BEST, _reaches("flux1_tiny")),
+    },
+    "closed_gpt_oss_20b": {
+        "max_sequence_length": (VALUE, "v['value'] == 128"),
+        "eval_samples": (VALUE, "v['value'] == 32"),
+        "max_steps": (VALUE, "v['value'] == 240"),
+        "eval_accuracy": (BEST, _reaches("gpt_oss_20b_tiny")),
     },
 }
 """Replaced checks: file of the official rules -> key -> kind of check and its replacement."""

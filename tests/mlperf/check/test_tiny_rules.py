@@ -162,6 +162,6 @@ def test_the_official_rules_name_every_key_that_deviates(tmp_path: Path):
 
 def test_the_document_has_todays_targets():
     document = (Path(__file__).parents[3] / "docs" / "reference" / "mlperf.md").read_text()
-    names = ("llama31_8b_tiny", "llama2_70b_lora_tiny", "flux1_tiny")
+    names = ("llama31_8b_tiny", "llama2_70b_lora_tiny", "flux1_tiny", "gpt_oss_20b_tiny")
 
     assert f"| {'; '.join(f'{TINY_VARIANTS[name].target:g}' for name in names)} |" in document
