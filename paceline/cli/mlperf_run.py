@@ -42,7 +42,8 @@ def run(
     benchmark: Annotated[
         str,
         typer.Argument(
-            help="Benchmark: llama2-70b-lora, llama31-8b, flux1 or gpt-oss-20b.", metavar="BENCHMARK"
+            help="Benchmark: llama2-70b-lora, llama31-8b, flux1 or gpt-oss-20b.",
+            metavar="BENCHMARK",
         ),
     ],
     tiny: Annotated[

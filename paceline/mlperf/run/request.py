@@ -43,6 +43,7 @@ from paceline.mlperf.score.convergence import (
     MeasuredSpeed,
     expected_time,
     reference_at,
+    rulesets,
 )
 from paceline.mlperf.score.run_set import score
 from paceline.mlperf.score.score import Score
@@ -453,7 +454,9 @@ def _expected(trials: Trials, series: TrialSeries) -> ExpectedTime | None:
     plan = trials.plan_trial(TrialState(number=0, seed=0))
     batch = plan.spec.training.global_batch
     benchmark = trials.benchmark
-    reference = reference_at(benchmark.name, DEFAULT_RULESET, batch, benchmark.num_runs)
+    rounds = rulesets(benchmark.name) or [DEFAULT_RULESET]
+    ruleset = DEFAULT_RULESET if DEFAULT_RULESET in rounds else rounds[-1]
+    reference = reference_at(benchmark.name, ruleset, batch, benchmark.num_runs)
     if reference is None:
         return None
     median_speed = sorted(speeds, key=lambda speed: speed.samples_per_s)[len(speeds) // 2]

@@ -169,6 +169,8 @@ def settings(config: TrainerConfig) -> dict[str, Any]:
         "tensor_parallelism": config.layout.tp,
         "pipeline_parallelism": config.layout.pp,
         "context_parallelism": config.layout.cp,
+        "expert_parallelism": config.layout.ep,
+        "micro_batch_size": config.layout.micro_batch,
     }
     if config.lora is not None:
         values |= {"lora_rank": config.lora.rank, "lora_alpha": config.lora.alpha}
