@@ -208,16 +208,12 @@ def _tables(blocks: Iterable[bytes], log: LogContent) -> list[_Table]:
         if num_records > MAX_RECORDS:
             end = sorted(chain(*(group.places for group in groups)))[MAX_RECORDS - num_before]
         for group in groups:
-            table = tables.get(group.names)
-            if table is None:
-                if len(tables) >= MAX_TABLES:
-                    continue
-                table = tables[group.names] = _Table(group.names)
             places, columns = group.places, group.columns
             if end is not None:
                 places = places[: bisect_left(places, end)]
                 columns = [islice(column, len(places)) for column in columns]
-            table.extend(places, columns)
+            if places and (group.names in tables or len(tables) < MAX_TABLES):
+                tables.setdefault(group.names, _Table(group.names)).extend(places, columns)
         if end is not None:
             log.remark(f"only the first {MAX_RECORDS:,} records are read")
             break

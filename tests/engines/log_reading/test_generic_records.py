@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import re
 
+from paceline.engines.log_reading import generic
 from paceline.engines.log_reading.generic_records import MAX_SHAPES, named_records
+from paceline.engines.log_reading.log_content import LogContent
 
 HEAD = b"starting\nloading\n"
 PIECES = (
@@ -54,3 +56,15 @@ def test_lines_of_more_kinds_than_are_stored_are_read():
     num_lines = MAX_SHAPES + 100
     lines = [f"{'y' * (n % 80)} step: {n} {'z' * (n // 80)} loss: 0.5" for n in range(num_lines)]
     assert len(records_of(*lines)) == num_lines
+
+
+def test_records_are_read_up_to_a_limit_in_the_order_of_the_lines(monkeypatch):
+    monkeypatch.setattr(generic, "MAX_RECORDS", 7)
+    lines = [
+        f"step: {n} | step_time: 0.5{' | lr: 1.0' * (n % 2 == 0)}\n".encode() for n in range(1, 13)
+    ]
+    log = LogContent()
+    generic.read(generic.ColumnChoice(), [b"".join(lines[:4]), b"".join(lines[4:])], log)
+
+    assert log.steps().index.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert "only the first 7 records are read" in log.remarks
