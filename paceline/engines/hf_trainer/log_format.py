@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
+from itertools import compress, repeat
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from paceline.engines.log_reading.records import (
     last_match,
     product_of,
     ratio,
+    required_literal,
     significant_step,
     watch_end,
 )
@@ -39,6 +41,8 @@ LARGEST_STEP = 2.0**53
 LARGEST_RATE = 1e9
 BAR_UNIT = 0.01
 """Resolution of a bar's printed rate."""
+RUN_TIME_UNIT = 1e-4
+"""Resolution of a run time that is printed as a number."""
 
 _EVENT = re.compile(
     rb"[{|](?:(?<=\{)([^{}]{2,8000}+)\}"
@@ -52,7 +56,10 @@ _LOSS = re.compile(rb"'loss': '?(-?(?:[Nn]a[Nn]|[Ii]nf)|[-+0-9.eE]{1,24})[^\n]*"
 _FIELDS = {
     "loss": RecordColumn((_LOSS,)),
     "grad_norm": RecordColumn((re.compile(_LOSS.pattern.replace(b"loss", b"grad_norm")),)),
-    "tokens": column(rb"'(?:num_input_tokens_seen|num_tokens|tokens/total)': '?"),
+    # `num_input_tokens_seen`, `num_tokens` or `tokens/total`, with a literal that all contain.
+    "tokens": column(
+        rb"'(?:num_input_(?=tokens_)|num_(?=tokens')|(?=tokens/))tokens(?:_seen|/total)?': '?"
+    ),
     "step": column(rb"'step': '?", rb"'global_step/max_steps': '"),
     "run_time_s": column(rb"'train_runtime': '?"),
     "step_time_s": column(rb"'iteration_time_s': '?", rb"'step_time': '?"),
@@ -145,20 +152,23 @@ class _Run:
         read_settings(text, self._log)
         if resume := last_match(_RESUMED, text):
             self._resumed_at = int(resume[1])
-        for memory in _MEMORY.findall(text):
-            self._log.peak("allocated", float(numbers([memory])[0]) * GIB)
+        if required_literal(_MEMORY) in text:
+            for memory in _MEMORY.findall(text):
+                self._log.peak("allocated", float(numbers([memory])[0]) * GIB)
         if rate := last_match(_TRAINED_TOKENS, text):
             self._log.figures["trained_tokens_per_s_per_device"] = float(rate[1])
         events = _events(text)
         if not events:
             return
         records = _plain([event[0] for event in events])
-        entries = _entries([record for record in records if b"'loss': " in record])
-        for record, (_, count, total, *rate) in zip(records, events, strict=True):
-            if not record:
-                self._bar(int(count), int(total), *rate)
-            elif b"'loss': " in record:
+        with_loss = [b"'loss': " in record for record in records]
+        entries = _entries(list(compress(records, with_loss)))
+        for record, has_loss, event in zip(records, with_loss, events, strict=True):
+            if has_loss:
                 self._entry(next(entries))
+            elif not record:
+                _, count, total, rate, unit = event
+                self._bar(int(count), int(total), rate, unit)
             elif b"'eval_runtime': " in record and (self._place or self._pending):
                 self._summaries.add_evaluation(record)
             elif b"'train_runtime': " in record:
@@ -263,7 +273,7 @@ class _Run:
         if entry is None:
             return
         last = self._place[0] if self._place else 0
-        if count >= max(last, 1):
+        if count >= (last or 1):
             self._add_entry(entry, count, True)
         else:
             self._uncounted += 1
@@ -322,41 +332,47 @@ class _Rows:
     """Buffered steps; more values may follow for the last one."""
 
     def __init__(self) -> None:
-        self._index: list[int] = []
-        self._values: list[tuple[float, ...]] = []
-        """Values by the names of `ROW`."""
+        self._rows: list[tuple[float, ...]] = []
+        """Numbers of the steps, and their values by the names of `ROW`."""
 
     def can_take(self, index: int) -> bool:
         """Return whether `index` comes after every step so far."""
-        return not self._index or index > self._index[-1]
+        return not self._rows or index > self._rows[-1][0]
 
-    def add(self, index: int, *values: float) -> None:
-        """Add a step, or more values of the last step, in the order of `ROW`."""
-        values += (math.nan,) * (len(ROW) - len(values))
-        if self._index and self._index[-1] == index:
-            self._values[-1] = tuple(
-                new if new == new else old
-                for new, old in zip(values, self._values[-1], strict=True)
-            )
+    def add(
+        self,
+        index: int,
+        time_s: float,
+        loss: float = math.nan,
+        grad_norm: float = math.nan,
+        tokens: float = math.nan,
+    ) -> None:
+        """Add a step, or more values of the last step."""
+        row = (index, time_s, loss, grad_norm, tokens)
+        rows = self._rows
+        if rows and rows[-1][0] == index:
+            pairs = zip(row, rows[-1], strict=True)
+            rows[-1] = tuple([new if new == new else old for new, old in pairs])
         else:
-            self._index.append(index)
-            self._values.append(values)
+            rows.append(row)
 
     def set_loss(self, loss: float) -> None:
         """Store a NaN loss whose step is unknown."""
-        if math.isinf(loss) and self._values:
-            time_s, _, *others = self._values[-1]
-            self._values[-1] = time_s, loss, *others
+        if math.isinf(loss) and self._rows:
+            index, time_s, _, *others = self._rows[-1]
+            self._rows[-1] = index, time_s, loss, *others
 
     def add_to(self, log: LogContent, all_of_it: bool = False) -> None:
         """Move the steps into the log, except for the last one before the end of the log."""
-        ready = len(self._index) - (not all_of_it)
+        ready = len(self._rows) - (not all_of_it)
         if ready <= 0:
             return
-        table = np.array(self._values[:ready], dtype=np.float64).T
+        rows = self._rows[:ready]
+        index = np.array([row[0] for row in rows], dtype=np.int64)
+        table = np.array(rows, dtype=np.float64).T[1:]
         columns = {n: c for n, c in zip(ROW, table, strict=True) if not np.isnan(c).all()}
-        log.add_steps(np.array(self._index[:ready], dtype=np.int64), **columns)
-        del self._index[:ready], self._values[:ready]
+        log.add_steps(index, **columns)
+        del self._rows[:ready]
 
 
 def _events(text: bytes) -> list[tuple[bytes, ...]]:
@@ -371,7 +387,10 @@ def _bar_time(rate: bytes, unit: bytes) -> tuple[float, float]:
 
     tqdm prints `s/it` and `it/s` with two decimals; NaN if it does not know the rate yet.
     """
-    value = numbers([rate]).item()
+    try:
+        value = float(rate)
+    except ValueError:
+        value = math.nan
     if not 0 < value < LARGEST_RATE:
         return math.nan, 0.0
     return (value, BAR_UNIT) if unit == b"s/it" else (1 / value, BAR_UNIT / value**2)
@@ -388,10 +407,11 @@ def _plain(records: list[bytes]) -> list[bytes]:
 
 
 def _entries(records: list[bytes]) -> Iterator[Entry]:
-    columns = Records(records).columns(_FIELDS)
+    fields = Records(records)
+    columns = fields.columns(_FIELDS)
     nothing: FloatColumn = np.broadcast_to(np.nan, len(records))
-    if any(b"'train_speed(" in record for record in records) and "step" in columns:
-        speeds = Records(records).columns(_MEAN_SPEEDS)
+    speeds = fields.columns(_MEAN_SPEEDS) if "step" in columns else {}
+    if speeds:
         for times in (
             ratio(columns["step"], speeds.get("steps_per_s", nothing)),
             product_of(columns["step"], speeds.get("step_time_s", nothing)),
@@ -400,13 +420,15 @@ def _entries(records: list[bytes]) -> Iterator[Entry]:
             columns["run_time_s"] = np.where(np.isnan(earlier), times, earlier)
     values = [columns.get(name, nothing).tolist() for name in _FIELDS]
     times = values[list(_FIELDS).index("run_time_s")]
-    units = list(map(_unit, records, times)) if "run_time_s" in columns else times
+    units: Iterable[float] = repeat(RUN_TIME_UNIT, len(records))
+    if b"'train_runtime': '" in b"\n".join(records):
+        units = map(_unit, records, times)
     return zip(*values, units, strict=True)
 
 
 def _unit(record: bytes, time_s: float) -> float:
     """Return the resolution in seconds: 4 significant digits in quotes, else 4 decimals."""
-    return significant_step(time_s, 4) if b"'train_runtime': '" in record else 1e-4
+    return significant_step(time_s, 4) if b"'train_runtime': '" in record else RUN_TIME_UNIT
 
 
 LOG_FORMAT = LogFormat(

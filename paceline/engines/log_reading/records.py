@@ -248,6 +248,8 @@ def out_of_memory_line(text: bytes) -> str | None:
     """
     places = [at for at in map(text.find, OUT_OF_MEMORY) if at >= 0]
     for sign in (_RAN_OUT, _ERROR):
+        if required_literal(sign) not in text:
+            continue
         messages = (match for match in sign.finditer(text) if not _is_prose(text, match))
         places += [match.start() for match in islice(messages, 1)]
     return _line_at(text, min(places)) if places else None
@@ -284,6 +286,8 @@ def _is_prose(text: bytes, sign: re.Match[bytes]) -> bool:
 
 def last_match(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes] | None:
     """Return the last match of `pattern` in `text`, because a restart repeats settings."""
+    if required_literal(pattern) not in text:
+        return None
     return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
 
 
