@@ -56,10 +56,7 @@ _LOSS = re.compile(rb"'loss': '?(-?(?:[Nn]a[Nn]|[Ii]nf)|[-+0-9.eE]{1,24})[^\n]*"
 _FIELDS = {
     "loss": RecordColumn((_LOSS,)),
     "grad_norm": RecordColumn((re.compile(_LOSS.pattern.replace(b"loss", b"grad_norm")),)),
-    # `num_input_tokens_seen`, `num_tokens` or `tokens/total`, with a literal that all contain.
-    "tokens": column(
-        rb"'(?:num_input_(?=tokens_)|num_(?=tokens')|(?=tokens/))tokens(?:_seen|/total)?': '?"
-    ),
+    "tokens": column(rb"'(?:num_input_tokens_seen|num_tokens|tokens/total)': '?"),
     "step": column(rb"'step': '?", rb"'global_step/max_steps': '"),
     "run_time_s": column(rb"'train_runtime': '?"),
     "step_time_s": column(rb"'iteration_time_s': '?", rb"'step_time': '?"),
