@@ -26,5 +26,6 @@ def test_a_trial_trains_to_its_target_and_says_that_it_is_no_result(home: Path):
     assert_reaches_its_target(home, ADAPTED)
 
 
+@pytest.mark.nightly
 def test_a_frozen_model_does_not_reach_the_target(home: Path):
     assert_misses_its_target_frozen(home, ADAPTED)
