@@ -119,8 +119,8 @@ class _Table:
         places = np.array(self.places)
         if (places[1:] < places[:-1]).any():
             order = np.argsort(places)
-            for values in (self.places, *self._columns):
-                values[:] = array(values.typecode, np.array(values)[order].tobytes())
+            self.places = array("q", places[order].tobytes())
+            self._columns = [array("d", np.array(each)[order].tobytes()) for each in self._columns]
 
     def column(self, name: str) -> FloatColumn:
         """Return the values of a name."""
