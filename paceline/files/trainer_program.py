@@ -69,19 +69,19 @@ def _source(name: str) -> _Source | None:
     return _Source(f"paceline/{path}", text, (name.rpartition(".")[0], *imports(text)))
 
 
-_IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|.*)|import (.*))", re.MULTILINE)
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from (paceline[\w.]*) import (\([^)]*\)|.*)|import (paceline.*))", re.MULTILINE
+)
 
 
 def imports(text: str) -> Iterator[str]:
-    """Yield the imported modules, and the names imported from them, which may be modules.
+    """Yield the imported modules of this package, and imported names, which may be modules.
 
     Parsing the modules would take most of the time in which a run is planned.
     """
     for module, names, modules in _IMPORT.findall(text):
-        if module:
-            yield module
-            yield from (f"{module}.{name}" for name in _names(names))
-        yield from _names(modules)
+        yield from [module, *(f"{module}.{name}" for name in _names(names))] if module else []
+        yield from _names(modules) if modules else []
 
 
 def _names(text: str) -> list[str]:
