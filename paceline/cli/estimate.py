@@ -36,6 +36,7 @@ from paceline.core.hardware import Site
 from paceline.core.units import pluralize
 from paceline.estimate.calibrate.lookup import FileEvidence
 from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.measured_network import MeasuredNetwork
 from paceline.estimate.measured_step import (
     RequestedSettings,
     estimate_measured_run,
@@ -129,7 +130,7 @@ def estimate(
     ] = None,
     per_node: model.PerNode = None,
     intra: model.Intra = None,
-    inter: model.Inter = None,
+    inter: model.InterOrRun = None,
     software: model.StackName = None,
     dispatcher: model.MoeDispatcher = "any",
     torch_compile: Annotated[
@@ -237,6 +238,8 @@ def estimate(
     layout_changes, dp = parse_layout(layout)
     changes = (*layout_changes, *shared.overrides, *(overrides or ()))
     file_evidence = model.evidence_like(like, runs_dir, model.given_evidence(calibration))
+    network = model.network_of_run(inter, runs_dir)
+    inter = None if network else inter
     if measured_run_name is not None:
         other_options = {
             "--measured-step-time": measured_step_time,
@@ -264,7 +267,11 @@ def estimate(
             "compiled": torch_compile,
         }
         answer = EstimateOutput(
-            [_run_estimate(measured_run_name, runs_dir, options, cost_inputs, file_evidence)]
+            [
+                _run_estimate(
+                    measured_run_name, runs_dir, options, network, cost_inputs, file_evidence
+                )
+            ]
         )
     else:
         # What is wrong comes before what is missing.
@@ -300,6 +307,7 @@ def estimate(
             software_date=software_date,
             dispatcher=dispatcher,
             site=site,
+            network=network,
             **cost_inputs,
         )
         if len(sizes) > 1:
@@ -447,6 +455,7 @@ def _run_estimate(
     name: str,
     runs_dir: Path | None,
     options: dict[str, Any],
+    network: MeasuredNetwork | None,
     cost_inputs: Costs,
     file_evidence: FileEvidence | None,
 ) -> Estimate:
@@ -456,7 +465,7 @@ def _run_estimate(
     evidence = file_evidence.of(question.device, run.spec.training.dtype) if file_evidence else None
     calibration = file_evidence.calibration if file_evidence else None
     return estimate_measured_run(
-        run, replace(question, calibration=calibration, **cost_inputs), evidence
+        run, replace(question, calibration=calibration, network=network, **cost_inputs), evidence
     )
 
 

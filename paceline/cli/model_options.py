@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Panel
+from paceline.core.bandwidth import parse_bandwidth
 from paceline.core.errors import UserError
 from paceline.estimate.calibrate.lookup import FileEvidence, file_or_device_evidence, read_evidence
 from paceline.estimate.fit.evidence import Evidence, shipped_evidence
 from paceline.estimate.fit.origin import ANY, SOFTWARE, year_of_release
 from paceline.estimate.fit.refit import adjusted_to
+from paceline.estimate.measured_network import MeasuredNetwork, measured_network
 from paceline.estimate.model.case import Case, CudaGraphs, Dispatcher
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.similar_steps import (
@@ -21,6 +23,7 @@ from paceline.estimate.similar_steps import (
     step_of_run,
     steps_of_table,
 )
+from paceline.files import catalog
 from paceline.files.recipe import Recipe as TrainedRecipe
 from paceline.files.references import find_rows
 from paceline.files.run_folder import find_run, runs_root
@@ -82,6 +85,14 @@ Inter = Annotated[
     typer.Option(
         metavar="LINK",
         help="Network between nodes: a name (InfiniBand-NDR) or a bandwidth (8x400 Gb/s).",
+        rich_help_panel=Panel.network,
+    ),
+]
+InterOrRun = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LINK",
+        help="Network between nodes: a link, bandwidth (8x400 Gb/s), or run that measured it.",
         rich_help_panel=Panel.network,
     ),
 ]
@@ -171,6 +182,26 @@ def question(
         software=stack,
         calibration=evidence.calibration if evidence else None,
     )
+
+
+def network_of_run(inter: str | None, runs_dir: Path | None) -> MeasuredNetwork | None:
+    """Return the network that a run measured; None if `inter` is a link of the catalog or a rate.
+
+    Raises UserError for a name that is none of these, and for a run without a usable probe.
+    """
+    if inter is None or parse_bandwidth(inter, 1) is not None:
+        return None
+    try:
+        catalog.find_link(inter)
+    except UserError as unknown:
+        try:
+            folder = find_run(runs_root(runs_dir), inter)
+        except UserError:
+            allowed = "a link of the catalog, a rate above 0 (8x400 Gb/s), or a run"
+            remedy = unknown.remedy
+            raise UserError(unknown.where, unknown.what, allowed=allowed, remedy=remedy) from None
+        return measured_network(evaluate(folder))
+    return None
 
 
 def check_dispatcher(dispatcher: Dispatcher, recipe: TrainedRecipe) -> None:

@@ -65,8 +65,9 @@ def scenario(first: EstimateRequest, text: str) -> EstimateRequest:
     if "price" in changes:
         price = {"per_device_hour": changes["price"]}
         changes["price"] = first.prices.model_copy(update=price)
+    network = None if "inter" in changes else first.network
     fields = {SCENARIO_KEYS[key].field: value for key, value in changes.items()}
-    return replace(first, **fields, overrides=(*first.overrides, *overrides))
+    return replace(first, **fields, network=network, overrides=(*first.overrides, *overrides))
 
 
 def _override(text: str, name: str, word: str) -> object:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import NonNegativeFloat
+
 from paceline.core.units import percent, pluralize, si
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
@@ -81,6 +83,15 @@ class FabricProof(Value):
     """Bus bandwidth of an all-reduce of all ranks, as nccl-tests defines it; None if unmeasured."""
     payload_bytes: NonNegativeInt | None = None
     """Payload of that all-reduce."""
+    asymptotic_bytes_per_s: NonNegativeFloat | None = None
+    """Bus bandwidth without latency: from the difference of the times of this payload and of a
+    small one. None if the run has no such probe, or if the times do not differ."""
+    asymptotic_spread: NonNegativeFloat | None = None
+    """Robust relative spread of that bandwidth, from the calls with both payloads."""
+    small_payload_bytes: NonNegativeInt | None = None
+    """The small payload."""
+    calls: NonNegativeInt | None = None
+    """Timed calls with each payload; their medians count."""
     expected_bytes_per_s: float | None = None
     """Bus bandwidth at the nominal rate of the cluster's links; None if no link is specified."""
     link: str | None = None

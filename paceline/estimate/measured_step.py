@@ -12,6 +12,7 @@ from paceline.core.run_report import RunReport
 from paceline.core.units import percent, pluralize, step_seconds
 from paceline.estimate.calibrate.lookup import evidence_for, machine_for
 from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.measured_network import with_measured_network
 from paceline.estimate.model.waterfall import extend_to_measured
 from paceline.estimate.request import EstimateRequest, check_link
 from paceline.estimate.run_case import software_of
@@ -168,6 +169,8 @@ def estimate_measured_run(
     spec = spec.model_copy(update={"cluster": cluster})
     dtype = spec.training.dtype
     machine = machine_for(cluster, dtype, cpu_calibration=request.calibration)
+    if request.network:
+        machine = with_measured_network(machine, request.network, cluster.nodes)
     evidence = evidence or evidence_for(cluster.device, dtype, cluster.device_label)
     estimate = estimate_on(machine, spec, request, evidence)
     return with_measurement(estimate, run.step_time_s, f"run {run.name}", run.n, run.spread)

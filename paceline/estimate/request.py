@@ -15,6 +15,7 @@ from paceline.core.units import pluralize
 from paceline.estimate.calibrate.calibration import Calibration
 from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, machine_for
 from paceline.estimate.costs import Failures, Prices
+from paceline.estimate.measured_network import MeasuredNetwork, with_measured_network
 from paceline.estimate.model.case import CudaGraphs, Dispatcher
 from paceline.estimate.model.machine import Machine, with_fabric
 from paceline.estimate.run_case import Software, parse_software, software_name
@@ -34,6 +35,8 @@ class EstimateRequest:
     devices_per_node: int = 8
     intra_link: str | None = None
     inter_link: str | None = None
+    network: MeasuredNetwork | None = None
+    """A network that a run measured, instead of `inter_link`."""
     software: str | None = None
     """Name from SOFTWARE (`fit/origin.py`) or an implementation: fused, torch or softmax. An
     optional release has year and month: nemo@26.02. None is that of the recipe's engine."""
@@ -132,12 +135,15 @@ class EstimateRequest:
     def machine(self) -> Machine:
         """The requested devices with their links.
 
-        Raises UserError as `machine_for` does, and if a link is given in the wrong place.
+        Raises UserError as `machine_for` and `with_measured_network` do, and if a link is given in
+        the wrong place.
         """
         check_link("intra", self.intra_link)
         check_link("inter", self.inter_link)
         dtype = self.resolved_recipe.training.dtype
         machine = machine_for(self.cluster, dtype, self.device, self.calibration)
+        if self.network:
+            return with_measured_network(machine, self.network, self.cluster.nodes)
         return with_fabric(machine, self.site) if self.site else machine
 
 

@@ -164,6 +164,7 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         memory_bytes_per_s=device.memory_bytes_per_s,
         intra_bytes_per_s=machine.intra_bytes_per_s,
         inter_bytes_per_s=machine.inter_bytes_per_s,
+        inter_measured=machine.inter_measured,
         generation=machine.generation,
         domain=machine.domain,
         power=machine.power,

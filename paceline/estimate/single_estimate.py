@@ -17,13 +17,14 @@ from paceline.core.value import Value
 from paceline.estimate.costs import TrainingCost, training_cost
 from paceline.estimate.estimates import estimates_of_runs
 from paceline.estimate.fit.evidence import Evidence, EvidenceKind
+from paceline.estimate.measured_network import MeasuredNetwork
 from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.waterfall import uncomputed_flops_notes, waterfall
 from paceline.estimate.request import EstimateRequest
 from paceline.files import catalog
 
-Kind = Literal[EvidenceKind, "data sheet", "stated", "assumed"]
+Kind = Literal[EvidenceKind, "data sheet", "stated", "assumed", "measured in a run"]
 
 
 class Provenance(Value):
@@ -52,6 +53,8 @@ def estimate_provenance(
     links_are: Kind = "assumed" if machine.assumed_properties.intra else "data sheet"
     network_is: Kind = "assumed" if machine.assumed_properties.inter else "data sheet"
     on_cpu = machine.generation == "cpu"
+    if machine.inter_measured:
+        network_is, network = "measured in a run", None
     rates: Kind = evidence.provenance if on_cpu else "data sheet"
     return Provenance(
         title=evidence.title,
@@ -162,6 +165,8 @@ class Estimate(Value):
     waterfall: tuple[WaterfallLevel, ...]
     """MFU waterfall from the dense peak to the estimated and, if known, the measured rate."""
     measured: MeasuredStep | None = None
+    measured_network: MeasuredNetwork | None = None
+    """The network between nodes, if it comes from a run (--inter RUN)."""
     provenance: Provenance
     notes: tuple[str, ...]
 
@@ -246,6 +251,7 @@ def estimate_on(
         if tokens
         else None,
         waterfall=levels,
+        measured_network=request.network,
         provenance=estimate_provenance(evidence, machine, *_links(request)),
         notes=(
             *machine.notes,

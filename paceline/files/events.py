@@ -67,14 +67,24 @@ class InterfaceUse(Value):
     sent_bytes: int
 
 
-class FabricProbe(Value):
-    """A timed all-reduce of all ranks before the first step."""
+class PayloadTime(Value):
+    """Time of an all-reduce of all ranks with one payload."""
 
     num_bytes: PositiveInt = Field(alias="bytes")
     """Payload."""
-    calls: PositiveInt
     time_s: NonNegativeFloat
     """Median time of a call in seconds."""
+    spread: NonNegativeFloat | None = None
+    """1.4826 x MAD / median of the calls; None in files of earlier versions."""
+
+
+class FabricProbe(PayloadTime):
+    """Timed all-reduces of all ranks before the first step, with a large and a small payload."""
+
+    calls: PositiveInt
+    """Timed calls with each payload."""
+    small: PayloadTime | None = None
+    """The same with a payload whose time is mostly latency; None in files of earlier versions."""
     interfaces: tuple[InterfaceUse, ...] = ()
     """Active interfaces of the host; empty except for the first rank of a host."""
 

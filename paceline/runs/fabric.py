@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from math import hypot, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,8 @@ def fabric_proof(folder: Path, spec: RunSpec) -> FabricProof | None:
     within, between = _transports(facts, carriers, on_gpus=on_gpus)
     if nodes == 1:
         within, between = tuple(dict.fromkeys((*within, *between))), ()
-    slowest_s = max((probe.time_s for probe in probes), default=0.0)
-    payload_bytes = probes[0].num_bytes if probes else None
-    bus = None
-    if payload_bytes and slowest_s:
-        bus = LINK_SHARE["all_reduce"](spec.world_size) * payload_bytes / slowest_s
+    bandwidth = _bandwidth(probes, spec.world_size)
+    bus = bandwidth.get("bus_bytes_per_s")
     link, expected = _expected(spec) if bus else (None, None)
     ports = facts.ports or _counted_ports(probes)
     addresses = {use.name: use.address for use in carriers}
@@ -65,16 +63,42 @@ def fabric_proof(folder: Path, spec: RunSpec) -> FabricProof | None:
         on_gpus=on_gpus,
         within_node=within,
         between_nodes=between,
-        bus_bytes_per_s=bus,
-        payload_bytes=payload_bytes,
         expected_bytes_per_s=expected,
         link=link,
         evidence=tuple(name for name, is_there in sources.items() if is_there),
         requirement=requirement,
+        **bandwidth,
         **(network if nodes > 1 else {}),
     )
     problem = unmet(proof, requirement) if requirement else None
     return proof.model_copy(update={"problem": problem})
+
+
+def _bandwidth(probes: Sequence[FabricProbe], ranks: int) -> dict[str, Any]:
+    """Return the bus bandwidth by the slowest rank, as fields of FabricProof.
+
+    With payloads B and b, times T and t, and the share s of a payload that a link carries, it is
+    s B / T with latency, and s (B - b) / (T - t) without (Hockney's asymptotic bandwidth).
+    """
+    slowest = max(probes, key=lambda probe: probe.time_s, default=None)
+    if slowest is None or not slowest.time_s:
+        return {}
+    share = LINK_SHARE["all_reduce"](ranks)
+    fields: dict[str, Any] = {
+        "bus_bytes_per_s": share * slowest.num_bytes / slowest.time_s,
+        "payload_bytes": slowest.num_bytes,
+        "calls": slowest.calls,
+    }
+    small = slowest.small
+    if small is not None and slowest.spread is not None and small.spread is not None:
+        fields["small_payload_bytes"] = small.num_bytes
+        difference = slowest.num_bytes - small.num_bytes
+        difference_s = slowest.time_s - small.time_s
+        if difference > 0 and difference_s > 0:
+            spread_s = hypot(slowest.spread * slowest.time_s, small.spread * small.time_s)
+            fields["asymptotic_bytes_per_s"] = share * difference / difference_s
+            fields["asymptotic_spread"] = spread_s / difference_s
+    return {name: value for name, value in fields.items() if isfinite(value)}
 
 
 def _probes(folder: Path) -> Iterator[FabricProbe]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +34,25 @@ def run_folder(
     folder: Path,
     *interfaces: dict[str, Any],
     nccl: dict[str, str] | None = None,
+    probes: Sequence[dict[str, Any]] = ({}, {}),
     **cluster: Any,
 ) -> Path:
-    """A run of two nodes whose first host sent by these interfaces during the probe."""
+    """A run of two nodes whose first host sent by these interfaces during the probe.
+
+    `probes` are fields of the probes of both ranks.
+    """
     fields = {"name": "two", "device": "cpu", "nodes": 2, "devices_per_node": 1, **cluster}
-    spec = make_spec(cluster=Cluster.model_validate(fields))
+    site = Cluster.model_validate(fields)
+    spec = make_spec(ranks=site.world_size, cluster=site)
     write_value(folder / RUN_FILE, make_record(name=folder.name, spec=spec))
     probe = {"bytes": PAYLOAD, "calls": CALLS, "time_s": 0.01, "interfaces": list(interfaces)}
     last = {**probe, "time_s": 0.02, "interfaces": []}
+    first, last = probe | probes[0], last | probes[1]
     write_ranks(
         folder,
         spec,
         step_times(noisy(20)),
-        changes={0: {"fabric": probe}, 1: {"fabric": last}},
+        changes={0: {"fabric": first}, 1: {"fabric": last}},
     )
     (folder / "logs").mkdir()
     for host, line in (nccl or {}).items():
@@ -68,6 +75,20 @@ def test_counters_show_the_interface_and_the_probe_its_rate(tmp_path: Path) -> N
     # Two ranks: a link carries the payload once. The slowest rank needs 0.02 s.
     assert proof.bus_bytes_per_s == PAYLOAD / 0.02
     assert proof.evidence == ("interface counters", "probe")
+
+
+def test_two_payloads_show_the_rate_without_latency(tmp_path: Path) -> None:
+    """The slowest rank takes 4 ms more for the larger payload, with a spread of 0.4 ms."""
+    small = {"bytes": PAYLOAD // 2, "time_s": 0.016, "spread": 0.0}
+    times = {"spread": 0.02, "small": small}
+    _, proof = evaluated(run_folder(tmp_path / "a", interface("eth0"), probes=(times, times)))
+    assert proof.asymptotic_bytes_per_s == pytest.approx(PAYLOAD / 2 / 0.004)
+    assert proof.asymptotic_spread == pytest.approx(0.1)
+    assert proof.bus_bytes_per_s == PAYLOAD / 0.02
+
+    equal = {"spread": 0.02, "small": {**small, "time_s": 0.02}}
+    _, proof = evaluated(run_folder(tmp_path / "b", interface("eth0"), probes=(equal, equal)))
+    assert proof.asymptotic_bytes_per_s is None and proof.asymptotic_spread is None
 
 
 def test_ports_of_rdma_devices_count_before_sockets(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ class Case:
     devices: float
     global_batch: float
     """Samples per step."""
+    inter_measured: bool = False
+    """True if `inter_bytes_per_s` is what collectives reach, so that `inter` does not apply."""
     gated: bool = False
     """True for a gated ffn of three matrices, False for two matrices."""
     causal: bool = True

@@ -49,6 +49,11 @@ def _neighbours_per_unit(x: Cases, level: _NetworkLevel) -> Floats:
     return np.where((x.scattered > 0) & (x.devices > level.unit), x.domain, level.unit)
 
 
+def _inter_share(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Return the share of the network's rate that collectives reach; 1 of a measured rate."""
+    return np.where(x.inter_measured > 0, 1.0, c["inter"])
+
+
 def group_rate(x: Cases, c: Mapping[str, float], span: Floats, stride: Floats) -> Floats:
     """Return the bytes/s of one rank in a group of every `stride`th of `span` neighbours.
 
@@ -64,7 +69,7 @@ def group_rate(x: Cases, c: Mapping[str, float], span: Floats, stride: Floats) -
     rate, spread = inside, group_span(x, span)
     for level in _levels(x):
         members = np.maximum(1.0, _neighbours_per_unit(x, level) / stride)
-        shared = np.minimum(rate, level.bytes_per_s * c["inter"] * members)
+        shared = np.minimum(rate, level.bytes_per_s * _inter_share(x, c) * members)
         rate = np.where(spread <= level.unit, rate, shared)
     return rate
 
@@ -73,7 +78,7 @@ def port_rate(x: Cases, c: Mapping[str, float], span: Floats) -> Floats:
     """Return the bytes/s of point-to-point transfers of one rank within `span` devices."""
     rate, spread = x.intra_bytes_per_s * c["intra"], group_span(x, span)
     for level in _levels(x):
-        rate = np.where(spread <= level.unit, rate, level.bytes_per_s * c["inter"])
+        rate = np.where(spread <= level.unit, rate, level.bytes_per_s * _inter_share(x, c))
     return rate
 
 
@@ -175,7 +180,7 @@ def all_to_all_s(
     for level in _levels(x):
         connected_ranks = np.clip(_neighbours_per_unit(x, level) / stride, near, size)
         beyond = copies * (size - connected_ranks) / np.maximum(size - near, 1.0)
-        rate = level.bytes_per_s * c["inter"] * bandwidth_share
+        rate = level.bytes_per_s * _inter_share(x, c) * bandwidth_share
         crossing = num_bytes * beyond / rate
         slowest = np.where(spread > level.unit, np.maximum(slowest, crossing), slowest)
     start = _own_start_s(x, c, np.where(domains > 1, np.inf, 0.0))

@@ -125,6 +125,8 @@ class Machine:
     """Number of processes per CPU core; 1 if each has its own."""
     proxied: bool = False
     """True if CPU threads drive the network ports."""
+    inter_measured: bool = False
+    """True if the rate between nodes is what collectives reach, not that of the links."""
     mesh: bool = False
     """True if each device of a domain has direct links to the others, without a switch."""
     assumed_properties: AssumedProperties = NOTHING_ASSUMED

@@ -21,7 +21,14 @@ from torch import distributed as dist
 
 from paceline.trainer.parallel.mesh import World
 
-PAYLOAD_BYTES = {"cuda": 64 << 20, "cpu": 1 << 20}
+SMALL_BYTES = 128 << 10
+"""Payload whose time is mostly latency."""
+MAX_BYTES = {"cuda": 64 << 20, "cpu": 8 << 20}
+"""Maximum of the large payload, whose time is mostly transfer, by type of device."""
+GROWTH = 8
+"""Ratio of successive payloads. The second one is always measured."""
+MAX_PAYLOAD_S = 0.1
+"""Maximum time of all calls with a further payload in seconds, predicted from the one before."""
 WARM_UP_CALLS, TIMED_CALLS = 2, 5
 COUNTERS = ("counters/port_xmit_data", "hw_counters/tx_bytes")
 """Counters of a port: of InfiniBand and RoCE in words of 4 bytes, and of EFA in bytes."""
@@ -30,34 +37,50 @@ SIOCGIFADDR = 0x8915
 
 
 def probe_fabric(world: World) -> dict[str, Any] | None:
-    """Return time and interfaces of an all-reduce of all ranks; None for a single rank.
+    """Return times and interfaces of all-reduces of all ranks; None for a single rank.
 
     Every rank must call it. The bytes of an interface are those of the whole host, so only the
     first rank of each host reports them.
     """
     if world.size == 1:
         return None
-    payload = torch.zeros(PAYLOAD_BYTES[world.device.type] // 4, device=world.device)
+    small, _ = _timed_calls(world, SMALL_BYTES)
+    num_bytes = GROWTH * SMALL_BYTES
+    large, interfaces = _timed_calls(world, num_bytes)
+    while num_bytes < MAX_BYTES[world.device.type] and _allows_more(world, large["time_s"]):
+        num_bytes *= GROWTH
+        large, interfaces = _timed_calls(world, num_bytes)
+    return {**large, "calls": TIMED_CALLS, "small": small, "interfaces": interfaces}
+
+
+def _allows_more(world: World, time_s: float) -> bool:
+    """Return whether the next payload is quick enough; all ranks get the same answer."""
+    slowest_s = torch.tensor(time_s, device=world.device)
+    dist.all_reduce(slowest_s, op=dist.ReduceOp.MAX)
+    calls = WARM_UP_CALLS + TIMED_CALLS
+    return calls * GROWTH * slowest_s.item() <= MAX_PAYLOAD_S
+
+
+def _timed_calls(world: World, num_bytes: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the time of a call with its spread, and what each interface sent meanwhile."""
+    payload = torch.zeros(num_bytes // 4, device=world.device)
     for _ in range(WARM_UP_CALLS):
         _all_reduce(payload)
     first = world.local_rank == 0
     before = sent_bytes() if first else {}
     times = [_all_reduce(payload) for _ in range(TIMED_CALLS)]
     after = sent_bytes() if first else {}
-    num_bytes = payload.numel() * payload.element_size()
     del payload
     if world.device.type == "cuda":
         torch.cuda.empty_cache()
-    return {
-        "bytes": num_bytes,
-        "calls": TIMED_CALLS,
-        "time_s": statistics.median(times),
-        "interfaces": [
-            {"name": name, "kind": kind, "address": address, "sent_bytes": count - before[name][2]}
-            for name, (kind, address, count) in after.items()
-            if name in before
-        ],
-    }
+    interfaces = [
+        {"name": name, "kind": kind, "address": address, "sent_bytes": count - before[name][2]}
+        for name, (kind, address, count) in after.items()
+        if name in before
+    ]
+    time_s = statistics.median(times)
+    mad_s = statistics.median(abs(each - time_s) for each in times)
+    return {"bytes": num_bytes, "time_s": time_s, "spread": 1.4826 * mad_s / time_s}, interfaces
 
 
 def _all_reduce(payload: torch.Tensor) -> float:
