@@ -12,6 +12,7 @@ from paceline.cli.model_options import network_of_run
 from paceline.core.errors import UserError
 from paceline.estimate.calibrate.lookup import evidence_for
 from paceline.estimate.measured_network import MeasuredNetwork
+from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import Estimate, estimate
 from tests.command import paceline
@@ -48,7 +49,7 @@ def test_the_measured_rate_is_used_as_it_is(tmp_path: Path) -> None:
     assert network.bytes_per_s == pytest.approx(rate / 8)
 
     measured = estimated(network=network)
-    share = evidence_for("H100-SXM", "bf16").coefficients["inter"]
+    share = coefficient_values(evidence_for("H100-SXM", "bf16").fit().centre)["inter"]
     link = estimated(inter_link=f"{rate / share / 1e9} GB/s")
     assert measured.step_time_s == pytest.approx(link.step_time_s, rel=1e-6)
 
