@@ -534,8 +534,8 @@ def _csv(output: EstimateOutput) -> Table:
     return Table(columns=[Column(key, key) for key in rows[0]], rows=rows)
 
 
-_NESTED = {"parts", "training_cost", "memory_bytes", "measured", "provenance"}
-"""Nested fields of an estimate that are flattened into CSV columns."""
+_NESTED = {"parts", "training_cost", "memory_bytes", "measured", "measured_network", "provenance"}
+"""Nested fields of an estimate that CSV columns replace; the notes describe a measured network."""
 
 
 def _flat(estimate: Estimate) -> dict[str, Any]:
