@@ -50,7 +50,7 @@ def test_the_measured_rate_is_used_as_it_is(tmp_path: Path) -> None:
 
     measured = estimated(network=network)
     share = coefficient_values(evidence_for("H100-SXM", "bf16").fit().centre)["inter"]
-    link = estimated(inter_link=f"{rate / share / 1e9} GB/s")
+    link = estimated(inter_link=f"{network.bytes_per_s / share / 1e9} GB/s")
     assert measured.step_time_s == pytest.approx(link.step_time_s, rel=1e-6)
 
 
