@@ -36,7 +36,7 @@ from paceline.core.hardware import Site
 from paceline.core.units import pluralize
 from paceline.estimate.calibrate.lookup import FileEvidence
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.measured_network import MeasuredNetwork
+from paceline.estimate.measured_network import RunNetwork
 from paceline.estimate.measured_step import (
     RequestedSettings,
     estimate_measured_run,
@@ -455,7 +455,7 @@ def _run_estimate(
     name: str,
     runs_dir: Path | None,
     options: dict[str, Any],
-    network: MeasuredNetwork | None,
+    network: RunNetwork | None,
     cost_inputs: Costs,
     file_evidence: FileEvidence | None,
 ) -> Estimate:

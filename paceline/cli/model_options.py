@@ -15,7 +15,7 @@ from paceline.estimate.calibrate.lookup import FileEvidence, file_or_device_evid
 from paceline.estimate.fit.evidence import Evidence, shipped_evidence
 from paceline.estimate.fit.origin import ANY, SOFTWARE, year_of_release
 from paceline.estimate.fit.refit import adjusted_to
-from paceline.estimate.measured_network import MeasuredNetwork, measured_network
+from paceline.estimate.measured_network import RunNetwork, measured_network
 from paceline.estimate.model.case import Case, CudaGraphs, Dispatcher
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.similar_steps import (
@@ -184,7 +184,7 @@ def question(
     )
 
 
-def network_of_run(inter: str | None, runs_dir: Path | None) -> MeasuredNetwork | None:
+def network_of_run(inter: str | None, runs_dir: Path | None) -> RunNetwork | None:
     """Return the network that a run measured; None if `inter` is a link of the catalog or a rate.
 
     Raises UserError for a name that is none of these, and for a run without a usable probe.

@@ -16,7 +16,7 @@ MAX_SPREAD = 0.5
 """Maximum robust relative spread of a bandwidth that an estimate may use."""
 
 
-class MeasuredNetwork(Value):
+class RunNetwork(Value):
     """Bus bandwidth of an all-reduce of all ranks of a run on several nodes."""
 
     run: str
@@ -24,7 +24,7 @@ class MeasuredNetwork(Value):
     nodes: int
     devices_per_node: int
     transports: tuple[str, ...]
-    """What carried the all-reduce between nodes; empty if unknown."""
+    """Transport of the all-reduce between nodes; empty if unknown."""
     interfaces: tuple[str, ...]
     """Network interfaces or RDMA ports in use; empty if unknown."""
     bus_bytes_per_s: float
@@ -60,7 +60,7 @@ class MeasuredNetwork(Value):
         )
 
 
-def measured_network(report: RunReport) -> MeasuredNetwork:
+def measured_network(report: RunReport) -> RunNetwork:
     """Return the network of a run; raises UserError if its fabric probe did not measure it."""
     proof, spec, where = report.result.fabric, report.spec, f"run {report.result.run}"
     remedy = "`paceline run RECIPE` with GPUs of two nodes or more"
@@ -76,7 +76,7 @@ def measured_network(report: RunReport) -> MeasuredNetwork:
     if problem or not (rate and spread is not None and large and small and proof.calls):
         what = problem or "has a fabric probe whose times do not show the bandwidth"
         raise UserError(where, what, remedy=remedy)
-    return MeasuredNetwork(
+    return RunNetwork(
         run=report.result.run,
         device=spec.cluster.device,
         nodes=spec.cluster.nodes,
@@ -116,7 +116,7 @@ def _proof_problem(proof: FabricProof) -> str | None:
     return None
 
 
-def with_measured_network(machine: Machine, network: MeasuredNetwork, nodes: int) -> Machine:
+def with_measured_network(machine: Machine, network: RunNetwork, nodes: int) -> Machine:
     """Return the machine of `nodes` nodes with a measured network.
 
     Raises UserError for a CPU, and for several nodes with another number of devices each: it is

@@ -15,7 +15,7 @@ from paceline.core.units import pluralize
 from paceline.estimate.calibrate.calibration import Calibration
 from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, machine_for
 from paceline.estimate.costs import Failures, Prices
-from paceline.estimate.measured_network import MeasuredNetwork, with_measured_network
+from paceline.estimate.measured_network import RunNetwork, with_measured_network
 from paceline.estimate.model.case import CudaGraphs, Dispatcher
 from paceline.estimate.model.machine import Machine, with_fabric
 from paceline.estimate.run_case import Software, parse_software, software_name
@@ -35,7 +35,7 @@ class EstimateRequest:
     devices_per_node: int = 8
     intra_link: str | None = None
     inter_link: str | None = None
-    network: MeasuredNetwork | None = None
+    network: RunNetwork | None = None
     """A network that a run measured, instead of `inter_link`."""
     software: str | None = None
     """Name from SOFTWARE (`fit/origin.py`) or an implementation: fused, torch or softmax. An

@@ -17,7 +17,7 @@ from paceline.core.value import Value
 from paceline.estimate.costs import TrainingCost, training_cost
 from paceline.estimate.estimates import estimates_of_runs
 from paceline.estimate.fit.evidence import Evidence, EvidenceKind
-from paceline.estimate.measured_network import MeasuredNetwork
+from paceline.estimate.measured_network import RunNetwork
 from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.waterfall import uncomputed_flops_notes, waterfall
@@ -165,7 +165,7 @@ class Estimate(Value):
     waterfall: tuple[WaterfallLevel, ...]
     """MFU waterfall from the dense peak to the estimated and, if known, the measured rate."""
     measured: MeasuredStep | None = None
-    measured_network: MeasuredNetwork | None = None
+    measured_network: RunNetwork | None = None
     """The network between nodes, if it comes from a run (--inter RUN)."""
     provenance: Provenance
     notes: tuple[str, ...]

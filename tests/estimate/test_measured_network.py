@@ -11,7 +11,7 @@ import pytest
 from paceline.cli.model_options import network_of_run
 from paceline.core.errors import UserError
 from paceline.estimate.calibrate.lookup import evidence_for
-from paceline.estimate.measured_network import MeasuredNetwork
+from paceline.estimate.measured_network import RunNetwork
 from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import Estimate, estimate
@@ -30,7 +30,7 @@ def gpu_run(folder: Path, probe: dict[str, Any] | None = None, **cluster: Any) -
     return run_folder(folder, port, probes=(probe, probe), **{**GPUS, **cluster})
 
 
-def network_of(folder: Path) -> MeasuredNetwork:
+def network_of(folder: Path) -> RunNetwork:
     network = network_of_run(str(folder), None)
     assert network is not None
     return network
