@@ -35,8 +35,6 @@ class EstimateRequest:
     devices_per_node: int = 8
     intra_link: str | None = None
     inter_link: str | None = None
-    network: RunNetwork | None = None
-    """A network that a run measured, instead of `inter_link`."""
     software: str | None = None
     """Name from SOFTWARE (`fit/origin.py`) or an implementation: fused, torch or softmax. An
     optional release has year and month: nemo@26.02. None is that of the recipe's engine."""
@@ -57,6 +55,8 @@ class EstimateRequest:
     """Calibration of a CPU from a file; None for the one stored on this machine."""
     native: bool = False
     """True to use the native trainer's memory constants, as is always done on CPUs."""
+    network: RunNetwork | None = None
+    """A network that a run measured, instead of `inter_link`."""
 
     @property
     def software_name(self) -> str:

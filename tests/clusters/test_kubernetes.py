@@ -22,7 +22,6 @@ from paceline.runs import flow
 from tests.clusters.kubernetes_bed import Kubernetes, kubernetes_bed
 from tests.clusters.test_scale import QUICK
 from tests.machines.kubernetes.clusters import job_on
-from tests.nightly import NIGHTLY
 from tests.runs.test_flow import SMALL, only_run, result_of
 from tests.surroundings import own_folders
 from tests.waiting import wait_until
@@ -374,15 +373,14 @@ def test_nodes_are_listed_and_unfit_ones_are_named(
     }
 
 
+@pytest.mark.nightly
 def test_scale_over_four_pods_makes_the_table_of_ssh(cluster: Kubernetes, tmp_path: Path) -> None:
     file = cluster_file(tmp_path, nodes="4")
-    sizes = () if NIGHTLY else ("--sizes", "1,4")
-    process = start(cluster, tmp_path, "scale", *QUICK, *sizes, "--cluster", file, "--json")
+    process = start(cluster, tmp_path, "scale", *QUICK, "--cluster", file, "--json")
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, messages(tmp_path)
     result = json.loads(text)
-    rows = [(1, 4), (2, 2), (4, 1)] if NIGHTLY else [(1, 4), (4, 1)]
-    assert [(row["nodes"], row["n"]) for row in result["sizes"]] == rows
+    assert [(row["nodes"], row["n"]) for row in result["sizes"]] == [(1, 4), (2, 2), (4, 1)]
     alone = [run["hosts"][0] for run in result["runs"] if len(run["hosts"]) == 1]
     assert sorted(alone) == cluster.bed.names and result["missing"] == 0
     assert not left(cluster)

@@ -130,6 +130,7 @@ def test_a_host_that_dies_ends_it_and_the_same_command_goes_on_also_elsewhere(
     }
 
 
+@pytest.mark.nightly
 def test_trials_are_steps_of_an_allocation_and_so_is_the_best(
     slurm_cluster: Bed, tmp_path: Path
 ) -> None:

@@ -19,8 +19,10 @@ from paceline.files.recipe import load_recipe, recipe_names
 from tests.core.shapes import FLUX, LLAMA_8B
 from tests.numerics import expert_layouts
 from tests.numerics.cases import (
+    ALL,
     GLOBAL_BATCH,
     RAMP_UP,
+    ROUNDED_MODELS,
     SMALL_LAYOUTS_BY_DAY,
     Case,
     by_inductor,
@@ -283,7 +285,7 @@ def test_every_feature_that_is_rounded_at_night_always_is(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("model", IN_PAIRS)
+@pytest.mark.parametrize("model", IN_PAIRS if ALL else ROUNDED_MODELS & IN_PAIRS.keys())
 def test_every_workload_is_rounded_along_every_axis(model: str, dtype: str) -> None:
     cases = [case for case in rounded() if case.dtype == dtype]
 

@@ -7,16 +7,12 @@ import pytest
 from tests.nightly import NIGHTLY
 from tests.numerics.pipelines import cases, outcome
 
-CASES = [
-    (ranks, name)
-    for ranks in ((2, 4) if NIGHTLY else (2,))
-    for name, row in cases(ranks).items()
-    if not row["fault"]
-]
+RANKS = (2, 4) if NIGHTLY else (2,)
+CASES = [(ranks, name) for ranks in RANKS for name, row in cases(ranks).items() if not row["fault"]]
 EXACT, ROUNDED = 1e-9, {"fp32": 1e-5, "bf16": 2e-2}
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_pytorch_refuses_just_what_we_refuse(ranks: int) -> None:
     assert outcome(ranks)["refused"] == []
 
@@ -39,7 +35,7 @@ def test_gradients_divided_by_the_micro_batches_are_noticed() -> None:
     assert outcome(2)["divided"]["gradient"] == pytest.approx(0.75)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_follow(ranks: int) -> None:
     alive = outcome(ranks)["alive"]
 
@@ -48,13 +44,13 @@ def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_follow(ranks: 
     assert max(alive["zero-bubble"]) <= ranks
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_fewer_micro_batches_than_stages_are_all_that_a_stage_holds(ranks: int) -> None:
     for num, alive in outcome(ranks)["alive few"].items():
         assert alive == [min(int(num), ranks - rank) for rank in range(ranks)]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_every_pass_of_a_micro_batch_is_a_beat(ranks: int) -> None:
     """A forward pass beats at its start and at its end, each part of a backward pass at its end."""
     beats = outcome(ranks)["beats"]
@@ -63,7 +59,7 @@ def test_every_pass_of_a_micro_batch_is_a_beat(ranks: int) -> None:
     assert beats["zero-bubble"] == [4 * 4, 4 * 4]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_the_bubble_counts_as_waiting(ranks: int) -> None:
     seconds = outcome(ranks)["waits"]
 
