@@ -62,7 +62,7 @@ def test_eight_processes_on_fewer_cores_are_planned_and_told(tmp_path: Path):
     )
 
     assert done.returncode == 0, done.stderr
-    assert "--nproc-per-node=8" in done.stdout
+    assert "agent.py 1 0 8 " in done.stdout
 
 
 def test_the_help_shows_how_a_layout_is_set():

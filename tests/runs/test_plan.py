@@ -21,7 +21,7 @@ from tests.machines.slurm.fake_slurm import put
 
 def test_a_plan_is_the_script_that_will_run():
     plan = make_plan(Request("tiny-llama", devices=2))
-    assert "--nproc-per-node=2" in plan.script and plan.script.endswith("trainer trainer.json\n")
+    assert "agent.py 1 0 2 " in plan.script and plan.script.endswith("trainer trainer.json\n")
     assert {"trainer.json", "trainer/__main__.py"} <= set(plan.job.files)
 
 
