@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -44,6 +45,13 @@ def install(wheels: Path, requirement: str, imports: tuple[str, ...]) -> list[st
     offline = ("--no-index", "--find-links", str(wheels))
     environments.install(NAME, [requirement], imports, told.append, extra_arguments=offline)
     return told
+
+
+def test_a_process_that_has_them_can_still_import_setuptools() -> None:
+    """As torch.compile does in a program that uses the Python API."""
+    program = "import paceline.engines.launch.environments, setuptools"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_environment_has_what_was_asked_for_and_sees_what_runs_paceline(wheels: Path):

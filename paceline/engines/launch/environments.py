@@ -7,7 +7,6 @@ own. This avoids a second installation of several GB of torch.
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ import venv
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
@@ -31,7 +31,9 @@ VARIABLE = "PACELINE_ENGINES"
 MANIFEST = "paceline.json"
 """Manifest file: the folder is ours. It is completed last; until then it is an empty object."""
 SHARED_PACKAGES_FILE = "paceline-shared.pth"
-HAS_PIP = importlib.util.find_spec("pip") is not None
+# setuptools' finder would take a question about pip for pip itself, and leave distutils to the
+# standard library: torch.compile, which imports setuptools, then fails in this process.
+HAS_PIP = PathFinder.find_spec("pip") is not None
 """True if this interpreter has pip; copying pip into each environment takes seconds."""
 INSTALL_LIMIT_S = 3600.0
 CHECK_LIMIT_S = 300.0
