@@ -12,6 +12,7 @@ from paceline.core.units import binary, percent, pluralize, si
 from paceline.core.value import Value
 from paceline.estimate.model.machine import Machine, inter_rate
 
+NO_PROBE = "has no fabric probe: only the native trainer has one"
 MAX_SPREAD = 0.5
 """Maximum robust relative spread of a bandwidth that an estimate may use."""
 
@@ -66,16 +67,15 @@ def measured_network(report: RunReport) -> RunNetwork:
     remedy = "`paceline run RECIPE` with GPUs of two nodes or more"
     if spec is None:
         raise UserError(where, "is an imported log, without a fabric probe", remedy=remedy)
-    problem = _cluster_problem(spec.cluster)
-    if problem or proof is None:
-        what = problem or "has no fabric probe: only the native trainer has one"
-        raise UserError(where, what, remedy=remedy)
+    problem = _cluster_problem(spec.cluster) or _proof_problem(proof)
+    if proof is None or problem:
+        raise UserError(where, problem or NO_PROBE, remedy=remedy)
     rate, spread = proof.asymptotic_bytes_per_s, proof.asymptotic_spread
     large, small = proof.payload_bytes, proof.small_payload_bytes
-    problem = _proof_problem(proof)
-    if problem or not (rate and spread is not None and large and small and proof.calls):
-        what = problem or "has a fabric probe whose times do not show the bandwidth"
-        raise UserError(where, what, remedy=remedy)
+    if not (rate and spread is not None and large and small and proof.calls):
+        raise UserError(
+            where, "has a fabric probe whose times do not show the bandwidth", remedy=remedy
+        )
     return RunNetwork(
         run=report.result.run,
         device=spec.cluster.device,
@@ -101,13 +101,11 @@ def _cluster_problem(cluster: Cluster) -> str | None:
     return None
 
 
-def _proof_problem(proof: FabricProof) -> str | None:
+def _proof_problem(proof: FabricProof | None) -> str | None:
+    if proof is None or proof.bus_bytes_per_s is None:
+        return NO_PROBE
     if proof.problem:
         return f"is invalid: {proof.problem}"
-    if proof.bus_bytes_per_s is None:
-        return "has no fabric probe: only the native trainer has one"
-    if proof.small_payload_bytes is None:
-        return "has a fabric probe of one payload, which cannot separate bandwidth from latency"
     if "nvlink" in proof.between_nodes:
         return "has all nodes in one NVLink domain: its fabric probe did not use the network"
     if (proof.asymptotic_spread or 0) > MAX_SPREAD:

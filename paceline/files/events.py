@@ -74,8 +74,8 @@ class PayloadTime(Value):
     """Payload."""
     time_s: NonNegativeFloat
     """Median time of a call in seconds."""
-    spread: NonNegativeFloat | None = None
-    """1.4826 x MAD / median of the calls; None in files of earlier versions."""
+    spread: NonNegativeFloat
+    """1.4826 x MAD / median of the calls."""
 
 
 class FabricProbe(PayloadTime):
@@ -83,8 +83,8 @@ class FabricProbe(PayloadTime):
 
     calls: PositiveInt
     """Timed calls with each payload."""
-    small: PayloadTime | None = None
-    """The same with a payload whose time is mostly latency; None in files of earlier versions."""
+    small: PayloadTime
+    """The same with a payload whose time is mostly latency."""
     interfaces: tuple[InterfaceUse, ...] = ()
     """Active interfaces of the host; empty except for the first rank of a host."""
 

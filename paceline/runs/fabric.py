@@ -84,20 +84,19 @@ def _bandwidth(probes: Sequence[FabricProbe], ranks: int) -> dict[str, Any]:
     if slowest is None or not slowest.time_s:
         return {}
     share = LINK_SHARE["all_reduce"](ranks)
+    small = slowest.small
     fields: dict[str, Any] = {
         "bus_bytes_per_s": share * slowest.num_bytes / slowest.time_s,
         "payload_bytes": slowest.num_bytes,
+        "small_payload_bytes": small.num_bytes,
         "calls": slowest.calls,
     }
-    small = slowest.small
-    if small is not None and slowest.spread is not None and small.spread is not None:
-        fields["small_payload_bytes"] = small.num_bytes
-        difference = slowest.num_bytes - small.num_bytes
-        difference_s = slowest.time_s - small.time_s
-        if difference > 0 and difference_s > 0:
-            spread_s = hypot(slowest.spread * slowest.time_s, small.spread * small.time_s)
-            fields["asymptotic_bytes_per_s"] = share * difference / difference_s
-            fields["asymptotic_spread"] = spread_s / difference_s
+    difference = slowest.num_bytes - small.num_bytes
+    difference_s = slowest.time_s - small.time_s
+    if difference > 0 and difference_s > 0:
+        spread_s = hypot(slowest.spread * slowest.time_s, small.spread * small.time_s)
+        fields["asymptotic_bytes_per_s"] = share * difference / difference_s
+        fields["asymptotic_spread"] = spread_s / difference_s
     return {name: value for name, value in fields.items() if isfinite(value)}
 
 

@@ -67,7 +67,6 @@ def test_the_estimate_states_the_origin(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("probe", "cluster", "reason"),
     [
-        ({}, {}, "one payload"),
         ({**PROBE, "small": {**SMALL, "time_s": 0.0002}}, {}, "do not show the bandwidth"),
         ({**PROBE, "spread": 0.9}, {}, "varies too much"),
         (PROBE, {"nodes": 1}, "on one node"),
