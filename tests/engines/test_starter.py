@@ -14,10 +14,11 @@ from paceline.engines.launch import starter_program
 SHOW = "import os, sys; print(os.environ['PATH'], os.environ.get('USER'), sys.argv[1])"
 
 
-def start(tmp_path: Path, *program: str, **environment: str) -> str:
+def start(tmp_path: Path, *program: str, devices: int = 1, **environment: str) -> str:
     """Start a program as a job does, with these variables only; return what it prints."""
     (tmp_path / "logs").mkdir(exist_ok=True)
-    command = [sys.executable, starter_program.__file__, "rank", "1", "1", "0", *program]
+    place = ("rank", "1", str(devices), "0")
+    command = [sys.executable, starter_program.__file__, *place, *program]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     return (tmp_path / "logs" / "rank-00000.log").read_text().splitlines()[-1]
 
@@ -30,6 +31,13 @@ def test_the_interpreters_tools_come_first_on_the_path_of_its_programs(tmp_path:
 
 def test_other_programs_keep_their_path(tmp_path: Path):
     assert start(tmp_path, "sh", "-c", "echo $PATH", PATH="/usr/bin:/bin") == "/usr/bin:/bin"
+
+
+def test_ranks_that_share_a_node_have_a_thread_each_unless_a_number_is_set(tmp_path: Path):
+    show = ("sh", "-c", "echo ${OMP_NUM_THREADS-unset}")
+    assert start(tmp_path, *show, PATH="/usr/bin:/bin") == "unset"
+    assert start(tmp_path, *show, devices=2, PATH="/usr/bin:/bin") == "1"
+    assert start(tmp_path, *show, devices=2, PATH="/usr/bin:/bin", OMP_NUM_THREADS="4") == "4"
 
 
 def test_the_user_has_a_name_where_the_scheduler_gives_none(tmp_path: Path):

@@ -33,8 +33,10 @@ def probe_lines(
     where = f"{program.rpartition('.')[2]} probe"
     # -P, which interpreters before 3.11 do not have: no modules of the working folder.
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    if threads or ranks > 1:
-        environment["OMP_NUM_THREADS"] = str(threads or 1)
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    elif ranks > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")  # the ranks share the cores
     try:
         with temporary_folder() as folder:
             command = [python, str(write_program(program, Path(folder))), json.dumps(question)]
