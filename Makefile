@@ -72,10 +72,8 @@ test-trainer: ## the native trainer: its parts, small trainings, every way in wh
 $(PARALLEL_SUITES:%=test-%): test-%: $(VENV)/.installed-tested
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 tests/$* $(PYTEST_ARGS)
 
-# Inductor imports setuptools, which refuses to where a test of another suite has imported distutils.
-test-suites: $(VENV)/.installed-tested ## all of the above but trainer, collected once
-	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=60 \
-	  $(patsubst %,tests/%,$(filter-out trainer,$(PARALLEL_SUITES))) $(PYTEST_ARGS)
+test-suites: $(VENV)/.installed-tested ## all of the above, from attacks to trainer, collected once
+	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=60 $(PARALLEL_SUITES:%=tests/%) $(PYTEST_ARGS)
 
 test-numerics: ## every layout against the single process
 test-browser: ## the HTML report in a real Chromium (see deps-browser)
@@ -161,7 +159,7 @@ bench-%: $(VENV)/.installed-bench
 nightly: $(VENV)/.installed-tested ## slow nodes, a job of 64 ranks, every case of the numerics, test-busy (see deps-clusters)
 	@for file in $(NIGHTLY); do echo "== $$file"; $(BIN)/python "$$file"; done
 	PACELINE_NIGHTLY=1 PACELINE_NUMERICS=all $(MAKE) test-numerics
-	PACELINE_NIGHTLY=1 $(MAKE) test test-suites test-trainer test-frameworks test-clusters
+	PACELINE_NIGHTLY=1 $(MAKE) test test-suites test-frameworks test-clusters
 	$(MAKE) test-busy
 
 .PHONY: gallery
