@@ -80,8 +80,11 @@ def imports(text: str) -> Iterator[str]:
     Parsing the modules would take most of the time in which a run is planned.
     """
     for module, names, modules in _IMPORT.findall(text):
-        yield from [module, *(f"{module}.{name}" for name in _names(names))] if module else []
-        yield from _names(modules) if modules else []
+        if module:
+            yield module
+            yield from (f"{module}.{name}" for name in _names(names))
+        else:
+            yield from _names(modules)
 
 
 def _names(text: str) -> list[str]:

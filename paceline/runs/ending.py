@@ -334,7 +334,7 @@ def last_error(tail: Sequence[str]) -> str | None:
 
 def _tail(path: Path) -> list[str]:
     lines = file_text(path, TAIL_BYTES).splitlines()
-    is_noise = (_STACK_LINE.match(line) or _AGENT_EXIT.match(line) for line in lines)
-    return [line[:500] for line, noise in zip(lines, is_noise, strict=True) if not noise][
-        -TAIL_LINES:
+    lines_without_noise = [
+        line for line in lines if not (_STACK_LINE.match(line) or _AGENT_EXIT.match(line))
     ]
+    return [line[:500] for line in lines_without_noise[-TAIL_LINES:]]
