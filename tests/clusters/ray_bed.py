@@ -51,6 +51,8 @@ class RayBed:
                 place += [f"--dashboard-host={name}", f"--dashboard-port={port}"]
         else:
             place = [f"--address={self.address}"]
+        # Without an agent of its own, one of two clusters on this machine would accept no jobs.
+        place.append(f"--dashboard-agent-listen-port={free_port()}")
         words = [*RAY, f"--node-ip-address={name}", *SIZES, *place]
         if hidden is not None:
             mount = f"mount -t tmpfs tmpfs {shlex.quote(str(hidden))}"

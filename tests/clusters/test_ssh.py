@@ -15,7 +15,7 @@ import pytest
 
 from paceline.core.errors import SystemFaultError
 from paceline.machines import JobEnd, ssh
-from paceline.machines.node.script import rendezvous_port
+from paceline.machines.node.script import random_ports
 from paceline.machines.ssh import run as ssh_run
 from paceline.machines.ssh.checks import HostRequirements, check_hosts
 from tests.clusters.bed import Bed
@@ -125,9 +125,10 @@ def test_an_unknown_host_key_is_refused_with_the_way_to_accept_it(
 
 
 def test_neighbouring_jobs_meet_at_different_ports_and_a_taken_one_is_left_alone(
-    ssh_hosts: Bed, tmp_path: Path
+    ssh_hosts: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = rendezvous_port("first")
+    taken = random_ports()[0]
+    monkeypatch.setattr(ssh, "random_ports", lambda: [taken, *random_ports()])
     listen = f"s = socket.create_server(('', {taken})); print('up', flush=True); time.sleep(600)"
     listener = ssh_hosts.hosts["node-001"].argv(
         [sys.executable, "-c", f"import socket, time; {listen}"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -32,8 +33,9 @@ def main() -> int:
     if rank == 0:
         say_settings(world, dp, tp, pp, batch, micro_batch)
     if micro_batch == 16:
-        if rank == 0:
-            print(OOM, file=sys.stderr)
+        if rank > 0:
+            time.sleep(600)  # in a collective operation, until the launcher ends it
+        print(OOM, file=sys.stderr)
         return 1
     seconds = 0.1 * batch / (micro_batch * dp) * (0.9 + 0.1 * pp)
     if rank == world - 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shlex
 from dataclasses import replace
@@ -72,6 +73,7 @@ SAMPLER_FILE = "telemetry_program.py"
 """Program that the agent starts along with the ranks, if it is in the agent's folder."""
 ANY_PORT = "0"
 """Has the agent of a job on a single node choose a free port."""
+PORTS_TRIED = 16
 
 
 def render_node(job: Job) -> str:
@@ -158,9 +160,18 @@ def secret_variables(env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if is_secret(name, value)}
 
 
-def rendezvous_port(name: str, attempt: int = 0) -> int:
-    """Return a port derived from the run's name and attempt.
+def rendezvous_port(name: str) -> int:
+    """Return a port derived from a job's name, for scripts written before the hosts are known.
 
-    Concurrent runs are thus likely to use different ports.
+    Jobs of different names are thus likely to use different ports.
     """
-    return FIRST_PORT + crc32(f"{name}/{attempt}".encode()) % NUM_PORTS
+    return FIRST_PORT + crc32(name.encode()) % NUM_PORTS
+
+
+def random_ports() -> list[int]:
+    """Return ports to try in turn on a host that is asked for a free one.
+
+    They are random because names of runs are not unique: two users who start the same benchmark
+    at the same time would find the same port free.
+    """
+    return random.SystemRandom().sample(range(FIRST_PORT, FIRST_PORT + NUM_PORTS), PORTS_TRIED)

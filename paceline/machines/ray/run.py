@@ -27,8 +27,8 @@ from paceline.files.documents import parse_json, write_text
 from paceline.files.programs import die_with_parent
 from paceline.files.run_folder import LOGS_FOLDER
 from paceline.machines import Handle, JobEnd
-from paceline.machines.node.script import rendezvous_port
-from paceline.machines.ssh import PORTS_TRIED, gloo_interface, rendezvous_address
+from paceline.machines.node.script import random_ports
+from paceline.machines.ssh import gloo_interface, rendezvous_address
 from paceline.machines.ssh.checks import (
     HostCheck,
     HostRequirements,
@@ -344,7 +344,7 @@ class RayRun(Handle):
         interface = cluster.interface if cluster else None
         requirements = HostRequirements(self.job.python, None, interface, world_size)
         raise_for_faults(apply_rules(self._checks(), requirements))
-        ports = [str(rendezvous_port(self.folder.name, n)) for n in range(PORTS_TRIED)]
+        ports = map(str, random_ports())
         self.driver.send({"port": [rendezvous_address(self._checks()), *ports]})
 
     def _start(self, answer: Mapping[str, Any]) -> None:

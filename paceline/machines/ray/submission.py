@@ -31,10 +31,9 @@ from paceline.core.value import Value
 from paceline.files.documents import parse_json, read_value, write_value
 from paceline.files.run_folder import LOGS_FOLDER, RESULT_FILE, RUN_FILE, SCRIPT_FILE
 from paceline.machines.node.records import packed_run, write_record
-from paceline.machines.node.script import rendezvous_port
+from paceline.machines.node.script import random_ports
 from paceline.machines.ray.run import (
     DRIVER_LOG,
-    PORTS_TRIED,
     RayRun,
     checked_message,
     request_for,
@@ -348,7 +347,7 @@ def job_request(job: Job, name: str, env: Mapping[str, str]) -> dict[str, Any]:
         "env": dict(env),
         "python": job.python,
         "mark": hashlib.sha256(name.encode()).hexdigest()[:32],
-        "ports": [rendezvous_port(name, number) for number in range(PORTS_TRIED)],
+        "ports": random_ports(),
         "interface": job.cluster.interface or "",
     }
 

@@ -24,7 +24,7 @@ from paceline.core.value import Value
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LOGS_FOLDER, SCRIPT_FILE
 from paceline.machines import UnfitHost
-from paceline.machines.node.script import NODE_SCRIPT, prepare_node, render_node, rendezvous_port
+from paceline.machines.node.script import NODE_SCRIPT, prepare_node, random_ports, render_node
 from paceline.machines.ssh import remote
 from paceline.machines.ssh.checks import (
     ANSWER_LIMIT_S,
@@ -107,7 +107,7 @@ def _start(run: SshRun, job: Job, folder: Path) -> None:
     requirements = HostRequirements(job.python, folder, cluster.interface, world_size)
     checks = examine(run.fanout, requirements, cluster.ssh)
     raise_for_faults(checks)
-    address, port = rendezvous(run.fanout, checks, job, folder.name)
+    address, port = rendezvous(run.fanout, checks, job)
     silence_s = MAX_SILENT_INTERVALS * cluster.ssh.alive_interval_s
     for host, check in zip(run.hosts, checks, strict=True):
         node = (str(host.node), address, str(port))
@@ -134,7 +134,6 @@ def _cluster(job: Job) -> Cluster:
     return cluster
 
 
-PORTS_TRIED = 16
 LOOPBACK = "127.0.0.1"
 
 
@@ -166,13 +165,13 @@ def rendezvous_address(checks: Sequence[HostCheck]) -> str:
     )
 
 
-def rendezvous(fanout: Fanout, checks: Sequence[HostCheck], job: Job, run: str) -> tuple[str, int]:
+def rendezvous(fanout: Fanout, checks: Sequence[HostCheck], job: Job) -> tuple[str, int]:
     """Return the address, and a port that is free on the first host.
 
     Raises SystemFaultError if no port can be found.
     """
     address, session = rendezvous_address(checks), fanout.sessions[0]
-    ports = [str(rendezvous_port(run, attempt)) for attempt in range(PORTS_TRIED)]
+    ports = map(str, random_ports())
     session.send(remote.request_facts(job.python, "port", address, *ports))
     deadline = time.monotonic() + ANSWER_LIMIT_S
     while not session.inbox and not session.ended and time.monotonic() < deadline:

@@ -20,6 +20,7 @@ from paceline.machines.node import agent
 from paceline.machines.node.script import (
     NODE_SCRIPT,
     prepare_node,
+    random_ports,
     render_node,
     rendezvous_port,
     secret_variables,
@@ -178,4 +179,9 @@ def test_an_interface_is_told_to_gloo_and_nccl():
 def test_neighbouring_runs_meet_at_different_ports():
     ports = {rendezvous_port(f"run-{n}") for n in range(100)}
     assert len(ports) > 90 and all(20_000 <= port < 30_000 for port in ports)
-    assert rendezvous_port("a") != rendezvous_port("a", attempt=1)
+
+
+def test_equal_runs_of_two_users_try_different_ports():
+    first, second = random_ports(), random_ports()
+    assert len(set(first)) == len(first) and first != second
+    assert all(20_000 <= port < 30_000 for port in first + second)

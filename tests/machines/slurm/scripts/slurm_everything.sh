@@ -39,7 +39,7 @@ read -r _ _ _ address _ < <(
     ip -4 -o addr show dev ib0)
 address="${address%%/*}"
 if [ -z "$address" ]; then echo "error: ${hosts[0]} has no address on "ib0 >&2; exit 1; fi
-port=$((20000 + (26591 + SLURM_JOB_ID + restart) % 10000))
+port=$((20000 + (29212 + SLURM_JOB_ID + restart) % 10000))
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=1 --cpu-bind=none --nodelist="$(IFS=,; echo "${hosts[*]}")" --distribution=arbitrary --container-image='nvcr.io#nvidia/pytorch:24.10' --container-mounts="$PWD:$PWD",/data:/data:ro',/it'"'"'s here:/x' --container-workdir="$PWD" \
   bash -c 'exec bash node.sh "$SLURM_PROCID" "$@" >>"logs/host-$SLURMD_NODENAME.log" 2>&1' node "$address" "$port" >>logs/launcher.log 2>&1
 code=$?

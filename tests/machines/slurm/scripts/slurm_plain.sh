@@ -23,7 +23,7 @@ mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 echo "start $id $restart $SLURM_JOB_NODELIST" >>slurm.status
 address="${hosts[0]}"
 export PACELINE_PEER="${hosts[1]:-}"
-port=$((20000 + (26591 + SLURM_JOB_ID + restart) % 10000))
+port=$((20000 + (29212 + SLURM_JOB_ID + restart) % 10000))
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=1 --cpu-bind=none --nodelist="$(IFS=,; echo "${hosts[*]}")" \
   bash -c 'exec bash node.sh "$SLURM_PROCID" "$@" >>"logs/host-$SLURMD_NODENAME.log" 2>&1' node "$address" "$port" >>logs/launcher.log 2>&1
 code=$?

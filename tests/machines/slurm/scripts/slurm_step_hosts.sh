@@ -8,6 +8,6 @@ read -r _ _ _ address _ < <(
     ip -4 -o addr show dev ib0)
 address="${address%%/*}"
 if [ -z "$address" ]; then echo "error: ${hosts[0]} has no address on "ib0 >&2; exit 1; fi
-port=20559
+port=26708
 exec srun --jobid=4711 --exact --cpus-per-task=$((cpus / nodes)) --nodes=2 --ntasks=2 --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=1 --cpu-bind=none --gres=gpu:8 --nodelist="$(IFS=,; echo "${hosts[*]}")" --distribution=arbitrary \
   bash -c 'exec bash node.sh "$SLURM_PROCID" "$@" >>"logs/host-$SLURMD_NODENAME.log" 2>&1' node "$address" "$port" >>logs/launcher.log 2>&1
