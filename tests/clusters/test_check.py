@@ -14,6 +14,8 @@ from tests.clusters.bed import Bed
 from tests.waiting import wait_until
 
 LIMIT_S = 300.0
+NO_HURRY = ("--time-limit", "180")
+"""Time for hosts that share this machine with other tests."""
 SHARE = 0.25
 """Of a core for each of the eight hosts: two cores together."""
 
@@ -93,7 +95,7 @@ def test_a_quick_check_outlives_a_host_and_names_it_alone(ssh_hosts: Bed, tmp_pa
     drain = tmp_path / "drain.txt"
     over_ssh = ["--hosts", "node-[001-004]", "--ssh-config", str(ssh_hosts.ssh_config)]
     command = [sys.executable, "-m", "paceline", "check", "--devices-only", "--json", *over_ssh]
-    command += ["--time-limit", "180", "--drain-file", str(drain), "--runs-dir", str(tmp_path)]
+    command += [*NO_HURRY, "--drain-file", str(drain), "--runs-dir", str(tmp_path)]
     check = subprocess.Popen(
         command, env=ssh_hosts.env, cwd=ssh_hosts.shared, stdout=subprocess.PIPE, text=True
     )
@@ -119,7 +121,8 @@ def test_hosts_are_looked_at_without_measuring(ssh_hosts: Bed):
 
 
 def test_the_nodes_of_an_allocation_are_checked_inside_it(slurm_cluster: Bed, tmp_path: Path):
-    arguments = ["--fast", "--json", "--runs-dir", str(slurm_cluster.shared / "runs")]
+    runs = str(slurm_cluster.shared / "runs")
+    arguments = ["--fast", "--json", *NO_HURRY, "--runs-dir", runs]
     command = [
         "salloc",
         "-wnode-001,node-003",
@@ -149,11 +152,10 @@ def test_the_nodes_of_an_allocation_are_checked_inside_it(slurm_cluster: Bed, tm
 
 def test_slurm_leaves_out_the_hosts_of_a_drain_file(slurm_cluster: Bed, tmp_path: Path):
     drain = tmp_path / "drain.txt"
+    runs = str(slurm_cluster.shared / "runs")
     command = ["check", "--devices-only", "--launcher", "slurm", "--nodes", "2", "--json"]
-    done = paceline(
-        slurm_cluster,
-        *(*command, "--drain-file", str(drain), "--runs-dir", str(slurm_cluster.shared / "runs")),
-    )
+    options = [*NO_HURRY, "--drain-file", str(drain), "--runs-dir", runs]
+    done = paceline(slurm_cluster, *command, *options)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["drain"] == [], report["hosts"]
