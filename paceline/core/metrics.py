@@ -406,7 +406,8 @@ def _share(
 
 
 def _fraction_of_step(run: TimedRun, name: str) -> Metric:
-    share = run.window[name] / run.window["step_time_s"]
+    is_known = run.window.known(name)
+    share = run.window[name] / run.window["step_time_s"] if is_known else np.empty(0)
     finite = share[np.isfinite(share)]
     if not len(finite):
         return Metric(value=None, unit="fraction", note="the log does not say")

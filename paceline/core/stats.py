@@ -23,6 +23,8 @@ RESAMPLED_AT_ONCE = 1 << 17
 MAX_RESAMPLED = 5000
 """Maximum number of resampled steps. Longer series use order statistics, which cost one sort."""
 
+CHECKED_AT_ONCE = 1 << 16
+"""Times whose decimals are counted at once, in memory of their own."""
 MAX_DECIMALS = 6
 """Decimals of a printed time in seconds. Finer times count as exact."""
 
@@ -164,10 +166,17 @@ def group_medians(values: FloatColumn, most: int) -> FloatColumn:
 
 def printed_step_s(times: FloatColumn) -> float:
     """Return the resolution of printed times (`29`, `28` -> 1.0); 0 if finer than 1e-6 s."""
-    if not len(times):
-        return 0.0
-    for decimals in range(MAX_DECIMALS + 1):
-        scaled = times * 10.0**decimals
-        if bool((np.abs(scaled - np.round(scaled)) <= 1e-9 * np.abs(scaled) + 1e-12).all()):
-            return 10.0**-decimals
-    return 0.0
+    decimals = 0
+    for first in range(0, len(times), CHECKED_AT_ONCE):
+        part = times[first : first + CHECKED_AT_ONCE]
+        while not _has_decimals(part, decimals):
+            if decimals == MAX_DECIMALS:
+                return 0.0
+            decimals += 1
+    return 10.0**-decimals if len(times) else 0.0
+
+
+def _has_decimals(values: FloatColumn, decimals: int) -> bool:
+    """Return whether no value has more decimal places, but for floating-point errors."""
+    scaled = values * 10.0**decimals
+    return bool((np.abs(scaled - np.round(scaled)) <= 1e-9 * np.abs(scaled) + 1e-12).all())

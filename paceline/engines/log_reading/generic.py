@@ -39,7 +39,7 @@ from paceline.engines.log_reading.log_content import LARGEST, LogContent, LogFor
 from paceline.engines.log_reading.records import ratio, watch_end
 
 NAME = "generic"
-MAX_RECORDS = 2_000_000
+MAX_RECORDS = 1_000_000
 MIN_RECORDS = 3
 MIN_GROWING = 0.9
 """Minimum share of records whose step number is above the one before."""
@@ -123,8 +123,9 @@ class _Table:
             self._columns = [array("d", np.array(each)[order].tobytes()) for each in self._columns]
 
     def column(self, name: str) -> FloatColumn:
-        """Return the values of a name."""
-        return np.array(self._columns[self.names.index(name)])
+        """Return the values of a name, without a copy. The table cannot be extended afterwards."""
+        values = self._columns[self.names.index(name)]
+        return np.frombuffer(values) if values else np.empty(0)
 
     def union(self, others: Iterable[_Table]) -> _Table:
         """Return the records of this table and the same columns of others, which have more."""
@@ -180,21 +181,26 @@ def read(choice: ColumnChoice, blocks: Iterable[bytes], log: LogContent) -> None
 
     If there is none, `log.refusal` says why.
     """
-    tables_by_size = sorted(
-        _with_joined_tables(_tables(watch_end(blocks, log), log)), key=lambda table: -len(table)
-    )[:MAX_TRIES]
+    # Nothing else holds the tables: they are released before the steps are copied into the log.
+    reading = _first_reading(_with_joined_tables(_tables(watch_end(blocks, log), log)), choice)
+    if isinstance(reading, str):
+        log.refusal = f"no step line of a known log format; the generic reader: {reading}"
+    else:
+        _store(reading, log)
+
+
+def _first_reading(tables: Iterable[_Table], choice: ColumnChoice) -> _Reading | str:
+    """Return the columns of the largest table that has steps and times, or why there is none."""
+    by_size = sorted(tables, key=lambda table: -len(table))[:MAX_TRIES]
     refusals: list[str] = []
     for table in sorted(
-        tables_by_size, key=lambda table: any(_surrounds(other, table) for other in tables_by_size)
+        by_size, key=lambda table: any(_surrounds(other, table) for other in by_size)
     ):
         reading = _reading(table, choice)
-        if isinstance(reading, str):
-            refusals.append(reading)
-            continue
-        _store(reading, log)
-        return
-    reason = refusals[0] if refusals else "no line has a step number and a time"
-    log.refusal = f"no step line of a known log format; the generic reader: {reason}"
+        if not isinstance(reading, str):
+            return reading
+        refusals.append(reading)
+    return refusals[0] if refusals else "no line has a step number and a time"
 
 
 def _tables(blocks: Iterable[bytes], log: LogContent) -> list[_Table]:
@@ -526,10 +532,8 @@ def _factor(normal: str) -> float:
 
 
 def _store(reading: _Reading, log: LogContent) -> None:
-    columns = {
-        name: np.where(np.abs(values) > LARGEST, np.inf, values)
-        for name, values in reading.columns.items()
-    }
-    log.add_steps(reading.index, **columns)
+    for values in reading.columns.values():
+        values[np.abs(values) > LARGEST] = np.inf
+    log.add_steps(reading.index, **reading.columns)
     log.resolution_s = reading.resolution_s
     log.remark(f"read by the generic reader: {reading.sentence}")
