@@ -33,6 +33,9 @@ from tests.clusters.bed.process import Process
 
 Item = dict[str, Any]
 POLL_S = 0.05
+EVICTED_S, REMOVED_S = 1.0, 8.0
+"""Seconds after which pods of a lost node are evicted (five minutes in a real cluster), and after
+which the node is removed and its pods with it."""
 NAMESPACE = "bench"
 RESOURCES = {
     ("", "v1"): {
@@ -101,6 +104,8 @@ class Kubernetes:
     """Maximum number of pods."""
     image_error: str | None = None
     """Message of a registry for every image."""
+    lost: dict[str, float] = field(default_factory=dict)
+    """Nodes whose kubelet does not answer any more, since when."""
     closed: bool = False
     version: int = 0
     requests: list[str] = field(default_factory=list)
@@ -198,6 +203,14 @@ class Kubernetes:
         self.containers[pod].killed_by = reason
         self.containers[pod].signal(signal.SIGKILL)
 
+    def lose(self, node: str) -> None:
+        """Stop a node: nobody reports its pods' end, and Kubernetes evicts them after a while."""
+        with self.changed:
+            self.lost[node] = time.monotonic()
+            for pod in self.of("pods"):
+                if pod["spec"].get("nodeName") == node:
+                    self.containers[pod["metadata"]["name"]].signal(signal.SIGKILL)
+
     def pods(self) -> list[str]:
         """Names of the pods."""
         return [pod["metadata"]["name"] for pod in self.of("pods")]
@@ -280,6 +293,9 @@ class Kubernetes:
     def control_pod(self, pod: Item) -> None:
         name = pod["metadata"]["name"]
         container = self.containers.get(name)
+        if (lost_s := self.lost.get(pod["spec"].get("nodeName", ""))) is not None:
+            self.control_lost_pod(pod, time.monotonic() - lost_s)
+            return
         if container is None:
             if pod["metadata"].get("deletionTimestamp"):
                 self.store("pods", pod, "DELETED")
@@ -305,6 +321,23 @@ class Kubernetes:
             container.signal(signal.SIGTERM)
         elif time.monotonic() - container.ending_s > pod["spec"]["terminationGracePeriodSeconds"]:
             container.signal(signal.SIGKILL)
+
+    def control_lost_pod(self, pod: Item, since_s: float) -> None:
+        """Evict a pod whose node does not answer, and forget it when the node is removed."""
+        if since_s > REMOVED_S:
+            self.store("pods", pod, "DELETED")
+        elif since_s > EVICTED_S and not self.is_evicted(pod):
+            text = "Taint manager: deleting due to NoExecute taint"
+            condition = {"type": "DisruptionTarget", "status": "True", "message": text}
+            condition["reason"] = "DeletionByTaintManager"
+            pod["status"]["conditions"] = [*pod["status"].get("conditions", ()), condition]
+            pod["metadata"]["deletionTimestamp"] = now()
+            self.store("pods", pod, "MODIFIED")
+
+    @staticmethod
+    def is_evicted(pod: Item) -> bool:
+        """Whether a pod has been evicted from its node."""
+        return any(c["type"] == "DisruptionTarget" for c in pod["status"].get("conditions", ()))
 
     def schedule(self, pod: Item) -> None:
         """Give the pod a free node that its affinity allows."""

@@ -44,6 +44,7 @@ def cluster(bed: Kubernetes) -> Iterator[Kubernetes]:
     """The cluster, without the faults and objects of other tests."""
     yield bed
     bed.quota = bed.image_error = None
+    bed.lost.clear()
     for resource in ("jobsets", "jobs", "pods", "services", "configmaps", "secrets"):
         for item in bed.of(resource):
             bed.delete(resource, item)
@@ -253,6 +254,37 @@ def test_a_deleted_pod_is_named_with_its_node(cluster: Kubernetes, tmp_path: Pat
     disturbed(cluster, tmp_path, delete)
     reason = result_of(tmp_path)["reason"]
     assert reason.startswith("node-001 (pod ") and "was deleted by another user" in reason
+
+
+def test_a_lost_node_is_named(cluster: Kubernetes, tmp_path: Path) -> None:
+    disturbed(cluster, tmp_path, lambda _: cluster.lose("node-002"))
+    result = result_of(tmp_path)
+    assert result["status"] == "failed", result
+    assert result["reason"].startswith("node-002 (pod paceline-bash-"), result["reason"]
+    assert "was evicted from a node that Kubernetes lost" in result["reason"], result["reason"]
+    assert not left(cluster)
+
+
+def test_two_controllers_touch_only_their_own_pods(cluster: Kubernetes, tmp_path: Path) -> None:
+    folders = [tmp_path / "ended", tmp_path / "finished"]
+    for folder in folders:
+        folder.mkdir()
+    text = 'echo "started on $NODE_NAME"; sleep 8; echo "ended on $NODE_NAME"'
+    ended, finished = (program(cluster, folder, text) for folder in folders)
+    try:
+        for folder in folders:
+            begun = lambda folder=folder: output(folder).count("started on") == 2  # noqa: E731
+            wait_until(begun, "the start of both", 90)
+        ended.send_signal(signal.SIGINT)
+        finish(ended, folders[0], 90)
+        finish(finished, folders[1], 90)
+    finally:
+        for process in (ended, finished):
+            process.kill()
+            process.wait()
+    assert result_of(folders[0])["status"] == "cancelled"
+    assert read_record(only_run(folders[1])).exit_code == 0, messages(folders[1])
+    assert output(folders[1]).count("ended on") == 2 and not left(cluster)
 
 
 def test_a_failed_rank_is_the_reason(cluster: Kubernetes, tmp_path: Path) -> None:
