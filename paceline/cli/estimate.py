@@ -36,7 +36,7 @@ from paceline.core.hardware import Site
 from paceline.core.units import pluralize
 from paceline.estimate.calibrate.lookup import FileEvidence
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.measured_network import RunNetwork
+from paceline.estimate.measured_network import NetworkRate
 from paceline.estimate.measured_step import (
     RequestedSettings,
     estimate_measured_run,
@@ -130,7 +130,7 @@ def estimate(
     ] = None,
     per_node: model.PerNode = None,
     intra: model.Intra = None,
-    inter: model.InterOrRun = None,
+    inter: model.MeasuredInter = None,
     software: model.StackName = None,
     dispatcher: model.MoeDispatcher = "any",
     torch_compile: Annotated[
@@ -238,7 +238,7 @@ def estimate(
     layout_changes, dp = parse_layout(layout)
     changes = (*layout_changes, *shared.overrides, *(overrides or ()))
     file_evidence = model.evidence_like(like, runs_dir, model.given_evidence(calibration))
-    network = model.network_of_run(inter, runs_dir)
+    network = model.measured_network(inter, runs_dir)
     inter = None if network else inter
     if measured_run_name is not None:
         other_options = {
@@ -455,7 +455,7 @@ def _run_estimate(
     name: str,
     runs_dir: Path | None,
     options: dict[str, Any],
-    network: RunNetwork | None,
+    network: NetworkRate | None,
     cost_inputs: Costs,
     file_evidence: FileEvidence | None,
 ) -> Estimate:

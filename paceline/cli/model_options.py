@@ -15,7 +15,7 @@ from paceline.estimate.calibrate.lookup import FileEvidence, file_or_device_evid
 from paceline.estimate.fit.evidence import Evidence, shipped_evidence
 from paceline.estimate.fit.origin import ANY, SOFTWARE, year_of_release
 from paceline.estimate.fit.refit import adjusted_to
-from paceline.estimate.measured_network import RunNetwork, measured_network
+from paceline.estimate.measured_network import NetworkRate, network_of_run
 from paceline.estimate.model.case import Case, CudaGraphs, Dispatcher
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.similar_steps import (
@@ -28,6 +28,8 @@ from paceline.files.recipe import Recipe as TrainedRecipe
 from paceline.files.references import find_rows
 from paceline.files.run_folder import find_run, runs_root
 from paceline.runs.outcome import evaluate
+from paceline.scaling.network.measurement import REPORT_FILE
+from paceline.scaling.network.rate import network_of_file
 
 SOFTWARE_CATEGORIES = ("fused", "torch", "softmax")
 """Categories of software by how it computes."""
@@ -88,11 +90,12 @@ Inter = Annotated[
         rich_help_panel=Panel.network,
     ),
 ]
-InterOrRun = Annotated[
+MeasuredInter = Annotated[
     str | None,
     typer.Option(
         metavar="LINK",
-        help="Network between nodes: a link, bandwidth (8x400 Gb/s), or run that measured it.",
+        help="Network between nodes: a link, bandwidth (8x400 Gb/s), run, result of `probe network`, "
+        "or output of all_reduce_perf.",
         rich_help_panel=Panel.network,
     ),
 ]
@@ -184,23 +187,31 @@ def question(
     )
 
 
-def network_of_run(inter: str | None, runs_dir: Path | None) -> RunNetwork | None:
-    """Return the network that a run measured; None if `inter` is a link of the catalog or a rate.
+def measured_network(inter: str | None, runs_dir: Path | None) -> NetworkRate | None:
+    """Return a measured network; None if `inter` is a link of the catalog or a rate.
 
-    Raises UserError for a name that is none of these, and for a run without a usable probe.
+    A measurement is a run, or a file or folder of `paceline probe network` or nccl-tests. Raises
+    UserError for a name that is none of these, and for a measurement without a usable bandwidth.
     """
     if inter is None or parse_bandwidth(inter, 1) is not None:
         return None
     try:
         catalog.find_link(inter)
     except UserError as unknown:
+        path = Path(inter)
+        if path.is_file() or (path / REPORT_FILE).is_file():
+            return network_of_file(path)
         try:
             folder = find_run(runs_root(runs_dir), inter)
         except UserError:
-            allowed = "a link of the catalog, a rate above 0 (8x400 Gb/s), or a run"
-            remedy = unknown.remedy
-            raise UserError(unknown.where, unknown.what, allowed=allowed, remedy=remedy) from None
-        return measured_network(evaluate(folder))
+            raise UserError(
+                unknown.where,
+                unknown.what,
+                allowed="a link of the catalog, a rate above 0 (8x400 Gb/s), a run, or a file of "
+                "`paceline probe network` or nccl-tests",
+                remedy=unknown.remedy,
+            ) from None
+        return network_of_run(evaluate(folder))
     return None
 
 

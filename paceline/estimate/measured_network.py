@@ -1,4 +1,4 @@
-"""Network between nodes as the fabric probe of a run measured it, as an input of estimates."""
+"""Network between nodes as collectives measured it, as an input of estimates."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ MAX_SPREAD = 0.5
 """Maximum robust relative spread of a bandwidth that an estimate may use."""
 
 
-class RunNetwork(Value):
-    """Bus bandwidth of an all-reduce of all ranks of a run on several nodes."""
+class NetworkRate(Value):
+    """Bus bandwidth of an all-reduce of all devices of several nodes."""
 
-    run: str
+    source: str
+    """Run or file, for example `run a`."""
     device: str
     nodes: int
     devices_per_node: int
@@ -30,10 +31,10 @@ class RunNetwork(Value):
     """Network interfaces or RDMA ports in use; empty if unknown."""
     bus_bytes_per_s: float
     """Bus bandwidth as nccl-tests defines it, without latency."""
-    spread: float
-    """Its robust relative spread."""
+    spread: float | None
+    """Its robust relative spread; None if the source has only means."""
     n: int
-    """Calls with each of the two payloads."""
+    """Measurements with each of the two payloads."""
     payload_bytes: int
     small_payload_bytes: int
     convention: str = "all-reduce bus bandwidth, from the difference of two payloads"
@@ -52,16 +53,17 @@ class RunNetwork(Value):
         """Description of the figure and its origin."""
         names = [TITLES.get(name, name) for name in self.transports] or ["transport unknown"]
         over = ", ".join((*names, *self.interfaces))
+        spread = "unknown" if self.spread is None else percent(self.spread, 1)
         return (
-            f"the network has {si(self.bytes_per_s, 'B/s')} per device, measured in run {self.run} "
+            f"the network has {si(self.bytes_per_s, 'B/s')} per device, measured in {self.source} "
             f"({self.nodes} x {self.devices_per_node} {self.device}; {over}): all-reduce bus "
-            f"bandwidth {si(self.bus_bytes_per_s, 'B/s')}, spread {percent(self.spread, 1)}, "
-            f"{pluralize(self.n, 'call')} each with {binary(self.payload_bytes)} and "
+            f"bandwidth {si(self.bus_bytes_per_s, 'B/s')}, spread {spread}, "
+            f"{pluralize(self.n, 'measurement')} each with {binary(self.payload_bytes)} and "
             f"{binary(self.small_payload_bytes)}"
         )
 
 
-def measured_network(report: RunReport) -> RunNetwork:
+def network_of_run(report: RunReport) -> NetworkRate:
     """Return the network of a run; raises UserError if its fabric probe did not measure it."""
     proof, spec, where = report.result.fabric, report.spec, f"run {report.result.run}"
     remedy = "`paceline run RECIPE` with GPUs of two nodes or more"
@@ -76,8 +78,8 @@ def measured_network(report: RunReport) -> RunNetwork:
         raise UserError(
             where, "has a fabric probe whose times do not show the bandwidth", remedy=remedy
         )
-    return RunNetwork(
-        run=report.result.run,
+    return NetworkRate(
+        source=where,
         device=spec.cluster.device,
         nodes=spec.cluster.nodes,
         devices_per_node=spec.cluster.devices_per_node,
@@ -114,21 +116,23 @@ def _proof_problem(proof: FabricProof | None) -> str | None:
     return None
 
 
-def with_measured_network(machine: Machine, network: RunNetwork, nodes: int) -> Machine:
+def with_measured_network(machine: Machine, network: NetworkRate, nodes: int) -> Machine:
     """Return the machine of `nodes` nodes with a measured network.
 
     Raises UserError for a CPU, and for several nodes with another number of devices each: it is
     unknown how many ports other devices would use.
     """
-    where = f"--inter {network.run}"
     if machine.generation == "cpu":
-        raise UserError(where, f"was measured on {network.device}, which is not this CPU")
+        raise UserError(
+            "--inter", f"{network.source} was measured on {network.device}, which is not this CPU"
+        )
     if nodes > 1 and machine.devices_per_node != network.devices_per_node:
         raise UserError(
-            where,
-            f"was measured with {pluralize(network.devices_per_node, 'device')} per node, not "
+            "--inter",
+            f"{network.source} was measured with "
+            f"{pluralize(network.devices_per_node, 'device')} per node, not "
             f"{machine.devices_per_node}",
-            allowed="a run with all devices of its nodes",
+            allowed="a measurement with all devices of the nodes",
             remedy=f"or --per-node {network.devices_per_node}",
         )
     default = inter_rate(None, machine.generation, machine.devices_per_node).note

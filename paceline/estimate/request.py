@@ -15,7 +15,7 @@ from paceline.core.units import pluralize
 from paceline.estimate.calibrate.calibration import Calibration
 from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, machine_for
 from paceline.estimate.costs import Failures, Prices
-from paceline.estimate.measured_network import RunNetwork, with_measured_network
+from paceline.estimate.measured_network import NetworkRate, with_measured_network
 from paceline.estimate.model.case import CudaGraphs, Dispatcher
 from paceline.estimate.model.machine import Machine, with_fabric
 from paceline.estimate.run_case import Software, parse_software, software_name
@@ -55,7 +55,7 @@ class EstimateRequest:
     """Calibration of a CPU from a file; None for the one stored on this machine."""
     native: bool = False
     """True to use the native trainer's memory constants, as is always done on CPUs."""
-    network: RunNetwork | None = None
+    network: NetworkRate | None = None
     """A network that a run measured, instead of `inter_link`."""
 
     @property

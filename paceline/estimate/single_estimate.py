@@ -17,14 +17,14 @@ from paceline.core.value import Value
 from paceline.estimate.costs import TrainingCost, training_cost
 from paceline.estimate.estimates import estimates_of_runs
 from paceline.estimate.fit.evidence import Evidence, EvidenceKind
-from paceline.estimate.measured_network import RunNetwork
+from paceline.estimate.measured_network import NetworkRate
 from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.waterfall import uncomputed_flops_notes, waterfall
 from paceline.estimate.request import EstimateRequest
 from paceline.files import catalog
 
-Kind = Literal[EvidenceKind, "data sheet", "stated", "assumed", "measured in a run"]
+Kind = Literal[EvidenceKind, "data sheet", "stated", "assumed", "measured"]
 
 
 class Provenance(Value):
@@ -54,7 +54,7 @@ def estimate_provenance(
     network_is: Kind = "assumed" if machine.assumed_properties.inter else "data sheet"
     on_cpu = machine.generation == "cpu"
     if machine.inter_measured:
-        network_is, network = "measured in a run", None
+        network_is, network = "measured", None
     rates: Kind = evidence.provenance if on_cpu else "data sheet"
     return Provenance(
         title=evidence.title,
@@ -165,7 +165,7 @@ class Estimate(Value):
     waterfall: tuple[WaterfallLevel, ...]
     """MFU waterfall from the dense peak to the estimated and, if known, the measured rate."""
     measured: MeasuredStep | None = None
-    measured_network: RunNetwork | None = None
+    measured_network: NetworkRate | None = None
     """The network between nodes, if it comes from a run (--inter RUN)."""
     provenance: Provenance
     notes: tuple[str, ...]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.model_options import network_of_run
+from paceline.cli.model_options import measured_network
 from paceline.core.errors import UserError
 from paceline.estimate.calibrate.lookup import evidence_for
-from paceline.estimate.measured_network import RunNetwork
+from paceline.estimate.measured_network import NetworkRate
 from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import Estimate, estimate
@@ -30,8 +30,8 @@ def gpu_run(folder: Path, probe: dict[str, Any] | None = None, **cluster: Any) -
     return run_folder(folder, port, probes=(probe, probe), **{**GPUS, **cluster})
 
 
-def network_of(folder: Path) -> RunNetwork:
-    network = network_of_run(str(folder), None)
+def network_of(folder: Path) -> NetworkRate:
+    network = measured_network(str(folder), None)
     assert network is not None
     return network
 
@@ -58,9 +58,9 @@ def test_the_estimate_states_the_origin(tmp_path: Path) -> None:
     network = network_of(gpu_run(tmp_path / "a"))
     result = estimated(network=network)
     assert result.measured_network == network
-    assert result.provenance.network == "measured in a run"
+    assert result.provenance.network == "measured"
     (note,) = [note for note in result.notes if "network" in note]
-    for part in ("run a", "2 x 8 H100-SXM", "InfiniBand", "mlx5_0:1", "5 calls", "1 MiB"):
+    for part in ("run a", "2 x 8 H100-SXM", "InfiniBand", "mlx5_0:1", "5 measurements", "1 MiB"):
         assert part in note
 
 
@@ -95,8 +95,8 @@ def test_the_option_takes_a_run_and_refuses_other_names(tmp_path: Path) -> None:
     words += ["inter=InfiniBand-NDR", "--inter"]
     done = paceline(*words, "a", "--json", runs=tmp_path)
     first, second = json.loads(done.stdout)["scenarios"]
-    assert first["measured_network"]["run"] == folder.name
+    assert first["measured_network"]["source"] == f"run {folder.name}"
     assert second["measured_network"] is None
 
     done = paceline(*words, "no-such", runs=tmp_path)
-    assert done.returncode == 1 and "or a run" in done.stderr
+    assert done.returncode == 1 and "a run, or a file" in done.stderr
