@@ -94,8 +94,8 @@ MeasuredInter = Annotated[
     str | None,
     typer.Option(
         metavar="LINK",
-        help="Network between nodes: a link, bandwidth (8x400 Gb/s), run, result of `probe network`, "
-        "or output of all_reduce_perf.",
+        help="Network between nodes: a link, bandwidth (8x400 Gb/s), run, result of `probe "
+        "network`, or output of all_reduce_perf.",
         rich_help_panel=Panel.network,
     ),
 ]
