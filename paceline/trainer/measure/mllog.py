@@ -1,4 +1,4 @@
-"""Log of an MLPerf run: `:::MLLOG` lines in the format of the Training 5.1 rules.
+"""Log of an MLPerf run: `:::MLLOG` lines in the format of the rules of Training 5.1 to 6.1.
 
 All values are those of the run itself. Sources: mlcommons/logging, mllog and the rule files of its
 compliance checker; mlcommons/training_policies, training_rules.adoc.
@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from paceline.trainer.config import LrScheduleConfig, TrainerConfig
+from paceline.trainer.config import NARROW, LrScheduleConfig, TrainerConfig
 from paceline.trainer.model_config import FluxConfig
 
 LOG_FILE = "mlperf/result.txt"
@@ -171,12 +171,48 @@ def settings(config: TrainerConfig) -> dict[str, Any]:
         "context_parallelism": config.layout.cp,
         "expert_parallelism": config.layout.ep,
         "micro_batch_size": config.layout.micro_batch,
+        **lowest_precisions(config),
+        "config_filename": "trainer.json",
     }
     if config.lora is not None:
         values |= {"lora_rank": config.lora.rank, "lora_alpha": config.lora.alpha}
     if isinstance(config.model, FluxConfig):
         del values["max_sequence_length"]
     return values
+
+
+PRECISIONS = {
+    "fp64": "fp64",
+    "fp32": "fp32",
+    "bf16": "bfloat16",
+    "fp16": "fp16",
+    "fp8": "fp8",
+    "mxfp8": "fp8",
+    "nvfp4": "nvfp4",
+}
+"""Names of the rules by dtype. They have none for MXFP8, whose elements are fp8."""
+FLOAT32_GEMMS = {"high": "tf32", "medium": "bfloat16"}
+"""Precision of fp32 GEMMs by `matmul_precision`; `highest` is fp32. torch's page on
+set_float32_matmul_precision has the same for GPUs."""
+
+
+def lowest_precisions(config: TrainerConfig) -> dict[str, str]:
+    """Return the lowest precisions of linear layers, attention and collectives, by key.
+
+    Attention of fp8 and fp4 models is in bf16. Gradients of the weights are reduced in fp32 or
+    above, while sharded weights and activations travel in the dtype of attention.
+    """
+    training, layout = config.training, config.layout
+    linear = PRECISIONS[training.dtype]
+    if linear == "fp32" and config.device == "cuda":
+        linear = FLOAT32_GEMMS.get(training.matmul_precision, linear)
+    inside = "bfloat16" if training.dtype in NARROW else linear
+    travels = max(layout.tp, layout.pp, layout.cp, layout.ep) > 1 or layout.zero_stage >= 2
+    narrowest_sent = "fp64" if training.dtype == "fp64" else "fp32"
+    if travels and training.dtype not in ("fp64", "fp32"):
+        narrowest_sent = inside
+    names = {"linear": linear, "attn": inside, "comm": narrowest_sent}
+    return {f"lowest_numerical_precision_in_{where}": name for where, name in names.items()}
 
 
 def schedule(plan: LrScheduleConfig, lr: float, steps: int, batch: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from paceline.mlperf.rules import BENCHMARKS
 from paceline.trainer.config import TrainerConfig, parse_config
 from paceline.trainer.evaluation import Quality, evaluation_plan
 from paceline.trainer.measure.event_log import EventLog
-from paceline.trainer.measure.mllog import MllogFile, MlperfRun, schedule
+from paceline.trainer.measure.mllog import MllogFile, MlperfRun, lowest_precisions, schedule
 from paceline.trainer.measure.mllog import settings as logged
 
 installed = pytest.mark.skipif(
@@ -122,13 +122,21 @@ def spoiled(path: Path, key: str, value: Any) -> None:
 
 
 @installed
-@pytest.mark.parametrize("benchmark", RULES)
+@pytest.mark.parametrize(
+    ("benchmark", "ruleset"),
+    [
+        (benchmark, ruleset)
+        for benchmark in RULES
+        for ruleset in ("5.1.0", "6.0.0", "6.1.0")
+        if ruleset >= ROUNDS.get(benchmark, "5.1.0")
+    ],
+)
 def test_the_log_of_a_full_size_recipe_passes_the_official_rules(
-    benchmark: str, tmp_path: Path
+    benchmark: str, ruleset: str, tmp_path: Path
 ) -> None:
     path = scripted(benchmark, tmp_path, falling(benchmark))
 
-    verdict = official_checker.check_copy(path, ROUNDS.get(benchmark, "5.1.0"))
+    verdict = official_checker.check_copy(path, ruleset)
 
     assert (verdict.messages, verdict.warnings, verdict.unparsable) == ((), (), ())
     assert verdict.checker_error is None
@@ -148,6 +156,30 @@ def test_one_value_that_deviates_fails(
     verdict = official_checker.check_copy(path, ROUNDS.get(benchmark, "5.1.0"))
 
     assert verdict.messages or verdict.checker_error
+
+
+@pytest.mark.parametrize(
+    ("training", "layout", "expected"),
+    [
+        ({"dtype": "bf16"}, {"zero_stage": 3}, ("bfloat16", "bfloat16", "bfloat16")),
+        ({"dtype": "bf16"}, {"zero_stage": 1}, ("bfloat16", "bfloat16", "fp32")),
+        ({"dtype": "mxfp8"}, {"tp": 2}, ("fp8", "bfloat16", "bfloat16")),
+        ({"dtype": "fp32", "matmul_precision": "high"}, {"tp": 2}, ("tf32", "tf32", "fp32")),
+        ({"dtype": "fp32", "matmul_precision": "highest"}, {}, ("fp32", "fp32", "fp32")),
+    ],
+)
+def test_the_lowest_precisions_are_those_of_the_layout(
+    training: dict[str, Any], layout: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    config = full_size("llama31_8b")
+    alone = replace(config.layout, tp=1, pp=1, cp=1, ep=1, zero_stage=1)
+    config = replace(
+        config,
+        training=replace(config.training, **training),
+        layout=replace(alone, **layout),
+        device="cuda",
+    )
+    assert tuple(lowest_precisions(config).values()) == expected
 
 
 def test_lines_have_the_form_of_the_rules(tmp_path: Path) -> None:
