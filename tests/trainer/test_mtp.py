@@ -12,10 +12,15 @@ from torch.nn import functional
 
 pytest.importorskip("transformers")
 
-from transformers.modeling_layers import MtpLayer
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import MtpLayer, MtpModel
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
 
 from paceline.trainer.config import parse_config
+from paceline.trainer.data.batches import sampler_of
+from paceline.trainer.data.corpus import load_corpus
+from paceline.trainer.parallel.mesh import ALONE
 from tests.trainer import peers
 from tests.trainer.example import log, settings, steps, train, world_size
 from tests.trainer.model.test_peers import (
@@ -26,6 +31,11 @@ from tests.trainer.model.test_peers import (
     native_model,
     worst,
 )
+from tests.trainer.test_export import exported, tensors_in, trained
+from tests.trainer.test_hub_weights import begun, change, tokens
+from tests.trainer.test_pretrained import STILL
+
+__all__ = ["tokens"]
 
 WEIGHT = 0.3
 OUTSIDE_THE_BLOCK = {
@@ -119,6 +129,54 @@ def test_loss_and_every_gradient_are_those_of_transformers() -> None:
     grads = {n: p.grad for n, p in named.items() if p.grad is not None}
     error, name = worst(ours, theirs.by_our_names(grads))
     assert error < 1e-10, name
+
+
+def hub(folder: Path, raw: dict[str, Any]) -> WithMtpLayer:
+    """A model and its module, saved with the names and copies of the published folder."""
+    torch.manual_seed(7)
+    theirs = WithMtpLayer(raw)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    theirs.peer.save_pretrained(folder)
+    number = raw["model"]["num_layers"]
+    change(folder, num_hidden_layers=number, num_nextn_predict_layers=1)
+    file = folder / "model.safetensors"
+    tensors, block = load_file(file), f"model.layers.{number}"
+    own = dict(theirs.mtp.named_parameters())
+    for ours, name in {**OUTSIDE_THE_BLOCK, "final_norm": "shared_head.norm"}.items():
+        tensors[f"{block}.{name}.weight"] = own[f"{OUTSIDE_THE_BLOCK[ours]}.weight"].detach()
+    tensors[f"{block}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[f"{block}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, file, {"format": "pt"})
+    return theirs
+
+
+def test_weights_come_from_the_hub_and_go_there(tokens: Path, tmp_path: Path) -> None:
+    raw = begun(tokens, tmp_path / "hub", **DEEPSEEK_V3, mtp_layers=1)
+    theirs = hub(tmp_path / "hub", raw)
+    raw["training"]["router_bias_update_rate"] = 0.0
+    trained(tmp_path / "run", raw, 1, lr=STILL)
+
+    exported(tmp_path / "run", tmp_path / "out")
+
+    (step,) = steps(tmp_path / "run")
+    config = parse_config(raw)
+    corpus = load_corpus(config)
+    windows = sampler_of(config, corpus.num_windows).windows(0, 0)
+    inputs, targets = corpus.collate(windows, ALONE)
+    with torch.no_grad():
+        wanted = theirs.loss(torch.cat([inputs, targets[:, -1:]], 1)).item()
+    assert step["loss"] + WEIGHT * step["mtp_loss"] == pytest.approx(wanted, rel=2e-6)
+    before, after = tensors_in(tmp_path / "hub"), tensors_in(tmp_path / "out")
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    main = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    number = raw["model"]["num_layers"]  # transformers has that of the published model
+    main._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{number}\."]
+    layer = MtpModel.from_pretrained(main).layers[0]  # refuses a folder with missing weights
+    read, own = dict(layer.named_parameters()), dict(theirs.mtp.named_parameters())
+    assert all(torch.equal(read[name], own[name]) for name in own)
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -376,9 +376,9 @@ def split_into_shards(
 def export_order(name: str) -> tuple[int, int, str]:
     """Return a sort key: embeddings first, then blocks by number, then the rest."""
     first, _, tail = name.partition(".")
-    number = int(tail.partition(".")[0]) if first == "blocks" else 0
+    number = int(tail.partition(".")[0]) if first in ("blocks", "mtp") else 0
     is_input = first in ("embedding", "positions", "project_in", "image_in", "text_in")
-    return (0 if is_input else 1 if first == "blocks" else 2, number, name)
+    return (0 if is_input else {"blocks": 1, "mtp": 2}.get(first, 3), number, name)
 
 
 @torch.no_grad()

@@ -146,6 +146,19 @@ KINDS = ("weight", "bias")
 CHOICE_BIAS = ("ffn.router.choice_bias", "mlp.gate.e_score_correction_bias")
 """A block's bias for choosing experts: the trainer's name, the folder's name."""
 VOCABULARY = ("embedding.weight", "head.weight")
+MTP = {
+    "embedding_norm": "enorm",
+    "hidden_norm": "hnorm",
+    "projection": "eh_proj",
+    "final_norm": "shared_head.norm",
+}
+"""Layers of a module for multi-token prediction outside its block. Folders have the modules as
+further blocks (DeepSeek-V3, README_WEIGHTS.md)."""
+COPIES_OF_MTP = {
+    "embedding.weight": "embed_tokens.weight",
+    "head.weight": "shared_head.head.weight",
+}
+"""Tensors of such a block that repeat a weight of the model."""
 
 
 @dataclass(frozen=True)
@@ -210,34 +223,53 @@ class HubLocation:
 def hub_locations(family: str, model: ModelConfig) -> dict[str, HubLocation]:
     """Return the folder's tensor of each weight of a model family, by the weight's full name."""
     layers = {ours: HubLocation(theirs) for ours, theirs in OUTER[family].items()}
-    for number in range(model.num_layers):
+    blocks, modules = block_names(family, model), mtp_names(family, model)
+    for our_block, their_block in blocks.items():
         for ours, theirs in INNER[family].items():
             is_transposed = family == "gpt2" and not ours.endswith("norm")
             third = FUSED.get(ours) if family == "gpt2" else None
-            name = f"{BLOCKS[family]}.{number}.{theirs}"
-            layers[f"blocks.{number}.{ours}"] = HubLocation(name, is_transposed, third)
-    biases = {
-        f"blocks.{number}.{CHOICE_BIAS[0]}": HubLocation(
-            f"{BLOCKS[family]}.{number}.{CHOICE_BIAS[1]}"
-        )
-        for number in range(model.num_layers)
-        if model.router_choice_bias
+            name = f"{their_block}.{theirs}"
+            layers[f"{our_block}.{ours}"] = HubLocation(name, is_transposed, third)
+    for module, their_block in modules.items():
+        for ours, theirs in MTP.items():
+            layers[f"{module}.{ours}"] = HubLocation(f"{their_block}.{theirs}")
+    parameters = {
+        **PLAIN_PARAMETERS.get(family, {}),
+        **(dict([CHOICE_BIAS]) if model.router_choice_bias else {}),
     }
-    return (
-        biases
-        | {
-            f"{ours}.{kind}": HubLocation(
-                f"{location.name}.{kind}", location.transposed and kind == "weight", location.third
-            )
-            for ours, location in layers.items()
-            for kind in KINDS
-        }
-        | {
-            f"blocks.{number}.{ours}": HubLocation(f"{BLOCKS[family]}.{number}.{theirs}")
-            for number in range(model.num_layers)
-            for ours, theirs in PLAIN_PARAMETERS.get(family, {}).items()
-        }
-    )
+    return {
+        f"{ours}.{kind}": HubLocation(
+            f"{location.name}.{kind}", location.transposed and kind == "weight", location.third
+        )
+        for ours, location in layers.items()
+        for kind in KINDS
+    } | {
+        f"{our_block}.{ours}": HubLocation(f"{their_block}.{theirs}")
+        for our_block, their_block in blocks.items()
+        for ours, theirs in parameters.items()
+    }
+
+
+def block_names(family: str, model: ModelConfig) -> dict[str, str]:
+    """Return the folder's name of each block, also of those in modules of `mtp_names`."""
+    blocks = {
+        f"blocks.{number}": f"{BLOCKS[family]}.{number}" for number in range(model.num_layers)
+    }
+    return blocks | {f"{ours}.block": theirs for ours, theirs in mtp_names(family, model).items()}
+
+
+def mtp_names(family: str, model: ModelConfig) -> dict[str, str]:
+    """Return the folder's name of each module for multi-token prediction."""
+    return {
+        f"mtp.{index}": f"{BLOCKS[family]}.{model.num_layers + index}"
+        for index in range(model.mtp_layers)
+    }
+
+
+def mtp_copies(family: str, model: ModelConfig, ours: str) -> list[str]:
+    """Return the folder's tensors that repeat a weight for multi-token prediction."""
+    names = mtp_names(family, model).values() if ours in COPIES_OF_MTP else ()
+    return [f"{theirs}.{COPIES_OF_MTP[ours]}" for theirs in names]
 
 
 def stacked_weights(family: str, model: ModelConfig) -> dict[str, HubWeight]:
@@ -248,8 +280,12 @@ def stacked_weights(family: str, model: ModelConfig) -> dict[str, HubWeight]:
         **{"gate_bias": (ffn,), "up_bias": (ffn,), "down_bias": (hidden,)},
     }
     weights: dict[str, HubWeight] = {}
-    for number in filter(model.has_experts, range(model.num_layers)):
-        ours, block = f"blocks.{number}.ffn.experts", f"{BLOCKS[family]}.{number}"
+    dense = {f"blocks.{i}" for i in range(model.num_layers) if not model.has_experts(i)}
+    blocks = block_names(family, model) if model.num_experts > 1 else {}
+    for our_block, block in blocks.items():
+        if our_block in dense:
+            continue
+        ours = f"{our_block}.ffn.experts"
         for matrix, pattern in EXPERTS.get(family, {}).items():
             weights[f"{ours}.{matrix}"] = HubWeight(
                 (model.num_experts, *shapes[matrix]),
@@ -326,8 +362,11 @@ def exported_weights(
         location, rows = table[ours], shape[0]
         rows = min(rows, model.vocab_size) if ours in VOCABULARY else rows
         outer = location.outer((rows, *shape[1:]))
-        part = TensorSlice(location.name, outer, location.view, first_rows(rows))
-        weights[ours] = HubWeight(shape, (part,))
+        names = [location.name, *mtp_copies(family, model, ours)]
+        weights[ours] = HubWeight(
+            shape,
+            tuple(TensorSlice(name, outer, location.view, first_rows(rows)) for name in names),
+        )
     return weights
 
 

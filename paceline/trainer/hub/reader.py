@@ -28,9 +28,11 @@ from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 from paceline.trainer.checkpoint_tensors import WEIGHTS
 from paceline.trainer.hub.flux import flux_differences, stored_flux
 from paceline.trainer.hub.names import (
+    VOCABULARY,
     HubLocation,
     HubWeight,
     Shape,
+    mtp_copies,
     read_weight,
     stacked_weights,
     stored_locations,
@@ -65,6 +67,7 @@ class HubReader(StorageReader):
         self._file_of: dict[str, SafetensorsFile] = {}
         for file in map(SafetensorsFile, sorted(path.glob(f"*{SUFFIX}"))):
             self._file_of |= dict.fromkeys(file.locations, file)
+        self._copies: set[str] = set()
         of_flux = isinstance(model, FluxConfig)
         problems = flux_differences(config, model) if of_flux else differences(config, model)
         if problems:
@@ -73,7 +76,9 @@ class HubReader(StorageReader):
         if of_flux:
             self._weights = stored_flux(model, shapes)
         else:
-            self._weights = _decoder_weights(str(config["model_type"]), model, shapes)
+            family = str(config["model_type"])
+            self._weights = _decoder_weights(family, model, shapes)
+            self._copies = {name for ours in VOCABULARY for name in mtp_copies(family, model, ours)}
 
     def tensor(self, name: str) -> Tensor:
         """Return a whole weight of the trainer; padded vocabulary rows are 0."""
@@ -86,7 +91,7 @@ class HubReader(StorageReader):
         """Raise CorruptCheckpointError for tensors that belong to none of the model's `weights`."""
         names = {*weights} | ({"head.weight"} if self.model.tied_embeddings else set())
         mine = [self._weights[name] for name in names if name in self._weights]
-        used = {piece.name for weight in mine for piece in weight.slices}
+        used = {piece.name for weight in mine for piece in weight.slices} | self._copies
         unused = [name for name in self._file_of if name not in used]
         unused = [name for name in unused if not name.endswith(NO_WEIGHTS)]
         if unused:

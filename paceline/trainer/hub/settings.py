@@ -229,6 +229,7 @@ FIELDS_OF_DEEPSEEK_V3 = (
     "router_scale",
     *SCALED_POSITIONS,
     "query_pre_attn_scalar",
+    "mtp_layers",
 )
 OPTIONS_OF_GPT_OSS = ("activation_limit", "sliding_window", *SCALED_POSITIONS)
 """Options that its config.json states."""
@@ -527,6 +528,6 @@ def hub_sizes(family: str, model: ModelConfig) -> dict[str, Any]:
         sizes |= asdict(model.latent_attention) if model.latent_attention else {}
         sizes["n_shared_experts"] = model.shared_ffn_size // model.ffn_size
         sizes["intermediate_size"] = model.dense_ffn_size or model.ffn_size
-        # transformers uses multi-token prediction unless told not to.
-        sizes["num_nextn_predict_layers"] = 0
+        # Without this key transformers expects one such layer.
+        sizes["num_nextn_predict_layers"] = model.mtp_layers
     return {"vocab_size": model.vocab_size, **sizes}
