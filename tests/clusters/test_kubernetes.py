@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.errors import EXIT_INCOMPLETE, SystemFaultError
+from paceline.core.errors import EXIT_INCOMPLETE, EXIT_SYSTEM_FAULT, SystemFaultError
 from paceline.engines import engine
 from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER, read_record
 from paceline.machines import kubernetes
@@ -299,6 +299,17 @@ def test_ctrl_c_ends_the_pods_and_leaves_nothing(cluster: Kubernetes, tmp_path: 
     code, _ = disturbed(cluster, tmp_path, lambda process: process.send_signal(signal.SIGINT))
     assert code == EXIT_INCOMPLETE and result_of(tmp_path)["status"] == "cancelled"
     assert not left(cluster)
+
+
+def test_a_time_limit_ends_the_pods_and_keeps_their_output(
+    cluster: Kubernetes, tmp_path: Path
+) -> None:
+    words = ("run", "--timeout", "4", "--cluster", cluster_file(tmp_path))
+    process = start(cluster, tmp_path, *words, "--", "bash", "-c", WAITING)
+    errors = finish(process, tmp_path)
+    result = result_of(tmp_path)
+    assert process.returncode == EXIT_SYSTEM_FAULT and result["status"] == "timeout", errors
+    assert output(tmp_path).count("started on") == 2 and not left(cluster)
 
 
 def test_pending_pods_are_counted_with_their_reason(cluster: Kubernetes, tmp_path: Path) -> None:

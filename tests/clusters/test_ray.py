@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.core.errors import EXIT_INCOMPLETE
+from paceline.core.errors import EXIT_INCOMPLETE, EXIT_SYSTEM_FAULT
 from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER
 from tests.clusters.ray_bed import RayBed, ray_bed
 from tests.clusters.test_scale import QUICK
@@ -97,9 +97,11 @@ def left(runs: Path) -> list[list[str]]:
         try:
             words = process.cmdline()
             folder = process.cwd()
+            is_driver = any("driver_program" in word for word in words) and any(
+                str(runs) in value for value in process.environ().values()
+            )
         except psutil.Error:
             continue
-        is_driver = any("driver_program" in word for word in words)
         if folder.startswith(str(runs)) or is_driver:
             found.append(words)
     return found
@@ -159,6 +161,16 @@ def test_a_killed_ray_worker_is_named_with_its_node(ray_nodes: RayBed, tmp_path:
 def test_ctrl_c_ends_the_ranks_of_all_nodes(ray_nodes: RayBed, tmp_path: Path) -> None:
     code, _ = disturbed(ray_nodes, tmp_path, lambda p: p.send_signal(signal.SIGINT))
     assert code == EXIT_INCOMPLETE and result_of(tmp_path)["status"] == "cancelled"
+
+
+def test_a_time_limit_ends_the_ranks_and_keeps_their_steps(
+    ray_nodes: RayBed, tmp_path: Path
+) -> None:
+    process = train(ray_nodes, tmp_path, *FOREVER, "--timeout", "15")
+    errors = finish(process)
+    result, folder = result_of(tmp_path), only_run(tmp_path)
+    assert process.returncode == EXIT_SYSTEM_FAULT and result["status"] == "timeout", errors
+    assert len(list((folder / STEPS_FOLDER).iterdir())) == 2 and not left(tmp_path)
 
 
 def test_ranks_end_with_a_killed_controller(ray_nodes: RayBed, tmp_path: Path) -> None:
