@@ -80,6 +80,9 @@ def _problem(report: NetworkReport, rows: list[CollectiveTiming]) -> str | None:
         return "is of one node: its collectives did not use a network between nodes"
     if report.identity.get("device") == "cpu":
         return "is of CPUs: the rate of their all-reduce (gloo) is not that of GPUs"
+    if any(row.ranks != nodes * per_node for row in rows):
+        # A file may hold tables of several sizes of the job; nodes and devices are the last one's.
+        return f"has an all-reduce of other ranks than all {nodes * per_node} devices"
     if report.faults or any(row.wrong for row in rows):
         return "has wrong results or failed parts"
     large = rows[-1]

@@ -70,6 +70,7 @@ def test_the_bandwidth_is_that_without_latency() -> None:
         (report_of(timing(256 * MIB), nodes=1), "is of one node"),
         (report_of(timing(256 * MIB), nodes=None), "does not state nodes"),
         (report_of(timing(256 * MIB), device="cpu"), "gloo"),
+        (report_of(timing(64 * MIB), timing(256 * MIB), nodes=4), "ranks than all 32 devices"),
         (report_of(timing(256 * MIB, wrong=1)), "wrong results"),
         (report_of(timing(256 * MIB), faults=("rank 3",)), "failed parts"),
         (report_of(timing(16 * MIB)), "16 MiB at most, but a bandwidth needs 64 MiB"),
