@@ -244,10 +244,14 @@ def rates_of(facts: RunSettings, window: Steps, uneven: bool = False) -> dict[st
     )
     rates: dict[str, Metric] = {}
     for name, column, factor, unit in columns:
-        values = window[column][np.isfinite(window[column]) & (window[column] > 0)]
-        if len(values) and factor:
-            rate = summarize(values * factor)
-            typical = 1 / float(np.mean(1 / (values * factor))) if uneven else rate.median
+        values = window[column]
+        sound = np.isfinite(values) & (values > 0)
+        if factor and sound.any():
+            # Only what has to be is copied: a long log has millions of values.
+            values = values if sound.all() else values[sound]
+            values = values if factor == 1 else values * factor
+            rate = summarize(values)
+            typical = 1 / float(np.mean(1 / values)) if uneven else rate.median
             rates[name] = Metric(
                 value=_plain(typical),
                 unit=unit,
