@@ -295,7 +295,7 @@ def _ssh(parts: Parts, folder: Path) -> None:
             suppress(PacelineError),
             patch.object(Session, "start", partial_method(start, messages=parts["port"])),
         ):
-            rendezvous(fanout, checks, make_job(["a", "b"]), "run")
+            rendezvous(fanout, checks, make_job(["a", "b"]))
         fanout.close()
         try:
             while run.poll() is None:
