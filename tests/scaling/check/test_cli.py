@@ -21,7 +21,8 @@ app.command("check")(with_option_groups(check))
 
 
 def run(*arguments: str) -> Any:
-    result = CliRunner().invoke(app, [*arguments, "--fast", "--device", "cpu", "--json"])
+    settings = ("--fast", "--time-limit", "180", "--device", "cpu", "--json")
+    result = CliRunner().invoke(app, [*arguments, *settings])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -60,7 +61,8 @@ def earlier(root: Path, factor: float, number: int, like: CheckReport) -> None:
         what: figure.model_copy(update={"value": factor * figure.value * (1 + 0.01 * number)})
         for what, figure in host.figures.items()
     }
-    changed = like.model_copy(update={"hosts": (host.model_copy(update={"figures": figures}),)})
+    host = host.model_copy(update={"figures": figures, "verdict": "fit"})
+    changed = like.model_copy(update={"hosts": (host,)})
     (root / "checks" / f"old-{number}").mkdir(parents=True)
     (root / "checks" / f"old-{number}" / "check.json").write_text(changed.model_dump_json())
 
@@ -70,7 +72,7 @@ def test_a_machine_far_below_its_own_past_is_to_be_drained(runs: Path, tmp_path:
         earlier(tmp_path, 100.0, number, report_of(runs))
     result = run("--runs-dir", str(tmp_path), "--fail-on-findings", "--max-parallel", "1")
     document = json.loads(result.stdout)
-    assert result.exit_code == 3 and len(document["drain"]) == 1
+    assert result.exit_code == 3 and len(document["drain"]) == 1, document["hosts"]
     assert "below its own history" in document["hosts"][0]["evidence"][0]
     assert Path(document["folder"], "check.json").is_file()
 
