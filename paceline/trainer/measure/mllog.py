@@ -207,7 +207,7 @@ def lowest_precisions(config: TrainerConfig) -> dict[str, str]:
     if linear == "fp32" and config.device == "cuda":
         linear = FLOAT32_GEMMS.get(training.matmul_precision, linear)
     inside = "bfloat16" if training.dtype in NARROW else linear
-    travels = max(layout.tp, layout.pp, layout.cp, layout.ep) > 1 or layout.zero_stage >= 2
+    travels = config.world_size > config.dp or layout.ep > 1 or layout.zero_stage >= 2
     narrowest_sent = "fp64" if training.dtype == "fp64" else "fp32"
     if travels and training.dtype not in ("fp64", "fp32"):
         narrowest_sent = inside
