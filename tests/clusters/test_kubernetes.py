@@ -219,15 +219,15 @@ def test_repeats_a_sweep_and_a_trial_of_mlperf_follow_each_other(
     verb(cluster, tmp_path, "run", *tiny, *place, *once)
     series = verb(cluster, tmp_path, "run", "--no-probe", "--repeat", "2", "--resume", "base")
     assert series["groups"][0]["ok"] == 2
-    parts = ("--mbs", "1", "--nodes-per-trial", "1", "--name", "parts")
+    parts = ("--mbs", "1,2", "--nodes-per-trial", "1", "--name", "parts")
     swept = verb(cluster, tmp_path, "sweep", *tiny, *place, *parts)
-    assert [(row["status"], row["nodes"]) for row in swept["rows"]] == [("ok", 1)]
+    assert [(row["status"], row["nodes"]) for row in swept["rows"]] == 2 * [("ok", 1)]
     trials = ("--trials", "1", "--set", "layout.micro_batch=4", "--set", "steps=4")
     scored = verb(cluster, tmp_path, "mlperf", "run", "llama31-8b", "--tiny", *place, *trials)
     (trial,) = scored["score"]["runs"]
     assert trial["file"] == "result_0.txt" and trial["minutes"], trial
     names = {json.loads(path.read_text())["name"] for path in tmp_path.rglob("kubernetes.json")}
-    assert len(names) == 4
+    assert len(names) == 5
 
 
 @pytest.mark.parametrize(
