@@ -56,7 +56,7 @@ class EstimateRequest:
     native: bool = False
     """True to use the native trainer's memory constants, as is always done on CPUs."""
     network: NetworkRate | None = None
-    """A network that a run measured, instead of `inter_link`."""
+    """A measured network, instead of `inter_link`."""
 
     @property
     def software_name(self) -> str:

@@ -166,7 +166,7 @@ class Estimate(Value):
     """MFU waterfall from the dense peak to the estimated and, if known, the measured rate."""
     measured: MeasuredStep | None = None
     measured_network: NetworkRate | None = None
-    """The network between nodes, if it comes from a run (--inter RUN)."""
+    """The network between nodes, if a run or a file measured it (--inter)."""
     provenance: Provenance
     notes: tuple[str, ...]
 

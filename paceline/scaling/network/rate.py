@@ -44,7 +44,15 @@ def network_rate(report: NetworkReport, source: str) -> NetworkRate:
     if problem := _problem(report, rows):
         raise UserError(source, problem, remedy=REMEDY)
     large = rows[-1]
-    small = next(row for row in reversed(rows) if row.bytes * MIN_RATIO <= large.bytes)
+    smaller = [row for row in rows if row.bytes * MIN_RATIO <= large.bytes]
+    if not smaller or not smaller[-1].latency_s < large.latency_s:
+        below = binary(large.bytes / MIN_RATIO)
+        raise UserError(
+            source,
+            f"has no all-reduce of {below} or less that is faster than that of the largest",
+            remedy=REMEDY,
+        )
+    small = smaller[-1]
     took_s = large.latency_s - small.latency_s
     bus_bytes = bus_factor("all_reduce", large.ranks) * (large.bytes - small.bytes)
     spread = None
@@ -52,7 +60,9 @@ def network_rate(report: NetworkReport, source: str) -> NetworkRate:
         spread = hypot(large.spread * large.latency_s, small.spread * small.latency_s) / took_s
     if spread is not None and spread > MAX_SPREAD:
         raise UserError(
-            source, f"has an all-reduce that varies too much: spread {percent(spread, 0)}"
+            source,
+            f"has an all-reduce that varies too much: spread {percent(spread, 0)}",
+            remedy=REMEDY,
         )
     return NetworkRate(
         source=source,
@@ -74,23 +84,18 @@ def _problem(report: NetworkReport, rows: list[CollectiveTiming]) -> str | None:
     nodes, per_node = report.identity.get("nodes"), report.identity.get("devices_per_node")
     if not rows:
         return "has no all-reduce"
-    if not (isinstance(nodes, int) and isinstance(per_node, int)):
+    if not (isinstance(nodes, int) and isinstance(per_node, int) and per_node > 0):
         return "does not state nodes and devices per node"
     if nodes < 2:
         return "is of one node: its collectives did not use a network between nodes"
     if report.identity.get("device") == "cpu":
         return "is of CPUs: the rate of their all-reduce (gloo) is not that of GPUs"
-    if any(row.ranks != nodes * per_node for row in rows):
-        # A file may hold tables of several sizes of the job; nodes and devices are the last one's.
-        return f"has an all-reduce of other ranks than all {nodes * per_node} devices"
+    # A file may hold tables of several sizes of the job; nodes and devices are the last one's.
+    if other := {row.ranks for row in rows} - {nodes * per_node}:
+        return f"has an all-reduce of {min(other)} ranks, not of all {nodes * per_node} devices"
     if report.faults or any(row.wrong for row in rows):
         return "has wrong results or failed parts"
-    large = rows[-1]
-    if large.bytes < MIN_PAYLOAD:
-        size = binary(large.bytes)
+    if rows[-1].bytes < MIN_PAYLOAD:
+        size = binary(rows[-1].bytes)
         return f"has an all-reduce of {size} at most, but a bandwidth needs {binary(MIN_PAYLOAD)}"
-    small = [row for row in rows if row.bytes * MIN_RATIO <= large.bytes]
-    if not small or small[-1].latency_s >= large.latency_s:
-        below = binary(large.bytes / MIN_RATIO)
-        return f"has no all-reduce of {below} or less that is faster than that of the largest"
     return None

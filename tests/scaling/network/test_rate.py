@@ -69,8 +69,12 @@ def test_the_bandwidth_is_that_without_latency() -> None:
         (report_of(), "has no all-reduce"),
         (report_of(timing(256 * MIB), nodes=1), "is of one node"),
         (report_of(timing(256 * MIB), nodes=None), "does not state nodes"),
+        (report_of(timing(256 * MIB), devices_per_node=0), "does not state nodes"),
         (report_of(timing(256 * MIB), device="cpu"), "gloo"),
-        (report_of(timing(64 * MIB), timing(256 * MIB), nodes=4), "ranks than all 32 devices"),
+        (
+            report_of(timing(64 * MIB), timing(256 * MIB), nodes=4),
+            "16 ranks, not of all 32",
+        ),
         (report_of(timing(256 * MIB, wrong=1)), "wrong results"),
         (report_of(timing(256 * MIB), faults=("rank 3",)), "failed parts"),
         (report_of(timing(16 * MIB)), "16 MiB at most, but a bandwidth needs 64 MiB"),
@@ -95,8 +99,7 @@ def test_an_estimate_takes_the_output_of_nccl_tests(tmp_path: Path) -> None:
     table = "".join(
         f"{row.bytes:12} {row.bytes // 4:12}  float  sum  -1 {row.latency_s * 1e6:12.2f} "
         f"{row.bytes_per_s / 1e9:8.2f} {row.bus_bytes_per_s / 1e9:8.2f}  0 "
-        * 1
-        + f"{row.latency_s * 1e6:12.2f} {row.bytes_per_s / 1e9:8.2f} "
+        f"{row.latency_s * 1e6:12.2f} {row.bytes_per_s / 1e9:8.2f} "
         f"{row.bus_bytes_per_s / 1e9:8.2f}  0\n"
         for row in rows
     )
