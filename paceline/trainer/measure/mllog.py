@@ -191,9 +191,6 @@ PRECISIONS = {
     "nvfp4": "nvfp4",
 }
 """Names of the rules by dtype. They have none for MXFP8, whose elements are fp8."""
-FLOAT32_GEMMS = {"high": "tf32", "medium": "bfloat16"}
-"""Precision of fp32 GEMMs by `matmul_precision`; `highest` is fp32. torch's page on
-set_float32_matmul_precision has the same for GPUs."""
 
 
 def lowest_precisions(config: TrainerConfig) -> dict[str, str]:
@@ -204,8 +201,9 @@ def lowest_precisions(config: TrainerConfig) -> dict[str, str]:
     """
     training, layout = config.training, config.layout
     linear = PRECISIONS[training.dtype]
-    if linear == "fp32" and config.device == "cuda":
-        linear = FLOAT32_GEMMS.get(training.matmul_precision, linear)
+    # `medium` allows bf16, but torch computes as with `high` if it has no such kernel, as on GPUs.
+    if linear == "fp32" and config.device == "cuda" and training.matmul_precision != "highest":
+        linear = "tf32"
     inside = "bfloat16" if training.dtype in NARROW else linear
     travels = config.world_size > config.dp or layout.ep > 1 or layout.zero_stage >= 2
     narrowest_sent = "fp64" if training.dtype == "fp64" else "fp32"

@@ -166,6 +166,7 @@ def test_one_value_that_deviates_fails(
         ({"dtype": "mxfp8"}, {"tp": 2}, ("fp8", "bfloat16", "bfloat16")),
         ({"dtype": "fp32", "matmul_precision": "high"}, {"tp": 2}, ("tf32", "tf32", "fp32")),
         ({"dtype": "fp32", "matmul_precision": "highest"}, {}, ("fp32", "fp32", "fp32")),
+        ({"dtype": "fp32", "matmul_precision": "medium"}, {}, ("tf32", "tf32", "fp32")),
     ],
 )
 def test_the_lowest_precisions_are_those_of_the_layout(
