@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from paceline.trainer.config import TrainerConfig, parse_config
+from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.measure.clock import HostClock, StepClock
 from paceline.trainer.model.decoder import ModelPart
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
@@ -122,7 +123,7 @@ def answer(case: dict[str, Any], world: World, passes: Passes) -> list[Passes]:
     for _ in range(case["repeats"] + 1):
         dist.barrier()
         passes.clear()
-        runner.step(ids, ids)
+        runner.step(LocalBatch(ids, ids, ids.numel()))
         repeats.append(list(passes))
     return repeats[1:]
 

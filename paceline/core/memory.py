@@ -143,9 +143,11 @@ def min_devices_to_fit(
 def _stage(x: ParallelRun) -> _Stage:
     parts, layout = parameter_parts(x.shape, x.layout.tp), x.layout
     block, more = _block_parameters_per_rank(x.shape, layout, parts)
-    tied_copy = parts["embedding"] if layout.pp > 1 else 0
+    # The last stage has a copy of the embedding for a tied head, and for multi-token prediction.
+    has_copy = layout.pp > 1 and (not parts["head"] or more > 0)
+    copy = parts["embedding"] if has_copy else 0
     embedding = (parts["embedding"] + parts["projections"] / 2) / layout.tp + parts["positions"]
-    head = ((parts["head"] or tied_copy) + parts["projections"] / 2) / layout.tp + parts["norms"]
+    head = (parts["head"] + copy + parts["projections"] / 2) / layout.tp + parts["norms"]
     embedding_and_head = embedding * x.has_first + (head + more) * x.has_last
     frozen, trainable = _frozen_and_trainable(x, x.layers * block + embedding_and_head)
     sizes, schedule = layers_per_stage(x.shape, layout), layout.effective_schedule

@@ -211,9 +211,14 @@ def _mtp_problems(spec: RunSpec) -> list[str]:
         unused = "training.mtp_loss_weight is for models with mtp_layers; leave it out"
         return [unused] * (spec.training.mtp_loss_weight != default)
     reasons = {
-        f"layout.pp {layout.pp}": (layout.pp > 1, "the last stage has no embedding"),
-        f"layout.cp {layout.cp}": (layout.cp > 1, "the next token may be on another rank"),
-        f"layout.tp {layout.tp}": (layout.tp > 1, "its projection is not split over tensor ranks"),
+        f"layout.pp {layout.pp} with a projected or normed embedding": (
+            layout.pp > 1 and (model.embed_dim != model.hidden_size or model.embedding_norm),
+            "the last stage has a copy of the table alone",
+        ),
+        f"layout.schedule zero-bubble and {model.mtp_layers} such layers": (
+            layout.schedule == "zero-bubble" and model.mtp_layers > 1,
+            "PyTorch cannot delay the gradient of the embedding that they share",
+        ),
         "lora": (spec.lora is not None, "adapters are of the other layers"),
         "model.positions learned": (model.positions != "rope", "embeddings would have positions"),
         "training.mtp_loss_weight 0": (spec.training.mtp_loss_weight == 0, "nothing would train"),

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from paceline.trainer.config import ConfigError, EvaluationConfig, TrainerConfig
-from paceline.trainer.data.batches import LocalBatch
+from paceline.trainer.data.batches import LocalBatch, by_argument
 from paceline.trainer.data.corpus import Corpus
 from paceline.trainer.data.latents import TIMES, ValidationLatents
 from paceline.trainer.measure.event_log import EventLog
@@ -42,7 +42,7 @@ class Evaluator:
         mean = config.training.evaluation.mean
         self.weights = sample_weights(corpus, self.num_samples, mean)
         self.unequal_weights = mean == "samples" or isinstance(corpus, ValidationLatents)
-        self.micro_batch = config.layout.micro_batch
+        self.kind, self.micro_batch = config.model.kind, config.layout.micro_batch
         self.num_microbatches = config.num_microbatches
         """Micro-batches per pass through the pipeline."""
 
@@ -70,15 +70,18 @@ class Evaluator:
             # Padding is sample 0 with weight 0.
             samples = [n if n < self.num_samples else 0 for n in chunk]
             counts = weights[samples] * valid
-            inputs, targets, *extras = self.corpus.collate(samples, cp)
+            fields = by_argument(self.corpus.collate(samples, cp), self.kind)
+            targets = fields["targets"]
             if isinstance(self.corpus, ValidationLatents):
                 total_weight = counts.sum().item() * targets[0].numel()
             else:
                 targets = targets.masked_fill(~valid.unsqueeze(1), IGNORE_INDEX)
                 total_weight = ((targets != IGNORE_INDEX).sum(1) * counts).sum().item()
             # (samples, ...) -> (M, B, ...)
-            fields = [x.unflatten(0, (-1, self.micro_batch)) for x in (inputs, targets, *extras)]
-            batch = LocalBatch(fields[0], fields[1], int(total_weight), tuple(fields[2:]))
+            fields |= {"targets": targets}
+            split = {n: x.unflatten(0, (-1, self.micro_batch)) for n, x in fields.items()}
+            inputs, targets = split.pop("inputs"), split.pop("targets")
+            batch = LocalBatch(inputs, targets, int(total_weight), split)
             yield batch, counts.unflatten(0, (-1, self.micro_batch)), total_weight
 
     def _sample_indices(self) -> range:

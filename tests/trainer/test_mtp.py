@@ -17,12 +17,16 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpLayer, MtpModel
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
 
+from paceline.core.layout import Layout
+from paceline.core.memory import memory_per_device
+from paceline.core.parallel_run import ParallelRun
+from paceline.core.shape import DecoderShape
 from paceline.trainer.config import parse_config
 from paceline.trainer.data.batches import sampler_of
 from paceline.trainer.data.corpus import load_corpus
 from paceline.trainer.parallel.mesh import ALONE
 from tests.trainer import peers
-from tests.trainer.example import log, settings, steps, train, world_size
+from tests.trainer.example import lines, log, settings, steps, train, world_size
 from tests.trainer.model.test_peers import (
     DEEPSEEK_V3,
     content,
@@ -185,12 +189,21 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "zero 2, ep": {"zero_stage": 2, "ep": 2},
     "zero 3": {"zero_stage": 3},
     "zero 3, ep, recompute": {"zero_stage": 3, "ep": 2, "recompute": "full"},
+    "tp": {"ranks": 1, "tp": 2},
+    "tp, sp, recompute": {"ranks": 1, "tp": 2, "sequence_parallel": True, "recompute": "full"},
+    "cp, all-gather": {"ranks": 1, "cp": 2},
+    "cp, all-to-all, zero 3": {"ranks": 1, "cp": 2, "cp_exchange": "all-to-all", "zero_stage": 3},
+    "cp, ring, ep": {"ranks": 1, "cp": 2, "cp_exchange": "ring", "ep": 2},
+    "pp, gpipe": {"ranks": 1, "pp": 2, "schedule": "gpipe"},
+    "pp, 1f1b": {"ranks": 1, "pp": 2},
+    "pp, interleaved": {"ranks": 1, "pp": 2, "vp": 2, "schedule": "interleaved"},
+    "pp, ep, zero 2": {"pp": 2, "ep": 2, "zero_stage": 2},
 }
 
 
 def run(folder: Path, ranks: int, **layout: Any) -> list[dict[str, float]]:
     """Loss, gradient norm and MTP loss of two steps, as means over the ranks."""
-    sizes = {"seq_len": 24, "global_batch": 4, "micro_batch": 1}
+    sizes = {"num_layers": 4, "seq_len": 24, "global_batch": 4, "micro_batch": 1}
     raw = settings(ranks, 2, **{**DEEPSEEK_V3, **sizes, "dtype": "fp64", "mtp_layers": 2, **layout})
     assert train(folder, raw) == 0, log(folder)
     by_rank = [steps(folder, rank) for rank in range(world_size(raw))]
@@ -199,6 +212,31 @@ def run(folder: Path, ranks: int, **layout: Any) -> list[dict[str, float]]:
         {name: sum(line[name] for line in lines) / len(lines) for name in names}
         for lines in zip(*by_rank, strict=True)
     ]
+
+
+@pytest.mark.parametrize("layout", [{"zero_stage": 1}, {"pp": 2}])
+def test_weights_take_the_memory_of_the_formula(layout: dict[str, Any], tmp_path: Path) -> None:
+    """The last stage has an embedding for its MTP modules besides the head."""
+    pp = layout.get("pp", 1)
+    equal = {**DEEPSEEK_V3, "num_layers": 4, "first_dense_layers": 0, "dense_ffn_size": None}
+    raw = settings(2 // pp, 3, **{**equal, "mtp_layers": 2, **layout})
+
+    assert train(tmp_path, raw) == 0, log(tmp_path)
+
+    fields = DecoderShape.model_fields
+    shape = DecoderShape(**{key: raw["model"][key] for key in fields.keys() & raw["model"]})
+    run = ParallelRun(Layout(micro_batch=1, **layout), shape, 2, seq_len=24, dtype="fp32")
+    (memory,) = [line for line in lines(tmp_path, rank=1) if line["event"] == "memory"]
+    assert memory["parts_bytes"]["weights"] == memory_per_device(run).weights_bytes
+
+
+def test_one_mtp_module_trains_with_a_zero_bubble_schedule(tmp_path: Path) -> None:
+    alone = run(tmp_path / "alone", 1, mtp_layers=1)
+
+    spread = run(tmp_path / "spread", 1, mtp_layers=1, pp=2, vp=2, schedule="zero-bubble")
+
+    for one, two in zip(alone, spread, strict=True):
+        assert two == pytest.approx(one, rel=1e-10)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +249,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
 def test_two_mtp_modules_train_in_a_layout_as_in_one_process(
     layout: str, alone: list[dict[str, float]], tmp_path: Path
 ) -> None:
-    spread = run(tmp_path / "spread", 2, **LAYOUTS[layout])
+    spread = run(tmp_path / "spread", **{"ranks": 2, **LAYOUTS[layout]})
 
     for one, two in zip(alone, spread, strict=True):
         assert two == pytest.approx(one, rel=1e-10)

@@ -325,13 +325,15 @@ def _block(x: Cases) -> tuple[Floats, Floats]:
 def _ends(x: Cases, f: Constants, s: Stage) -> Floats:
     """Return the parameters of embedding, positions, last norm and head.
 
-    A tied embedding and head are one table on one rank, and two at the ends of a pipeline.
+    A tied embedding and head are one table on one rank, and two at the ends of a pipeline. So are
+    the embeddings of the model and of its multi-token prediction, besides the head.
     """
     table = vocabulary_rows(x, f) * _table_width(x) / x.tp
     norm = x.hidden * np.where(x.gated > 0, 1, 2)
     shared_table = (x.tied > 0) & s.first
+    has_copy = (x.mtp_layers > 0) & ~s.first & ~(x.tied > 0)
     return s.first * (table + x.positions * x.hidden) + s.last * (
-        norm + np.where(shared_table, 0.0, table)
+        norm + np.where(shared_table, 0.0, table) + np.where(has_copy, table, 0.0)
     )
 
 

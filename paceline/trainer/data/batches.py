@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,16 +14,17 @@ from torch import Tensor
 from paceline.trainer.config import ConfigError, TrainerConfig
 from paceline.trainer.data.corpus import Corpus
 from paceline.trainer.data.samples import attended_share
+from paceline.trainer.model.context_parallel import local_positions
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.network import derive_seed
 from paceline.trainer.model_config import ModelConfig
-from paceline.trainer.parallel.mesh import Mesh
+from paceline.trainer.parallel.mesh import ALONE, Mesh
 from paceline.trainer.schedule import BatchSizes
 
 AHEAD = 2
 """Number of steps prepared in advance."""
-PLAIN_FIELDS = 2
-"""Number of leading fields (inputs, targets); others are document bounds or diffusion inputs."""
+FURTHER_INPUTS = {"decoder": ("documents",), "mmdit": ("time", "text", "pooled")}
+"""Arguments of a model besides its inputs and targets, in the order of `Corpus.collate`."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class LocalBatch:
     targets: Tensor
     num_valid_targets: int
     """Number of targets that count for the loss."""
-    extras: tuple[Tensor, ...] = ()
-    """Further inputs of the model."""
+    extras: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Further arguments of the model, by name."""
     real_tokens: int = 0
     """Number of positions in the replica's samples that are not padding, over all its ranks."""
     attended_share: float | None = None
@@ -55,12 +56,35 @@ class LocalBatch:
             self,
             inputs=self.inputs.to(device, non_blocking=True),
             targets=self.targets.to(device, non_blocking=True),
-            extras=tuple(extra.to(device, non_blocking=True) for extra in self.extras),
+            extras={n: extra.to(device, non_blocking=True) for n, extra in self.extras.items()},
         )
 
-    def microbatches(self) -> Iterator[tuple[Tensor, ...]]:
-        """Return the model's arguments, one micro-batch after the other."""
-        return zip(self.inputs, self.targets, *self.extras, strict=True)
+    def microbatches(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
+        """Yield inputs, targets and further arguments of one micro-batch after the other."""
+        for i, (inputs, targets) in enumerate(zip(self.inputs, self.targets, strict=True)):
+            yield inputs, targets, {name: extra[i] for name, extra in self.extras.items()}
+
+
+def by_argument(fields: Sequence[Tensor], kind: str) -> dict[str, Tensor]:
+    """Return the result of `Corpus.collate` by the arguments of a kind of model."""
+    names = ("inputs", "targets", *FURTHER_INPUTS[kind])
+    return dict(zip(names, fields, strict=False))  # there may be no document bounds
+
+
+def tokens_ahead(inputs: Tensor, targets: Tensor, depth: int) -> Tensor:
+    """Return (B, depth, 2, T) inputs and targets of (B, T) each, moved 1 to `depth` tokens left.
+
+    Behind the end are token 0 and a target that does not count.
+    """
+    ends = inputs.new_zeros(len(inputs), 1), targets.new_full((len(targets), 1), IGNORE_INDEX)
+    levels: list[Tensor] = []
+    for _ in range(depth):
+        inputs, targets = (
+            torch.cat([ids[:, 1:], end], 1)
+            for ids, end in zip((inputs, targets), ends, strict=True)
+        )
+        levels.append(torch.stack([inputs, targets], 1))
+    return torch.stack(levels, 1)
 
 
 class Sampler:
@@ -132,7 +156,7 @@ class Loader:
         self._rank, self._cp = mesh.dp.index, mesh.cp
         self._steps = range(first, config.training.steps)
         self._micro_batch = config.layout.micro_batch
-        self._model = config.model if config.data.document_mask else None
+        self._model = config.model
         self._ready: queue.Queue[LocalBatch | Exception] = queue.Queue(AHEAD)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._fill, name="loader", daemon=True)
@@ -155,20 +179,28 @@ class Loader:
     def batch(self, step: int) -> LocalBatch:
         """Return this rank's batch of a step (from 0)."""
         indices = self._sampler.windows(step, self._rank)
-        fields = self._corpus.collate(indices, self._cp)
-        share = self._attended_share(fields)
-        fields = [field.unflatten(0, (-1, self._micro_batch)) for field in fields]
-        if self._pin:
-            fields = [field.pin_memory() for field in fields]
-        inputs, targets, *extras = fields
+        fields, share = self._fields(indices), None
+        if isinstance(self._model, ModelConfig) and "documents" in fields:
+            share = attended_share(fields["documents"], self._model)
+        for name, whole in fields.items():
+            parts = whole.unflatten(0, (-1, self._micro_batch))
+            fields[name] = parts.pin_memory() if self._pin else parts
+        inputs, targets = fields.pop("inputs"), fields.pop("targets")
         num_valid_targets = int((targets != IGNORE_INDEX).sum())
         real_tokens = self._corpus.real_tokens(indices)
-        return LocalBatch(inputs, targets, num_valid_targets, tuple(extras), real_tokens, share)
+        return LocalBatch(inputs, targets, num_valid_targets, fields, real_tokens, share)
 
-    def _attended_share(self, fields: tuple[Tensor, ...]) -> float | None:
-        if not isinstance(self._model, ModelConfig) or len(fields) == PLAIN_FIELDS:
-            return None
-        return attended_share(fields[PLAIN_FIELDS], self._model)
+    def _fields(self, indices: list[int]) -> dict[str, Tensor]:
+        """Return this rank's part of some samples, by argument of the model."""
+        depth = self._model.mtp_layers if isinstance(self._model, ModelConfig) else 0
+        if not depth:
+            return by_argument(self._corpus.collate(indices, self._cp), self._model.kind)
+        fields = by_argument(self._corpus.collate(indices, ALONE), self._model.kind)
+        inputs, targets = fields["inputs"], fields["targets"]
+        ahead = tokens_ahead(inputs, targets, depth)
+        positions = local_positions(inputs.shape[1], self._cp)
+        tokens = {"inputs": inputs, "targets": targets, "ahead": ahead}
+        return fields | {name: ids[..., positions] for name, ids in tokens.items()}
 
     def _fill(self) -> None:
         # A second OpenMP team for this thread would oversubscribe the cores, and GNU's threads

@@ -35,7 +35,7 @@ from paceline.trainer.model.layers import (
     VocabParallelEmbedding,
     mlp_activation,
 )
-from paceline.trainer.model.loss import IGNORE_INDEX, head_loss
+from paceline.trainer.model.loss import head_loss
 from paceline.trainer.model.network import Network, activation_checkpoint
 from paceline.trainer.model.windowed_attention import load_kernels
 from paceline.trainer.model_config import ModelConfig
@@ -249,11 +249,6 @@ class MtpModule(nn.Module):
         return self.final_norm(self.block(self.projection(inputs), rope, documents))
 
 
-def shift_left(x: Tensor, filler: float) -> Tensor:
-    """Return (B, T, ...) shifted by one token to the left, with `filler` in the last place."""
-    return torch.cat([x[:, 1:], torch.full_like(x[:, :1], filler)], 1)
-
-
 class Decoder(Network):
     """A decoder or a pipeline stage of one; `blocks` is keyed by the global layer index.
 
@@ -268,7 +263,7 @@ class Decoder(Network):
         self.part = part = part or ModelPart(range(model.num_layers))
         hidden, embed = model.hidden_size, model.embed_dim
         needs_projection = embed != hidden
-        holds_table = part.first or (part.last and model.tied_embeddings)
+        holds_table = part.first or (part.last and self.shares_embedding)
         self.embedding = (
             VocabParallelEmbedding(setting.tp, setting.dtype, model.padded_vocab, embed)
             if holds_table
@@ -322,18 +317,29 @@ class Decoder(Network):
         return cast(dict[str, MtpModule], dict(self.mtp.items()))
 
     @property
+    def shares_embedding(self) -> bool:
+        """True if the last stage has a copy of the embedding, for its head or for MTP modules."""
+        return self.model.tied_embeddings or self.model.mtp_layers > 0
+
+    @property
     def tied_copy(self) -> str | None:
         """Name of the tied parameter that another stage owns; None without one."""
-        tied = self.model.tied_embeddings and self.part.last and not self.part.first
+        tied = self.shares_embedding and self.part.last and not self.part.first
         return "embedding.weight" if tied else None
 
     def forward(
-        self, x: Tensor, targets: Tensor | None = None, documents: Tensor | None = None
+        self,
+        x: Tensor,
+        targets: Tensor | None = None,
+        documents: Tensor | None = None,
+        ahead: Tensor | None = None,
     ) -> Tensor:
-        """Map (B, T) tokens or (B, t, H) to (B, t, H), or to `scale` x the summed loss."""
+        """Map (B, T) tokens or (B, t, H) to (B, t, H), or to `scale` x the summed loss.
+
+        MTP modules need `ahead`, the tokens and targets of `data.batches.tokens_ahead`.
+        """
         if self.part.first:
             x = self.embed(x, documents)
-        embeddings = x
         for experts in self.expert_layers.values():
             experts.router.loss_scale = self.scale if self.training else 0.0
         for layer, block in self.blocks.items():
@@ -346,23 +352,26 @@ class Decoder(Network):
             x = self.final_norm(x)
         loss = self.loss(x, targets)
         if self.mtp and self.training:
-            return AddLoss.apply(loss, self.compute_mtp_loss(x, embeddings, targets, documents))  # type: ignore[no-any-return]
+            assert ahead is not None, "MTP modules need the tokens behind the next"
+            mtp_loss = self.compute_mtp_loss(x, ahead, documents)
+            # Zero-bubble schedules detach the result in place, which a view does not allow.
+            return cast(Tensor, AddLoss.apply(loss, mtp_loss)).clone()
         return loss
 
-    def compute_mtp_loss(
-        self, x: Tensor, embeddings: Tensor, targets: Tensor, documents: Tensor | None
-    ) -> Tensor:
-        """Return the weighted, scaled loss of the MTP modules for (B, T) targets.
+    def compute_mtp_loss(self, x: Tensor, ahead: Tensor, documents: Tensor | None) -> Tensor:
+        """Return the weighted, scaled loss of the MTP modules for normed outputs (B, t, H).
 
         Each depth has as many terms less as it looks ahead, and the same divisor: equations 24
-        and 25 of arXiv:2412.19437. `x` are the normed outputs, `embeddings` those of the inputs.
+        and 25 of arXiv:2412.19437. The embeddings of (B, depth, 2, T) tokens `ahead` are computed
+        anew, because with tensor, context and pipeline parallelism another rank may have them.
         """
         weight = self.setting.mtp_loss_weight / len(self.mtp)
         total = torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
         plain_loss = torch.zeros_like(total)
-        for layer in self.mtp.values():
-            embeddings, targets = shift_left(embeddings, 0), shift_left(targets, IGNORE_INDEX)
-            x = layer(x, embeddings, self.rope, documents)
+        for layer, (tokens, targets) in zip(
+            self.mtp.values(), (level.unbind(1) for level in ahead.unbind(1)), strict=True
+        ):
+            x = layer(x, self.embed(tokens, documents), self.rope, documents)
             loss = self.loss(x, targets, weight)
             total, plain_loss = total + loss, plain_loss + loss.detach()
         plain_loss = plain_loss / self.setting.mtp_loss_weight

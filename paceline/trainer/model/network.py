@@ -41,6 +41,11 @@ class Network(nn.Module):
     """(B,) weights of each sample's targets in an evaluation; None for equal weights."""
 
     @property
+    def shares_embedding(self) -> bool:
+        """True if the last stage of a pipeline has a copy of the embedding."""
+        return False
+
+    @property
     def tied_copy(self) -> str | None:
         """Name of the tied parameter that another stage owns; None without one."""
         return None

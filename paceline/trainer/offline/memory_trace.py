@@ -352,7 +352,7 @@ def memory_of_step(config: TrainerConfig, world: World, mesh: Mesh) -> dict[str,
             mode.from_tensor(batch.inputs),
             mode.from_tensor(batch.targets),
             batch.num_valid_targets,
-            tuple(mode.from_tensor(extra) for extra in batch.extras),
+            {name: mode.from_tensor(extra) for name, extra in batch.extras.items()},
             batch.real_tokens,
         )
         # The first step only creates the optimizer state, so one micro-batch is enough.
@@ -370,7 +370,7 @@ def memory_of_step(config: TrainerConfig, world: World, mesh: Mesh) -> dict[str,
 
 def first_of(batch: LocalBatch) -> LocalBatch:
     """Return a batch with only the first micro-batch."""
-    extras = tuple(extra[:1] for extra in batch.extras)
+    extras = {name: extra[:1] for name, extra in batch.extras.items()}
     inputs, targets = batch.inputs[:1], batch.targets[:1]
     return replace(
         batch, inputs=inputs, targets=targets, num_valid_targets=targets.numel(), extras=extras

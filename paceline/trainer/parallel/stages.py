@@ -5,28 +5,32 @@ There are pp x vp stages; stage i is on rank i modulo pp.
 
 from __future__ import annotations
 
+from itertools import accumulate
 
-def stage_layers(num_layers: int, pp: int, vp: int) -> list[range]:
+
+def stage_layers(num_layers: int, pp: int, vp: int, mtp_layers: int = 0) -> list[range]:
     """Return the layers of each of the pp x vp stages in order.
 
     Stages are equal if pp x vp divides the layers. Otherwise embedding and head count as one layer
     each, so the first and the last stage hold one layer less (as in Megatron's layout of the 126
-    layers of Llama 3.1 405B). Raise ValueError when neither divides evenly.
+    layers of Llama 3.1 405B). Where that does not divide evenly either, the layers of multi-token
+    prediction count as well, which the last stage holds. Raise ValueError when nothing divides.
     """
     stages = pp * vp
-    if num_layers % stages == 0:
-        sizes = [num_layers // stages] * stages
-    elif (num_layers + 2) % stages == 0:
-        sizes = [(num_layers + 2) // stages] * stages
-        sizes[0] -= 1
-        sizes[-1] -= 1
-    else:
-        raise ValueError(
-            f"pp {pp} x vp {vp} divides neither num_layers {num_layers} nor {num_layers + 2}, "
-            "the layers with embedding and head; change pp or vp"
-        )
-    ends = [sum(sizes[: stage + 1]) for stage in range(stages)]
-    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    for at_first, at_last in ((0, 0), (1, 1), (1, 1 + mtp_layers)):
+        size, remainder = divmod(num_layers + at_first + at_last, stages)
+        if remainder == 0 and size >= at_last:
+            sizes = [size] * stages
+            sizes[0] -= at_first
+            sizes[-1] -= at_last
+            ends = accumulate(sizes)
+            return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    all_layers = num_layers + 2 + mtp_layers
+    mtp_note = f", or {all_layers} with multi-token prediction too" if mtp_layers else ""
+    raise ValueError(
+        f"pp {pp} x vp {vp} divides neither num_layers {num_layers} nor {num_layers + 2}, "
+        f"the layers with embedding and head{mtp_note}; change pp or vp"
+    )
 
 
 def local_stages(rank: int, pp: int, vp: int) -> list[int]:

@@ -18,7 +18,7 @@ from paceline.trainer.model.network import (
     freeze,
     init_weights,
 )
-from paceline.trainer.model_config import FluxConfig, Model
+from paceline.trainer.model_config import FluxConfig, Model, ModelConfig
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.parallel.stages import local_stages, stage_layers
 from paceline.trainer.parallel.tensor import TensorParallel, shard_parameters
@@ -159,7 +159,8 @@ def local_parts(config: TrainerConfig, mesh: Mesh) -> list[ModelPart]:
     if mesh.pp.size == 1:
         return [ModelPart(range(config.model.num_layers))]
     pp, vp = mesh.pp, config.layout.vp
-    layers = stage_layers(config.model.num_layers, pp.size, vp)
+    further = config.model.mtp_layers if isinstance(config.model, ModelConfig) else 0
+    layers = stage_layers(config.model.num_layers, pp.size, vp, further)
     last = pp.size * vp - 1
     return [
         ModelPart(layers[stage], first=stage == 0, last=stage == last)

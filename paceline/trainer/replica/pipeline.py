@@ -30,6 +30,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from paceline.trainer.config import TrainerConfig
+from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.model.network import Network
 from paceline.trainer.parallel.mesh import MeshAxis
 from paceline.trainer.parallel.stages import local_stages
@@ -193,35 +194,29 @@ class PipelineRunner:
         self.num_microbatches = config.num_microbatches
         self.schedule = make_schedule(self.name, self.stages, self.num_microbatches)
 
-    def step(self, inputs: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
+    def step(self, batch: LocalBatch) -> Tensor:
         """Return the summed scaled loss of (M, B, T) tokens; 0 on ranks without the last stage.
 
-        Gradients are summed over micro-batches; FSDP reduces them once, at the end. With a document
-        mask, every stage gets the (M, B, n + 1) bounds of the documents from its own loader.
+        Gradients are summed over micro-batches; FSDP reduces them once, at the end. Further
+        arguments, such as the bounds of documents, come from each stage's own loader.
         """
-        if len(inputs) != self.num_microbatches:
+        if len(batch.inputs) != self.num_microbatches:
             # During a batch ramp-up. A schedule is built for one number of micro-batches.
-            self.num_microbatches = len(inputs)
+            self.num_microbatches = len(batch.inputs)
             self.schedule = make_schedule(self.name, self.stages, self.num_microbatches)
-        labels = targets.flatten(0, 1)
+        labels = batch.targets.flatten(0, 1)
         losses: list[Tensor] = []
         self.schedule.step(
-            *([inputs.flatten(0, 1)] if self.first else []),
+            *([batch.inputs.flatten(0, 1)] if self.first else []),
             # The stage needs "targets" for its loss; PyTorch requires "target" as well.
             **({"targets": labels, "target": labels} if self.last else {}),
-            **({} if documents is None else {"documents": documents.flatten(0, 1)}),
+            **{name: extra.flatten(0, 1) for name, extra in batch.extras.items()},
             losses=losses,
             return_outputs=False,
         )
         return torch.stack(losses).detach().sum() if losses else self.no_loss
 
-    def evaluate(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        weights: Tensor | None = None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
+    def evaluate(self, batch: LocalBatch, weights: Tensor | None = None) -> Tensor:
         """Return the summed loss without gradients; (M, B) `weights` of samples.
 
         Any number of micro-batches is allowed. Every stage runs all of them in turn. The last rank
@@ -232,14 +227,12 @@ class PipelineRunner:
         for stage in self.stages:
             sends: list[Any] = []
             outputs: list[Tensor] = []
-            for i, (x, labels) in enumerate(zip(self._inputs(stage, inputs), targets, strict=True)):
+            received = self._inputs(stage, batch.inputs)
+            microbatches = zip(received, batch.microbatches(), strict=True)
+            for i, (x, (_, labels, extras)) in enumerate(microbatches):
                 if stage.is_last and weights is not None:
                     stage.submod.sample_weights = weights[i]  # type: ignore[assignment]
-                out = stage.submod(
-                    x,
-                    **({"targets": labels} if stage.is_last else {}),
-                    documents=None if documents is None else documents[i],
-                )
+                out = stage.submod(x, **({"targets": labels} if stage.is_last else {}), **extras)
                 if stage.is_last:
                     losses += out
                     continue

@@ -183,17 +183,11 @@ class Runner(Protocol):
     stages: list[Any]
     """This rank's stages; `on_progress` is called after every pass of a micro-batch."""
 
-    def step(self, inputs: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Run forward and backward passes of (M, B, T) tokens; see `PipelineRunner.step`."""
+    def step(self, batch: LocalBatch) -> Tensor:
+        """Run forward and backward passes; see `PipelineRunner.step`."""
         ...
 
-    def evaluate(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        weights: Tensor | None,
-        documents: Tensor | None = None,
-    ) -> Tensor:
+    def evaluate(self, batch: LocalBatch, weights: Tensor | None) -> Tensor:
         """Return the summed loss without gradients; see `PipelineRunner.evaluate`."""
         ...
 
@@ -308,9 +302,12 @@ class Replica:
         return sorted(layers), all_reduce(all_reduce(rows, self.mesh.shard), self.mesh.replicate)
 
     def take_mtp_loss(self) -> Tensor | None:
-        """Return this rank's scaled mean loss of the MTP modules in the last step, if any."""
-        losses = [p.take_mtp_loss() for p in self.parts if isinstance(p, Decoder)]
-        return losses[-1] if losses else None
+        """Return the scaled mean loss of the replica's MTP modules in the last step, if any."""
+        *_, part = self.parts
+        if not isinstance(part, Decoder) or not part.model.mtp_layers:
+            return None
+        loss = part.take_mtp_loss() if part.mtp else self.zero()
+        return None if loss is None else all_reduce(loss.to(self.zero()), self.mesh.pp)
 
     def update_choice_biases(self, load: tuple[list[int], Tensor] | None) -> None:
         """Move the routers' choice biases towards balance, by the load of a step on all ranks."""
@@ -335,21 +332,23 @@ class Replica:
     def _train(self, batch: LocalBatch) -> Tensor:
         last = len(batch.inputs) - 1
         total = torch.zeros((), device=batch.inputs.device)
-        for i, arguments in enumerate(batch.microbatches()):
-            total = total + self._train_one(arguments, last=i == last)
+        for i, (inputs, targets, extras) in enumerate(batch.microbatches()):
+            total = total + self._train_one(inputs, targets, extras, last=i == last)
         return total
 
     def _evaluate(self, batch: LocalBatch, weights: Tensor | None) -> Tensor:
         total = torch.zeros((), dtype=self.acc_dtype, device=batch.inputs.device)
         part = self.parts[0]  # without the DDP wrapper
-        for i, arguments in enumerate(batch.microbatches()):
+        for i, (inputs, targets, extras) in enumerate(batch.microbatches()):
             part.sample_weights = None if weights is None else weights[i]
-            total += part(*arguments)
+            total += part(inputs, targets, **extras)
         return total
 
-    def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
+    def _train_one(
+        self, inputs: Tensor, targets: Tensor, extras: dict[str, Tensor], last: bool
+    ) -> Tensor:
         """Run one micro-batch and return its scaled loss; `last` is the last one of a step."""
-        loss = self.module(*arguments)
+        loss = self.module(inputs, targets, **extras)
         loss.backward()
         return loss.detach()
 
@@ -374,11 +373,11 @@ class Replica:
             self._exchange_tied()
 
     def _exchange_tied(self) -> None:
-        """Sum the gradient of a tied weight over the first and the last stage."""
+        """Sum the gradient of an embedding that the first and the last stage share."""
         pp = self.mesh.pp
         ends = {0: pp.size - 1, pp.size - 1: 0}
         gradient = dict(self._named_gradients()).get("embedding.weight")
-        if not self.parts[0].model.tied_embeddings or pp.index not in ends or gradient is None:
+        if pp.index not in ends or gradient is None or not self.parts[0].shares_embedding:
             return
         local_grad = local(gradient)
         other = torch.empty_like(local_grad)
@@ -436,12 +435,14 @@ class DdpReplica(Replica):
         )
         self.module = self.ddp
 
-    def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
+    def _train_one(
+        self, inputs: Tensor, targets: Tensor, extras: dict[str, Tensor], last: bool
+    ) -> Tensor:
         """Run one micro-batch; the last one reduces the gradients."""
         if not last:
             with self.ddp.no_sync():
-                return super()._train_one(arguments, last)
-        loss = super()._train_one(arguments, last)
+                return super()._train_one(inputs, targets, extras, last)
+        loss = super()._train_one(inputs, targets, extras, last)
         self.steps.end_wait()
         if self.experts:
             self._reduce_gradients(of_experts=True)
@@ -464,14 +465,16 @@ class ShardedReplica(Replica):
         super().__init__(parts, mesh)
         self.keep_gathered, self.sync_once = keep_gathered, sync_once
 
-    def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
+    def _train_one(
+        self, inputs: Tensor, targets: Tensor, extras: dict[str, Tensor], last: bool
+    ) -> Tensor:
         """Run one micro-batch with the configured communication."""
         assert isinstance(self.module, FSDPModule)
         if self.sync_once:
             self.module.set_requires_gradient_sync(last)
         if self.keep_gathered:
             self.module.set_reshard_after_backward(last)
-        return super()._train_one(arguments, last)
+        return super()._train_one(inputs, targets, extras, last)
 
 
 class PipelineReplica(Replica):
@@ -483,7 +486,7 @@ class PipelineReplica(Replica):
         self.stages = runner.stages
 
     def _train(self, batch: LocalBatch) -> Tensor:
-        loss = self.runner.step(batch.inputs, batch.targets, *batch.extras)
+        loss = self.runner.step(batch)
         if not self.sharded:
             self._reduce_gradients(of_experts=False)
             if self.experts:
@@ -491,7 +494,7 @@ class PipelineReplica(Replica):
         return loss
 
     def _evaluate(self, batch: LocalBatch, weights: Tensor | None) -> Tensor:
-        return self.runner.evaluate(batch.inputs, batch.targets, weights, *batch.extras)
+        return self.runner.evaluate(batch, weights)
 
 
 def _squares(gradients: list[Tensor], like: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from paceline.trainer.config import TrainerConfig, parse_config
+from paceline.trainer.data.batches import tokens_ahead
 from paceline.trainer.model.decoder import Decoder, LayerSetting
 from paceline.trainer.model.network import freeze, init_weights
 from paceline.trainer.parallel.mesh import Mesh
@@ -270,7 +271,9 @@ def tokens(raw: dict[str, Any], ours: Decoder) -> Tensor:
 def native_loss(model: Decoder, ids: Tensor) -> Tensor:
     """The mean over the tokens that the peer's mean is over."""
     model.scale = 1 / ids[:, 1:].numel()
-    return model(ids[:, :-1], ids[:, 1:].contiguous())
+    inputs, targets = ids[:, :-1], ids[:, 1:].contiguous()
+    depth = model.model.mtp_layers
+    return model(inputs, targets, ahead=tokens_ahead(inputs, targets, depth) if depth else None)
 
 
 def gradients(raw: dict[str, Any], theirs: nn.Module) -> dict[str, Tensor]:

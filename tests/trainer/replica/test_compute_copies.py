@@ -28,7 +28,7 @@ def gradients(replica: Replica) -> tuple[Tensor, dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(1)
     length = replica.parts[0].setting.seq_len
     tokens = torch.randint(64, (2, 2, length), generator=generator)
-    loss = replica.train(LocalBatch(tokens, tokens, tokens.numel(), (), 0), 0.01)
+    loss = replica.train(LocalBatch(tokens, tokens, tokens.numel()), 0.01)
     return loss, {name: p.grad for name, p in replica.named_parameters() if p.grad is not None}
 
 

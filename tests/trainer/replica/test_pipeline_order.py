@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import Schedule1F1B
 
+from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.parallel.mesh import MeshAxis
 from paceline.trainer.replica.pipeline import LocalStage, PipelineRunner
 
@@ -82,10 +83,11 @@ class Runner(PipelineRunner):
 def test_no_rank_waits_for_another_that_waits_for_it(ranks: int, per_rank: int) -> None:
     lines = {(a, (a + 1) % ranks): (queue.Queue[Any](), queue.Queue[Any]()) for a in range(ranks)}
     runners = [Runner(rank, ranks, per_rank, lines) for rank in range(ranks)]
-    batch, found = torch.arange(8.0), dict[int, float]()
+    inputs, found = torch.arange(8.0), dict[int, float]()
+    batch = LocalBatch(inputs, inputs, len(inputs))
 
     def evaluate(rank: int) -> None:
-        found[rank] = runners[rank].evaluate(batch, batch).item()
+        found[rank] = runners[rank].evaluate(batch, inputs).item()
 
     threads = [
         threading.Thread(target=evaluate, args=(rank,), daemon=True) for rank in range(ranks)
@@ -95,7 +97,7 @@ def test_no_rank_waits_for_another_that_waits_for_it(ranks: int, per_rank: int) 
     for thread in threads:
         thread.join(2 * LIMIT_S)
 
-    assert found.get(ranks - 1) == batch.sum().item() + len(batch) * ranks * per_rank
+    assert found.get(ranks - 1) == inputs.sum().item() + len(inputs) * ranks * per_rank
 
 
 TRIED = ("2.11", "2.13")
