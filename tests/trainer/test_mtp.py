@@ -216,7 +216,7 @@ def run(folder: Path, ranks: int, **layout: Any) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("layout", [{"zero_stage": 1}, {"pp": 2}])
 def test_weights_take_the_memory_of_the_formula(layout: dict[str, Any], tmp_path: Path) -> None:
-    """The last stage has an embedding for its MTP modules besides the head."""
+    """The last stage has an embedding for its MTP modules next to the head."""
     pp = layout.get("pp", 1)
     equal = {**DEEPSEEK_V3, "num_layers": 4, "first_dense_layers": 0, "dense_ffn_size": None}
     raw = settings(2 // pp, 3, **{**equal, "mtp_layers": 2, **layout})

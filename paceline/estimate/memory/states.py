@@ -326,7 +326,7 @@ def _ends(x: Cases, f: Constants, s: Stage) -> Floats:
     """Return the parameters of embedding, positions, last norm and head.
 
     A tied embedding and head are one table on one rank, and two at the ends of a pipeline. So are
-    the embeddings of the model and of its multi-token prediction, besides the head.
+    the embeddings of the model and of its multi-token prediction, next to the head.
     """
     table = vocabulary_rows(x, f) * _table_width(x) / x.tp
     norm = x.hidden * np.where(x.gated > 0, 1, 2)

@@ -24,7 +24,7 @@ from paceline.trainer.schedule import BatchSizes
 AHEAD = 2
 """Number of steps prepared in advance."""
 FURTHER_INPUTS = {"decoder": ("documents",), "mmdit": ("time", "text", "pooled")}
-"""Arguments of a model besides its inputs and targets, in the order of `Corpus.collate`."""
+"""Arguments of a model in addition to its inputs and targets, in the order of `Corpus.collate`."""
 
 
 @dataclass(frozen=True)

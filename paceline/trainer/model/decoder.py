@@ -363,7 +363,7 @@ class Decoder(Network):
 
         Each depth has as many terms less as it looks ahead, and the same divisor: equations 24
         and 25 of arXiv:2412.19437. The embeddings of (B, depth, 2, T) tokens `ahead` are computed
-        anew, because with tensor, context and pipeline parallelism another rank may have them.
+        again, because with tensor, context and pipeline parallelism another rank may have them.
         """
         weight = self.setting.mtp_loss_weight / len(self.mtp)
         total = torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)

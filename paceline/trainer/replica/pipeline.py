@@ -227,8 +227,8 @@ class PipelineRunner:
         for stage in self.stages:
             sends: list[Any] = []
             outputs: list[Tensor] = []
-            received = self._inputs(stage, batch.inputs)
-            microbatches = zip(received, batch.microbatches(), strict=True)
+            stage_inputs = self._inputs(stage, batch.inputs)
+            microbatches = zip(stage_inputs, batch.microbatches(), strict=True)
             for i, (x, (_, labels, extras)) in enumerate(microbatches):
                 if stage.is_last and weights is not None:
                     stage.submod.sample_weights = weights[i]  # type: ignore[assignment]
