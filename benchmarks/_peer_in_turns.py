@@ -21,7 +21,7 @@ def build(content: dict[str, Any]) -> nn.Module:
     """The peer as the native trainer has its model: frozen weights in the dtype of computing."""
     model = peers.build(content).train()
     if content["layout"]["recompute"] == "full":
-        model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     if content["training"]["dtype"] == "bf16":
         for parameter in model.parameters():
             if not parameter.requires_grad:

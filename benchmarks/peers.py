@@ -66,6 +66,15 @@ SHAPES: dict[str, tuple[str, list[str]]] = {
     ),
     "Mixtral, 2 of 8 experts, 8 x 256 tokens": (
         "mixtral-8x7b-tiny",
+        [
+            "model.hidden_size=256",
+            "batch_per_device=8",
+            "layout.micro_batch=8",
+            "layout.recompute=none",
+        ],
+    ),
+    "gpt-oss, 4 of 16 experts, 8 x 256 tokens": (
+        "gpt-oss-20b-tiny",
         ["model.hidden_size=256", "batch_per_device=8", "layout.micro_batch=8"],
     ),
     "Flux, 8 x 96 tokens": ("flux1-schnell-tiny", []),
