@@ -14,6 +14,7 @@ first, or a cause is named on a healthy run.
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import sys
 import tempfile
@@ -38,6 +39,7 @@ def main() -> int:
     options = parser.parse_args()
     around = Surroundings()
     as_urgent(os.getpid(), -URGENT)
+    atexit.register(as_urgent, os.getpid(), 0)  # the session's priority would stay
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         tags = [f"healthy-{number}" for number in range(options.healthy)]
