@@ -73,6 +73,15 @@ CASES = (
         tiny=("llama2-70b-lora-tiny", "layout.recompute=none"),
     ),
     Case(
+        "Mixtral 8x7B's blocks at 4096, 2 layers",
+        "mixtral-8x7b",
+        ("model.num_layers=2", "layout.recompute=none"),
+        2,
+        2,
+        variants=(("bf16", "none"), ("bf16", "blocks")),
+        tiny=("mixtral-8x7b-tiny", "layout.recompute=none"),
+    ),
+    Case(
         "Flux.1's blocks at 256 x 256, 4 double and 8 single",
         "flux1-schnell",
         ("model.num_double_blocks=4", "model.num_single_blocks=8"),
