@@ -82,13 +82,14 @@ RULES: tuple[Rule, ...] = (
 
 
 def low_precision_widths(x: ParallelRun) -> str | None:
-    """With low precision, a block or tile divides hidden size, and heads and `ffn_size` over tp."""
+    """With low precision, a block or tile divides hidden size, and heads and MLP widths over tp."""
     block = low_precision_block(x)
     if x.shape.kind != "decoder" or block == 1:
         return None
     tp, shape, head = x.layout.tp, x.shape, x.shape.head_dim
-    parts = (shape.num_heads * head // tp, shape.kv_heads * head // tp, shape.ffn_size // tp)
-    odd = [width for width in (shape.hidden_size, *parts) if width % block]
+    ffns = (shape.ffn_size, shape.shared_ffn_size, shape.dense_ffn_size or 0)
+    parts = (shape.num_heads * head, shape.kv_heads * head, *ffns)
+    odd = [width for width in (shape.hidden_size, *(part // tp for part in parts)) if width % block]
     if not odd:
         return None
     smaller = f"a tp below {tp} or " if tp > 1 and shape.hidden_size % block == 0 else ""

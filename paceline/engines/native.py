@@ -17,7 +17,6 @@ from paceline.core.shape import (
     ATTENTION_INPUTS,
     FFN,
     DecoderShape,
-    has_experts,
     trainable_parameters,
 )
 from paceline.core.training import DEFAULT_FP8_RECIPE, Training, expert_weights
@@ -49,6 +48,8 @@ IMPORTS = ("torch",)
 SETTINGS_FILE = "trainer.json"
 NO_ARGUMENTS = "the native trainer reads the recipe's fields"
 DTYPES = ("fp32", "bf16", "fp16", *NATIVE_NARROW)
+GROUPED_RECIPES = ("rowwise", "mxfp8")
+"""Recipes of low precision in which torchao has grouped GEMMs, which experts need."""
 EMULATED_DTYPES = ("fp16",)
 """Data types that PyTorch emulates on a CPU."""
 TOKEN_FILES = ("tokens", "indexed")
@@ -154,10 +155,12 @@ def _expert_problems(spec: RunSpec) -> list[str]:
             for name in fields
             if getattr(spec.training, name) != type(spec.training).model_fields[name].default
         ]
-    if spec.training.dtype in NATIVE_NARROW:
+    dtype, recipe = spec.training.dtype, spec.training.fp8_recipe
+    if dtype in NATIVE_NARROW and (recipe if dtype == "fp8" else dtype) not in GROUPED_RECIPES:
+        setting = f"training.fp8_recipe {recipe}" if dtype == "fp8" else f"training.dtype {dtype}"
         problems.append(
-            f"training.dtype {spec.training.dtype} is not supported for experts: their grouped "
-            "GEMMs are 16 bits wide; use bf16"
+            f"{setting} is not supported for experts, because torchao has no grouped GEMMs of it; "
+            "use fp8_recipe=rowwise with dtype=fp8, dtype=mxfp8, or dtype=bf16"
         )
     default = Training.model_fields["router_bias_update_rate"].default
     if not model.router_choice_bias and spec.training.router_bias_update_rate != default:
@@ -185,7 +188,7 @@ def _latent_attention_problems(spec: RunSpec) -> list[str]:
     latent = model.latent_attention if model.kind == "decoder" else None
     if latent is None:
         return []
-    if spec.training.dtype in NATIVE_NARROW and not has_experts(model):
+    if spec.training.dtype in NATIVE_NARROW:
         problems.append(
             f"training.dtype {spec.training.dtype} is not supported for latent attention; use bf16"
         )

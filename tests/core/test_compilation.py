@@ -40,6 +40,8 @@ def stored(name: str) -> Any:
 def test_gains_on_cpus_are_those_of_the_benchmark_and_opt_has_none_in_fp32():
     gains: dict[tuple[str, str], CompileGain] = {}
     for row in stored("peers.json")["rows"]:
+        if "experts" in row["shape"]:
+            continue  # what compiling them costs is unknown
         plain = row["sides"]["native"]
         speedup = 1 / plain["ratio"]["median"]
         reached = plain["tokens_per_s"]["median"] * row["flops_per_token"] / CORES

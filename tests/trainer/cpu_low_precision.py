@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from paceline.trainer.model.low_precision import SIGNS, Gemm
+from paceline.trainer.model.grouped_gemm import GroupedGemm
+from paceline.trainer.model.low_precision import SIGNS, Gemm, mxfp8_grouped_gemm
 from paceline.trainer.replica import assembly
 
 E4M3_MAX, E2M1_MAX = 448.0, 6.0
@@ -29,6 +31,7 @@ FP8_BLOCK, FP4_BLOCK = 128, 16
 def install() -> None:
     """Let this process train with every recipe on a CPU."""
     assembly.low_precision_gemm = lambda _device, recipe: cpu_gemm(recipe)
+    assembly.low_precision_grouped_gemm = lambda _device, recipe: cpu_grouped_gemm(recipe)
 
 
 @cache
@@ -37,6 +40,24 @@ def cpu_gemm(recipe: str) -> Gemm:
     if recipe == "mxfp8":
         return _mxfp8_gemm()
     return {"blockwise": blockwise_gemm, "nvfp4": nvfp4_gemm}.get(recipe) or _float8_gemm(recipe)
+
+
+@cache
+def cpu_grouped_gemm(recipe: str) -> GroupedGemm:
+    """Return a recipe's grouped GEMM: torchao's own of mxfp8, else one GEMM per expert."""
+    if recipe == "mxfp8":
+        return mxfp8_grouped_gemm(recipe, "EMULATED")
+    gemm = cpu_gemm(recipe)
+
+    def grouped(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        parts = rows.tensor_split(ends.tolist())
+        outputs = [
+            (gemm if len(part) else functional.linear)(part, matrix)
+            for part, matrix in zip(parts, weight, strict=False)
+        ]
+        return torch.cat([*outputs, rows.new_zeros(len(parts[-1]), weight.shape[1])])
+
+    return grouped
 
 
 def _float8_gemm(recipe: str) -> Gemm:

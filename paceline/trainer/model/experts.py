@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.trainer.model.grouped_gemm import (
+    GROUP_ROWS,
+    GroupedGemm,
     add_group_bias,
     group_members,
     grouped_linear,
@@ -235,6 +237,10 @@ class StackedExperts(nn.Module):
         experts, hidden, ffn = model.num_experts, model.hidden_size, model.ffn_size
         self.activation, self.recompute = mlp_activation(model), recompute_activation
         self.tp_size = tp_size
+        self.low_precision: GroupedGemm | None = None
+        """The low-precision GEMM of the experts, set by `use_low_precision`."""
+        self.group_rows = GROUP_ROWS
+        """Divisor of an expert's rows where they are padded."""
         has_gate, bias = model.gated_ffn, model.bias
         self.gate = nn.Parameter(torch.empty(experts, ffn, hidden)) if has_gate else None
         self.up = nn.Parameter(torch.empty(experts, ffn, hidden))
@@ -245,16 +251,16 @@ class StackedExperts(nn.Module):
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Map rows (M, H), sorted by expert, to (M, H); `counts` (E,) are the experts' rows."""
-        if not pads_groups(rows):
+        if self.low_precision is None and not pads_groups(rows):
             return self.compute(rows, counts)
-        rows, counts, place = pad_groups(rows, counts)
+        rows, counts, place = pad_groups(rows, counts, self.group_rows)
         return self.compute(rows, counts).index_select(0, place)
 
     def compute(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the outputs (M, H) of rows, which may be padded."""
         members = None if self.up_bias is None else group_members(rows, counts)  # (M, E)
         inner = [
-            _linear(rows, weight, bias, counts, members)  # (M, F)
+            self._linear(rows, weight, bias, counts, members)  # (M, F)
             for weight, bias in ((self.gate, self.gate_bias), (self.up, self.up_bias))
             if weight is not None
         ]
@@ -264,17 +270,21 @@ class StackedExperts(nn.Module):
     def _activate(self, counts: Tensor, members: Tensor | None, *inner: Tensor) -> Tensor:
         x = self.activation(*inner)  # (M, F)
         bias = None if self.down_bias is None else local(self.down_bias) / self.tp_size
-        return _linear(x, self.down, bias, counts, members)  # (M, H)
+        return self._linear(x, self.down, bias, counts, members)  # (M, H)
 
-
-def _linear(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, counts: Tensor, members: Tensor | None
-) -> Tensor:
-    """Return rows_e W_e^T + b_e of every expert e, with `members` as in `group_members`."""
-    out = grouped_linear(rows, local(weight).to(rows.dtype), counts)
-    if bias is None or members is None:
-        return out
-    return add_group_bias(out, local(bias).to(rows.dtype), members)
+    def _linear(
+        self,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        counts: Tensor,
+        members: Tensor | None,
+    ) -> Tensor:
+        """Return rows_e W_e^T + b_e of every expert e, with `members` as in `group_members`."""
+        out = grouped_linear(rows, local(weight).to(rows.dtype), counts, self.low_precision)
+        if bias is None or members is None:
+            return out
+        return add_group_bias(out, local(bias).to(rows.dtype), members)
 
 
 class MixtureOfExperts(nn.Module):

@@ -7,11 +7,18 @@ with zeros. CPUs run one GEMM per expert with rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+GroupedGemm = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Differentiable (M, K) x (E, N, K) -> (M, N), in the dtype of the first operand.
+
+The third operand (E,) int32 holds the end of each expert's rows. Rows behind the last are undefined
+in the result.
+"""
 GROUPED_DEVICES = ("cuda",)
 """Devices with a grouped GEMM that is faster than one GEMM per expert."""
 GROUPED_DTYPES = (torch.bfloat16,)
@@ -25,18 +32,20 @@ def pads_groups(rows: Tensor) -> bool:
     return rows.device.type in GROUPED_DEVICES and rows.dtype in GROUPED_DTYPES
 
 
-def pad_groups(rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def pad_groups(
+    rows: Tensor, counts: Tensor, group_rows: int = GROUP_ROWS
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return padded rows, the padded counts (E,), and the place (M,) of each row among them.
 
-    The number of padded rows is the largest possible one, since the counts are on the device. The
-    last of them belong to no expert.
+    `group_rows` divides the padded counts and the number of padded rows. That number is the largest
+    possible one, since the counts are on the device. The last rows belong to no expert.
     """
     num_rows, experts = rows.shape[0], counts.shape[0]
-    sizes = (counts + GROUP_ROWS - 1) // GROUP_ROWS * GROUP_ROWS  # (E,)
+    sizes = (counts + group_rows - 1) // group_rows * group_rows  # (E,)
     shift = (sizes - counts).cumsum(0) - (sizes - counts)  # (E,), zeros before each group
     index = torch.arange(num_rows, device=rows.device)
     place = index + shift[torch.searchsorted(counts.cumsum(0), index, right=True)]
-    bound = -(-num_rows // GROUP_ROWS) * GROUP_ROWS + experts * GROUP_ROWS
+    bound = -(-num_rows // group_rows) * group_rows + experts * group_rows
     return rows.new_zeros(bound, rows.shape[1]).index_copy(0, place, rows), sizes, place
 
 
@@ -60,12 +69,17 @@ def add_group_bias(rows: Tensor, bias: Tensor, members: Tensor) -> Tensor:
     return out.masked_fill(members.sum(1, keepdim=True) == 0, 0) if pads_groups(rows) else out
 
 
-def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+def grouped_linear(
+    rows: Tensor, weight: Tensor, counts: Tensor, low_precision: GroupedGemm | None = None
+) -> Tensor:
     """Return rows_e W_e^T of every expert e: (M, N) of rows (M, K) and weights (E, N, K).
 
     `counts` (E,) are the numbers of rows of the experts, in order; their sum is M, or less where
-    groups are padded. Rows of no expert are undefined in the result.
+    groups are padded. Rows of no expert are undefined in the result. `low_precision` computes it in
+    fewer bits than the rows have.
     """
+    if low_precision is not None:
+        return low_precision(rows, weight, counts.cumsum(0, dtype=torch.int32))
     if pads_groups(rows):
         ends = counts.cumsum(0, dtype=torch.int32)
         return torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)  # pyright: ignore[reportPrivateImportUsage]

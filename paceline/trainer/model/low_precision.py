@@ -8,25 +8,34 @@ weight's gradient is computed in the compute dtype.
 `mxfp8`: one power-of-two scale per 32 elements along the summed dimension (e4m3 throughout).
 `nvfp4`: one e4m3 scale per 16 elements, or per 16 x 16 block of a weight, and one per tensor.
 
+Experts have grouped GEMMs in `rowwise` and `mxfp8`.
+
 Results are in the compute dtype. With tensor parallelism each rank computes its own scales. CPUs
 are not supported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from paceline.trainer.config import NARROW, ConfigError
+from paceline.trainer.model.grouped_gemm import GroupedGemm
 
+T = TypeVar("T")
 Gemm = Callable[[Tensor, Tensor], Tensor]
 """Differentiable (..., in) x (out, in) -> (..., out), in the dtype of the first operand."""
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 """Signs of the random Hadamard transform, fixed because all replicas must share them."""
+
+
+GROUP_ROWS = {"rowwise": 16, "mxfp8": 32}
+"""Recipes with grouped GEMMs, and the divisor of each expert's rows."""
 
 
 @cache
@@ -36,14 +45,33 @@ def low_precision_gemm(device_type: str, recipe: str) -> Gemm:
     Call it before anything is compiled, because the compiler would follow the imports. Raise
     ConfigError without torchao, and where the device or its PyTorch does not support the recipe.
     """
+    gemm = _from_factory(_FACTORIES, device_type, recipe)
+    _check_support(gemm, device_type, recipe)
+    return gemm
+
+
+@cache
+def low_precision_grouped_gemm(device_type: str, recipe: str) -> GroupedGemm:
+    """Return the grouped GEMM of a recipe of `GROUP_ROWS`; raise as `low_precision_gemm`."""
+    gemm = _from_factory(_GROUPED_FACTORIES, device_type, recipe)
+    ends = torch.tensor([32, 128], dtype=torch.int32, device=device_type)
+    _check_support(
+        lambda rows, weight: gemm(rows, weight, ends),
+        device_type,
+        recipe,
+        shapes=((128, 128), (2, 128, 128)),
+        instead="dtype=bf16",
+    )
+    return gemm
+
+
+def _from_factory(factories: Mapping[str, Callable[[str], T]], device_type: str, recipe: str) -> T:
     if device_type == "cpu":
         raise ConfigError(f"{_setting(recipe)} needs a GPU; on a CPU use training.dtype=bf16")
     try:
-        gemm = _FACTORIES[recipe](recipe)
+        return factories[recipe](recipe)
     except ImportError as error:
         raise ConfigError(f"{_setting(recipe)} needs torchao and its kernels: {error}") from error
-    _check_support(gemm, device_type, recipe)
-    return gemm
 
 
 def _float8_gemm(recipe: str) -> Gemm:
@@ -111,14 +139,61 @@ _FACTORIES: dict[str, Callable[[str], Gemm]] = {
 }
 
 
-def _check_support(gemm: Gemm, device_type: str, recipe: str) -> None:
+def _rowwise_grouped_gemm(_recipe: str) -> GroupedGemm:
+    from torchao.prototype.moe_training.fp8_grouped_mm import _to_fp8_rowwise_then_scaled_grouped_mm
+
+    def gemm(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        return _to_fp8_rowwise_then_scaled_grouped_mm(
+            rows.contiguous(),
+            weight.transpose(1, 2),
+            ends,
+            out_dtype=rows.dtype,
+            pad_token_groups_for_grouped_mm=False,
+        )
+
+    return gemm
+
+
+def mxfp8_grouped_gemm(_recipe: str, kernels: str = "AUTO") -> GroupedGemm:
+    """Return torchao's grouped GEMM; `kernels` is a name of its KernelPreference."""
+    from torchao.prototype.moe_training.mxfp8_grouped_mm import _to_mxfp8_then_scaled_grouped_mm
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+
+    def gemm(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        return _to_mxfp8_then_scaled_grouped_mm(
+            rows.contiguous(),
+            weight.transpose(1, 2),
+            ends,
+            out_dtype=rows.dtype,
+            kernel_preference=KernelPreference[kernels],
+            scale_calculation_mode=ScaleCalculationMode.RCEIL,
+        )
+
+    return gemm
+
+
+_GROUPED_FACTORIES: dict[str, Callable[[str], GroupedGemm]] = {
+    "rowwise": _rowwise_grouped_gemm,
+    "mxfp8": mxfp8_grouped_gemm,
+}
+
+
+def _check_support(
+    gemm: Gemm,
+    device_type: str,
+    recipe: str,
+    shapes: Sequence[tuple[int, ...]] = ((128, 128), (128, 128)),
+    instead: str | None = None,
+) -> None:
     """Raise ConfigError where a small GEMM or its gradients fail on the device.
 
-    The GPUs that a recipe supports differ between versions of PyTorch, so this runs one.
+    The GPUs that a recipe supports differ between versions of PyTorch, so this runs one with
+    operands of these shapes. `instead` is a setting to suggest; by default the next simpler format.
     """
     x, weight = (
-        torch.ones(128, 128, dtype=torch.bfloat16, device=device_type, requires_grad=True)
-        for _ in range(2)
+        torch.ones(shape, dtype=torch.bfloat16, device=device_type, requires_grad=True)
+        for shape in shapes
     )
     try:
         gemm(x, weight).sum().backward()
@@ -126,7 +201,7 @@ def _check_support(gemm: Gemm, device_type: str, recipe: str) -> None:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ConfigError(
             f"{_setting(recipe)}: this device does not support it with PyTorch "
-            f"{torch.__version__} ({reason}); use training.{_fallback_setting(recipe)}"
+            f"{torch.__version__} ({reason}); use training.{instead or _fallback_setting(recipe)}"
         ) from error
 
 

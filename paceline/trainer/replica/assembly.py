@@ -7,10 +7,14 @@ import torch
 from paceline.trainer.config import NARROW, ConfigError, TrainerConfig
 from paceline.trainer.measure.clock import StepClock
 from paceline.trainer.model.decoder import Decoder, LayerSetting, ModelPart
-from paceline.trainer.model.experts import RoutingSetting
+from paceline.trainer.model.experts import RoutingSetting, StackedExperts
 from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.model.layers import Linear
-from paceline.trainer.model.low_precision import low_precision_gemm
+from paceline.trainer.model.low_precision import (
+    GROUP_ROWS,
+    low_precision_gemm,
+    low_precision_grouped_gemm,
+)
 from paceline.trainer.model.network import (
     Network,
     count_parameters,
@@ -97,13 +101,17 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
 
 
 def use_low_precision(model: Network, device_type: str, recipe: str) -> None:
-    """Set the low-precision GEMM of the blocks' linear layers; head and adapters are unchanged.
+    """Set the low-precision GEMM of the blocks' linear layers and experts.
 
-    On a GPU, layers with few outputs, such as the keys of grouped heads, are unchanged as well:
-    casting their input takes longer than the GEMM saves. Raise as `low_precision_gemm`.
+    Head, adapters and routers are unchanged. On a GPU, layers with few outputs, such as the keys of
+    grouped heads, are unchanged as well: casting their input takes longer than the GEMM saves.
+    Raise as `low_precision_gemm`.
     """
     gemm = low_precision_gemm(device_type, recipe)
-    for module in model.blocks.modules():
+    for module in (module for block in model.all_blocks() for module in block.modules()):
+        if isinstance(module, StackedExperts):
+            module.low_precision = low_precision_grouped_gemm(device_type, recipe)
+            module.group_rows = GROUP_ROWS[recipe]
         if isinstance(module, Linear):
             narrow = module.out_features * MIN_INPUTS_PER_OUTPUT <= module.in_features
             module.low_precision = None if narrow and device_type == "cuda" else gemm

@@ -25,11 +25,21 @@ pytest.importorskip("torchao", reason="low precision needs torchao")
 from torchao.prototype.moe_training.nvfp4_training.hadamard_utils import get_rht_matrix
 from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
 
-from paceline.trainer.model.low_precision import SIGNS, _check_support, low_precision_gemm
+from paceline.engines.native import GROUPED_RECIPES
+from paceline.trainer.model.experts import StackedExperts
+from paceline.trainer.model.low_precision import (
+    _GROUPED_FACTORIES,
+    GROUP_ROWS,
+    SIGNS,
+    _check_support,
+    low_precision_gemm,
+    low_precision_grouped_gemm,
+)
 from paceline.trainer.replica.assembly import use_low_precision
 from tests.trainer import cpu_low_precision
 from tests.trainer.cpu_low_precision import (
     cpu_gemm,
+    cpu_grouped_gemm,
     hadamard_transform,
     round_to_e2m1,
     round_to_fp8,
@@ -245,6 +255,13 @@ def test_a_device_without_the_kernels_of_a_format_is_refused(recipe: str) -> Non
         low_precision_gemm.__wrapped__("meta", recipe)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device with CUDA may have the kernels")
+@pytest.mark.parametrize("recipe", GROUP_ROWS)
+def test_a_device_without_grouped_kernels_is_refused_with_bf16_as_the_remedy(recipe: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{recipe}.* use training.dtype=bf16"):
+        low_precision_grouped_gemm.__wrapped__("meta", recipe)
+
+
 @pytest.mark.parametrize("shape", [(4, 32, 128), (128, 128)])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_batch_is_multiplied_as_its_rows_are(recipe: str, shape: tuple[int, ...]) -> None:
@@ -282,6 +299,58 @@ def test_only_the_blocks_matrices_are_narrow() -> None:
     }
     assert len(narrow) == 7 * config.model.num_layers
     assert all(name.startswith("blocks.") for name in narrow)
+
+
+@pytest.mark.parametrize("recipe", GROUP_ROWS)
+def test_a_grouped_product_is_that_of_every_expert(recipe: str) -> None:
+    """One expert has no rows, and the last rows belong to no expert."""
+    rows, _, above = operands()
+    weight = torch.randn(3, 384, 256).bfloat16()
+    rows, weight = rows.requires_grad_(), weight.requires_grad_()
+    ends = torch.tensor([32, 32, 96], dtype=torch.int32)
+    gemm = cpu_gemm(recipe)
+    wanted = torch.cat([gemm(rows[:32], weight[0]), gemm(rows[32:96], weight[2])])
+
+    found = cpu_grouped_gemm(recipe)(rows, weight, ends)[:96]
+
+    assert torch.equal(found, wanted)
+    gradients = [torch.autograd.grad(y, (rows, weight), above[:96]) for y in (found, wanted)]
+    (of_rows, of_weight), (wanted_of_rows, wanted_of_weight) = gradients
+    assert error(of_rows[:96], wanted_of_rows[:96]) < 1e-3
+    assert error(of_weight, wanted_of_weight) < 1e-3
+    assert not of_weight[1].any()
+
+
+@pytest.mark.parametrize("recipe", GROUP_ROWS)
+def test_experts_in_low_precision_train_near_bf16(recipe: str, tmp_path: Path) -> None:
+    wide = {"hidden_size": 128, "num_heads": 2, "num_kv_heads": 2, "ffn_size": 128}
+    experts = {**wide, "num_experts": 4, "experts_per_token": 2, "routing": "forced"}
+    wanted = losses_of(tmp_path / "bf16", dtype="bf16", **experts)
+
+    losses = losses_of(tmp_path / recipe, **experts, **asked_for(recipe))
+
+    assert wanted[-1] < 0.95 * wanted[0]
+    assert 1e-6 < np.abs(losses / wanted - 1).max() < 0.005
+
+
+def test_the_experts_of_all_blocks_are_narrow() -> None:
+    """Those of multi-token prediction are among them."""
+    config = parse_config(settings(num_experts=4, experts_per_token=2, mtp_layers=1))
+    with torch.device("meta"):
+        assert isinstance(config.model, ModelConfig)
+        model = Decoder(config.model, LayerSetting(config.training.seq_len, torch.bfloat16))
+
+    use_low_precision(model, "cpu", "mxfp8")
+
+    experts = [module for module in model.modules() if isinstance(module, StackedExperts)]
+    assert len(experts) == config.model.num_layers + 1
+    assert all(e.low_precision is not None and e.group_rows == 32 for e in experts)
+
+
+def test_recipes_for_experts_are_those_that_torchao_has_grouped_gemms_of() -> None:
+    assert set(GROUPED_RECIPES) == set(GROUP_ROWS) == set(_GROUPED_FACTORIES)
+    with pytest.raises(ConfigError, match="fp8_recipe rowwise needs a GPU"):
+        low_precision_grouped_gemm("cpu", "rowwise")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
