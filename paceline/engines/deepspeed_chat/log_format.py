@@ -129,14 +129,22 @@ class _Timer:
         self.average: float | None = None
         self._skipped: tuple[int, int] = (0, 0)
         self._last, self._offset = 0, 0
+        self._has_global_steps = False
 
     def read(self, block: bytes) -> None:
         if b"skipped=" in block:
             counts = [(int(skipped), int(step)) for step, skipped in _SKIPPED.findall(block)]
             self._skipped = max([self._skipped, *counts])
         if b"global_step=" in block and (matches := _TIMER.findall(block)):
+            if not self._has_global_steps:
+                # Wherever the log is cut into blocks, lines of the old form count only alone.
+                self.log, self.average, self._has_global_steps = LogContent(), None, True
             self._add(matches, cumulative=True)
-        elif any(mark in block for mark in _OLD_MARKS) and (old := _OLD_TIMER.findall(block)):
+        elif (
+            not self._has_global_steps
+            and any(mark in block for mark in _OLD_MARKS)
+            and (old := _OLD_TIMER.findall(block))
+        ):
             self._add(old, cumulative=False)
 
     def keep_peaks(self, log: LogContent) -> None:

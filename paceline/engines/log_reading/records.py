@@ -127,8 +127,9 @@ class Records:
     """Records of one kind, one line each, whose fields are found by name in any order."""
 
     def __init__(self, lines: Sequence[bytes]) -> None:
-        self._lines = lines
-        self._text = b"\n".join(lines)
+        # With their ends, which the patterns of some fields ask for.
+        self._lines = [line + b"\n" for line in lines]
+        self._text = b"".join(self._lines)
 
     def texts(self, field: re.Pattern[bytes]) -> list[bytes] | None:
         """Return the field of each record as printed, empty if absent; None if all lack it."""

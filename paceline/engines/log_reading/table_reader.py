@@ -207,6 +207,17 @@ class _Reader:
         seconds = numbers(match.groups() or [b""]).item()
         return seconds if 0 <= seconds < LARGEST else math.nan
 
+    def without_colors(self, block: bytes) -> bytes:
+        """Return a block without color codes, except where a mark would come into being.
+
+        Blocks are split at the marks of the file, so only those begin records over several lines.
+        """
+        text, (mark, *_) = without_colors(block), self.marks
+        if not self.table.several_lines or text.count(mark) == block.count(mark):
+            return text
+        lines = ((line, without_colors(line)) for line in block.split(b"\n"))
+        return b"\n".join(old if new.count(mark) > old.count(mark) else new for old, new in lines)
+
     def parts(self, text: bytes) -> Iterator[bytes]:
         """Yield a text in parts that start with what applies to the steps after it."""
         starts = sorted(
@@ -442,7 +453,7 @@ def _read(reader: _Reader, blocks: Iterable[bytes], log: LogContent) -> None:
     settings, totals, example = _Settings(reader, log), _Totals(reader.times_by_rate), b""
     count = 0
     for block in watch_end(blocks, log, end, reader.incomplete):
-        text = without_colors(block).replace(b"\r", b"\n")
+        text = reader.without_colors(block).replace(b"\r", b"\n")
         for part in reader.parts(text):
             settings.read(part)
             totals.evaluation_s += reader.evaluation_s(part)
@@ -704,6 +715,7 @@ def _batches(log: LogContent, start: int) -> tuple[int, FloatColumn]:
     """Return how many lines from `start` have a rate and a time, and their whole batches."""
     times = log.column("step_time_s")[start : start + ROWS_AT_ONCE]
     rates = log.column("samples_per_s")[start : start + ROWS_AT_ONCE].astype(np.float64)
+    rates[np.isinf(rates)] = np.nan
     batches = product_of(rates, times)
     whole = np.round(batches)
     error = RATE_ERROR * batches + 0.5 * log.resolution_s * rates
