@@ -218,7 +218,7 @@ def _mtp_problems(spec: RunSpec) -> list[str]:
             layout.pp > 1 and (model.embed_dim != model.hidden_size or model.embedding_norm),
             "the last stage has a copy of the table alone",
         ),
-        f"layout.schedule zero-bubble and {model.mtp_layers} such layers": (
+        f"layout.schedule zero-bubble (mtp_layers {model.mtp_layers})": (
             layout.schedule == "zero-bubble" and model.mtp_layers > 1,
             "PyTorch cannot delay the gradient of the embedding that they share",
         ),
