@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from paceline.machines.probe.inventory import inventory
 from paceline.runs.plan import BUSY_LIMIT
 
 FOLDER = Path(__file__).parent / "results"
+Row = dict[str, Any]
 
 
 class Surroundings:
@@ -55,6 +56,23 @@ def spread_text(spread: dict[str, float], digits: int = 3) -> str:
     """median (min-max) of a `spread_of`."""
     median, low, high = (f"{spread[key]:.{digits}f}" for key in ("median", "min", "max"))
     return f"{median} ({low}-{high})"
+
+
+OF_A_CALL = ("machine", "versions", "environment", "machine_was_idle")
+
+
+def earlier(name: str, key: str, measured: list[Row], identity: Callable[[Row], Any]) -> list[Row]:
+    """Return the rows under `key` in benchmarks/results/NAME.json that this call has not measured.
+
+    Rows with the same `identity` are the same. Each has the machine and versions of its own call.
+    """
+    path = FOLDER / f"{name}.json"
+    if not path.exists():
+        return []
+    content = json.loads(path.read_text())
+    call = {field: content[field] for field in OF_A_CALL}
+    known = {identity(row) for row in measured}
+    return [{"earlier_call": call, **row} for row in content[key] if identity(row) not in known]
 
 
 def keep(name: str, unit: str, around: Surroundings, **content: Any) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from _products_in_turns import STEP_FLOPS
-from _result import FOLDER, Surroundings, keep, spread_of, spread_text
+from _result import Surroundings, earlier, keep, spread_of, spread_text
 from _turns import Cost, Training, in_turn
 
 from paceline.core.flops import FlopsInput, model_flops_per_token
@@ -88,7 +88,6 @@ ENGINE_SIDES = {
 }
 OURS = ("native, compiled", "native")
 PRODUCTS = "the step's products alone"
-OF_A_CALL = ("machine", "versions", "environment", "machine_was_idle")
 Row = dict[str, Any]
 
 
@@ -294,21 +293,6 @@ def best_peer(row: Row) -> Row:
     }
 
 
-def earlier(rows: list[Row]) -> list[Row]:
-    """Return rows of an earlier call with shapes and dtypes that this call has not measured.
-
-    Each row has its own call's machine and versions with it.
-    """
-    path = FOLDER / "peers.json"
-    if not path.exists():
-        return []
-    content = json.loads(path.read_text())
-    call = {key: content[key] for key in OF_A_CALL}
-    measured = {(row["shape"], row["dtype"]) for row in rows}
-    others = [row for row in content["rows"] if (row["shape"], row["dtype"]) not in measured]
-    return [{"earlier_call": call, **row} for row in others]
-
-
 def main() -> int:
     """Run every shape in fp32 and bf16, print a table, keep the result; 1 when a peer is faster."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -348,7 +332,8 @@ def main() -> int:
             if not options.quick:
                 # After each, so that one that is interrupted leaves what it measured.
                 unit = "s a step; ratio of native compiled to side"
-                keep("peers", unit, around, rows=[*rows, *earlier(rows)])
+                others = earlier("peers", "rows", rows, lambda row: (row["shape"], row["dtype"]))
+                keep("peers", unit, around, rows=[*rows, *others])
     return int(any(row["times_the_best_peer"] < 1 for row in rows))
 
 

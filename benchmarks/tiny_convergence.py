@@ -12,13 +12,12 @@ keeps the points of the others, marked as an earlier call's.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from _result import FOLDER, Surroundings, keep
+from _result import Surroundings, earlier, keep
 
 from paceline.cli.mlperf_run import TrialsDisplay
 from paceline.files.documents import write_text
@@ -33,7 +32,6 @@ from paceline.mlperf.score.convergence import TINY_POINTS, olympic_mean
 NAMES = {benchmark.option: benchmark.name for benchmark in BENCHMARKS.values()}
 """Names on the command line and in the rules."""
 REFERENCES = Path(__file__).parents[1] / f"paceline/files/references/{TINY_POINTS}.yaml"
-OF_A_CALL = ("machine", "versions", "environment", "machine_was_idle")
 HEADER = """\
 # Reference convergence points of Paceline's tiny variants of the benchmarks: samples to the target
 # in {runs} runs each, recorded by benchmarks/tiny_convergence.py with Python {python} and
@@ -129,19 +127,6 @@ def reference_file(points: list[dict[str, Any]], versions: dict[str, Any]) -> st
     return text
 
 
-def with_earlier(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the points with those of an earlier call for other variants, in the usual order."""
-    path = FOLDER / "tiny_convergence.json"
-    if path.exists():
-        content = json.loads(path.read_text())
-        call = {key: content[key] for key in OF_A_CALL}
-        measured = {point["benchmark"] for point in points}
-        others = [point for point in content["points"] if point["benchmark"] not in measured]
-        points = [*points, *({"earlier_call": call, **point} for point in others)]
-    order = [f"{name}_tiny" for name in NAMES.values()]
-    return sorted(points, key=lambda point: order.index(point["benchmark"]))
-
-
 def main() -> None:
     """Record, print, keep, and with --write put the points into the references."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -164,7 +149,9 @@ def main() -> None:
             f"n={len(point['samples_to_target'])}, "
             f"longest run {max(point['minutes']):.2f} minutes"
         )
-    points = with_earlier(points)
+    points += earlier("tiny_convergence", "points", points, lambda point: point["benchmark"])
+    order = [f"{name}_tiny" for name in NAMES.values()]
+    points.sort(key=lambda point: order.index(point["benchmark"]))
     keep("tiny_convergence", "samples", around, points=points)
     if options.write:
         write_text(REFERENCES, reference_file(points, around.record()["versions"]))

@@ -230,10 +230,20 @@ def test_weights_take_the_memory_of_the_formula(layout: dict[str, Any], tmp_path
     assert memory["parts_bytes"]["weights"] == memory_per_device(run).weights_bytes
 
 
-def test_one_mtp_module_trains_with_a_zero_bubble_schedule(tmp_path: Path) -> None:
-    alone = run(tmp_path / "alone", 1, mtp_layers=1)
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ({"mtp_layers": 1}, {"vp": 2, "schedule": "zero-bubble"}),
+        ({"tied_embeddings": True}, {"schedule": "1f1b"}),
+    ],
+    ids=["zero-bubble", "tied embeddings"],
+)
+def test_mtp_modules_train_in_a_pipeline(
+    model: dict[str, Any], layout: dict[str, Any], tmp_path: Path
+) -> None:
+    alone = run(tmp_path / "alone", 1, **model)
 
-    spread = run(tmp_path / "spread", 1, mtp_layers=1, pp=2, vp=2, schedule="zero-bubble")
+    spread = run(tmp_path / "spread", 1, pp=2, **model, **layout)
 
     for one, two in zip(alone, spread, strict=True):
         assert two == pytest.approx(one, rel=1e-10)

@@ -137,7 +137,7 @@ class _Timer:
             self._skipped = max([self._skipped, *counts])
         if b"global_step=" in block and (matches := _TIMER.findall(block)):
             if not self._has_global_steps:
-                # Wherever the log is cut into blocks, lines of the old form count only alone.
+                # Otherwise the block in which lines of the old form are would decide if they count.
                 self.log, self.average, self._has_global_steps = LogContent(), None, True
             self._add(matches, cumulative=True)
         elif (

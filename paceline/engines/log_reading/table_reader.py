@@ -208,7 +208,7 @@ class _Reader:
         return seconds if 0 <= seconds < LARGEST else math.nan
 
     def without_colors(self, block: bytes) -> bytes:
-        """Return a block without color codes, except where a mark would come into being.
+        """Return a block without color codes, except in lines where that would create a mark.
 
         Blocks are split at the marks of the file, so only those begin records over several lines.
         """

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,9 +32,7 @@ Gemm = Callable[[Tensor, Tensor], Tensor]
 """Differentiable (..., in) x (out, in) -> (..., out), in the dtype of the first operand."""
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 """Signs of the random Hadamard transform, fixed because all replicas must share them."""
-
-
-GROUP_ROWS = {"rowwise": 16, "mxfp8": 32}
+ROWS_BY_RECIPE = {"rowwise": 16, "mxfp8": 32}
 """Recipes with grouped GEMMs, and the divisor of each expert's rows."""
 
 
@@ -52,7 +50,7 @@ def low_precision_gemm(device_type: str, recipe: str) -> Gemm:
 
 @cache
 def low_precision_grouped_gemm(device_type: str, recipe: str) -> GroupedGemm:
-    """Return the grouped GEMM of a recipe of `GROUP_ROWS`; raise as `low_precision_gemm`."""
+    """Return the grouped GEMM of a recipe in `ROWS_BY_RECIPE`; raise as `low_precision_gemm`."""
     gemm = _from_factory(_GROUPED_FACTORIES, device_type, recipe)
     ends = torch.tensor([32, 128], dtype=torch.int32, device=device_type)
     _check_support(
@@ -142,16 +140,10 @@ _FACTORIES: dict[str, Callable[[str], Gemm]] = {
 def _rowwise_grouped_gemm(_recipe: str) -> GroupedGemm:
     from torchao.prototype.moe_training.fp8_grouped_mm import _to_fp8_rowwise_then_scaled_grouped_mm
 
-    def gemm(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        return _to_fp8_rowwise_then_scaled_grouped_mm(
-            rows.contiguous(),
-            weight.transpose(1, 2),
-            ends,
-            out_dtype=rows.dtype,
-            pad_token_groups_for_grouped_mm=False,
-        )
-
-    return gemm
+    # Its padding has no kernel yet, so the default fails.
+    return _grouped_gemm(
+        _to_fp8_rowwise_then_scaled_grouped_mm, pad_token_groups_for_grouped_mm=False
+    )
 
 
 def mxfp8_grouped_gemm(_recipe: str, kernels: str = "AUTO") -> GroupedGemm:
@@ -160,15 +152,19 @@ def mxfp8_grouped_gemm(_recipe: str, kernels: str = "AUTO") -> GroupedGemm:
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
+    return _grouped_gemm(
+        _to_mxfp8_then_scaled_grouped_mm,
+        kernel_preference=KernelPreference[kernels],
+        scale_calculation_mode=ScaleCalculationMode.RCEIL,
+    )
+
+
+def _grouped_gemm(multiply: Callable[..., Tensor], **options: Any) -> GroupedGemm:
+    """Return one of torchao's functions with these options as a grouped GEMM."""
+
     def gemm(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        return _to_mxfp8_then_scaled_grouped_mm(
-            rows.contiguous(),
-            weight.transpose(1, 2),
-            ends,
-            out_dtype=rows.dtype,
-            kernel_preference=KernelPreference[kernels],
-            scale_calculation_mode=ScaleCalculationMode.RCEIL,
-        )
+        transposed = weight.transpose(1, 2)  # (E, K, N), each expert in column-major order
+        return multiply(rows.contiguous(), transposed, ends, out_dtype=rows.dtype, **options)
 
     return gemm
 

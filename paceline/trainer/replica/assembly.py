@@ -11,7 +11,7 @@ from paceline.trainer.model.experts import RoutingSetting, StackedExperts
 from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.model.layers import Linear
 from paceline.trainer.model.low_precision import (
-    GROUP_ROWS,
+    ROWS_BY_RECIPE,
     low_precision_gemm,
     low_precision_grouped_gemm,
 )
@@ -111,7 +111,7 @@ def use_low_precision(model: Network, device_type: str, recipe: str) -> None:
     for module in (module for block in model.all_blocks() for module in block.modules()):
         if isinstance(module, StackedExperts):
             module.low_precision = low_precision_grouped_gemm(device_type, recipe)
-            module.group_rows = GROUP_ROWS[recipe]
+            module.group_rows = ROWS_BY_RECIPE[recipe]
         if isinstance(module, Linear):
             narrow = module.out_features * MIN_INPUTS_PER_OUTPUT <= module.in_features
             module.low_precision = None if narrow and device_type == "cuda" else gemm

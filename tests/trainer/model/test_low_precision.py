@@ -29,7 +29,7 @@ from paceline.engines.native import GROUPED_RECIPES
 from paceline.trainer.model.experts import StackedExperts
 from paceline.trainer.model.low_precision import (
     _GROUPED_FACTORIES,
-    GROUP_ROWS,
+    ROWS_BY_RECIPE,
     SIGNS,
     _check_support,
     low_precision_gemm,
@@ -256,7 +256,7 @@ def test_a_device_without_the_kernels_of_a_format_is_refused(recipe: str) -> Non
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device with CUDA may have the kernels")
-@pytest.mark.parametrize("recipe", GROUP_ROWS)
+@pytest.mark.parametrize("recipe", ROWS_BY_RECIPE)
 def test_a_device_without_grouped_kernels_is_refused_with_bf16_as_the_remedy(recipe: str) -> None:
     with pytest.raises(ConfigError, match=rf"{recipe}.* use training.dtype=bf16"):
         low_precision_grouped_gemm.__wrapped__("meta", recipe)
@@ -301,7 +301,7 @@ def test_only_the_blocks_matrices_are_narrow() -> None:
     assert all(name.startswith("blocks.") for name in narrow)
 
 
-@pytest.mark.parametrize("recipe", GROUP_ROWS)
+@pytest.mark.parametrize("recipe", ROWS_BY_RECIPE)
 def test_a_grouped_product_is_that_of_every_expert(recipe: str) -> None:
     """One expert has no rows, and the last rows belong to no expert."""
     rows, _, above = operands()
@@ -321,7 +321,7 @@ def test_a_grouped_product_is_that_of_every_expert(recipe: str) -> None:
     assert not of_weight[1].any()
 
 
-@pytest.mark.parametrize("recipe", GROUP_ROWS)
+@pytest.mark.parametrize("recipe", ROWS_BY_RECIPE)
 def test_experts_in_low_precision_train_near_bf16(recipe: str, tmp_path: Path) -> None:
     wide = {"hidden_size": 128, "num_heads": 2, "num_kv_heads": 2, "ffn_size": 128}
     experts = {**wide, "num_experts": 4, "experts_per_token": 2, "routing": "forced"}
@@ -348,7 +348,7 @@ def test_the_experts_of_all_blocks_are_narrow() -> None:
 
 
 def test_recipes_for_experts_are_those_that_torchao_has_grouped_gemms_of() -> None:
-    assert set(GROUPED_RECIPES) == set(GROUP_ROWS) == set(_GROUPED_FACTORIES)
+    assert set(GROUPED_RECIPES) == set(ROWS_BY_RECIPE) == set(_GROUPED_FACTORIES)
     with pytest.raises(ConfigError, match="fp8_recipe rowwise needs a GPU"):
         low_precision_grouped_gemm("cpu", "rowwise")
 
