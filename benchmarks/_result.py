@@ -71,8 +71,8 @@ def earlier(name: str, key: str, measured: list[Row], identity: Callable[[Row], 
         return []
     content = json.loads(path.read_text())
     call = {field: content[field] for field in OF_A_CALL}
-    known = {identity(row) for row in measured}
-    return [{"earlier_call": call, **row} for row in content[key] if identity(row) not in known]
+    keys = {identity(row) for row in measured}
+    return [{"earlier_call": call, **row} for row in content[key] if identity(row) not in keys]
 
 
 def keep(name: str, unit: str, around: Surroundings, **content: Any) -> None:

@@ -163,8 +163,8 @@ def _grouped_gemm(multiply: Callable[..., Tensor], **options: Any) -> GroupedGem
     """Return one of torchao's functions with these options as a grouped GEMM."""
 
     def gemm(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        transposed = weight.transpose(1, 2)  # (E, K, N), each expert in column-major order
-        return multiply(rows.contiguous(), transposed, ends, out_dtype=rows.dtype, **options)
+        weight_t = weight.transpose(1, 2)  # (E, K, N), each expert in column-major order
+        return multiply(rows.contiguous(), weight_t, ends, out_dtype=rows.dtype, **options)
 
     return gemm
 
