@@ -188,8 +188,8 @@ class NodeCheck(HostProgram):
     """Measurements and facts of one rank.
 
     Settings are {device, dtype, seconds, at_once, rounds, alone_s}. `rounds` list pairs of nodes.
-    With `alone_s` no rank communicates with another, and a device that is not done after `alone_s`
-    seconds is killed.
+    With `alone_s` no rank communicates with another, and a device that is not done `alone_s`
+    seconds after torch was imported is killed.
     """
 
     def run(self) -> None:
@@ -212,17 +212,26 @@ class NodeCheck(HostProgram):
     def rates_in_child(self, limit_s: float) -> None:
         """Measure the rates in a child process, so that a device that hangs blocks nothing else.
 
-        A fork is safe because torch is not imported yet; the child writes to the same file.
+        A fork is safe because torch is not imported yet; the child writes to the same file. The
+        device has `limit_s` from the import on: a slow import, as from a busy file server, is not
+        the device's fault, and only the time limit of the whole check ends it.
         """
+        import_end, import_end_writer = os.pipe()
         child = os.fork()
         if child == 0:
             try:
+                import torch  # noqa: F401
+
+                os.write(import_end_writer, b"1")
                 self.open_device()
                 self.part("gemm", self.gemm)
                 self.part("memory", self.memory)
             except BaseException as error:  # a fork may only end by _exit
                 self.write("fault", part="gemm", reason=" ".join(str(error).split())[:300])
             os._exit(0)
+        os.close(import_end_writer)
+        os.read(import_end, 1)  # returns when the child has imported torch, or has ended
+        os.close(import_end)
         deadline = time.monotonic() + limit_s
         while (child_status := os.waitpid(child, os.WNOHANG)) == (0, 0):
             if time.monotonic() > deadline:

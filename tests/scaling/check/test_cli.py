@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from typer.testing import CliRunner
 from paceline.cli.check import check
 from paceline.cli.options import with_option_groups
 from paceline.core.errors import UserError
-from paceline.scaling.check.fitness import CheckReport
+from paceline.scaling.check import preflight
+from paceline.scaling.check.fitness import CheckReport, Reading
 
 app = typer.Typer()
 app.command("check")(with_option_groups(check))
@@ -54,6 +57,20 @@ def test_one_machine_is_measured_and_not_judged(runs: Path):
     assert report_of(runs).hosts[0].facts["num_cores"] >= 1
 
 
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let repeats of a rate agree: on a busy machine they differ too much for any verdict."""
+    readings = preflight.host_readings
+
+    def steady_readings(*arguments: Any) -> list[Reading]:
+        return [
+            replace(reading, rates={what: [median(v)] * 3 for what, v in reading.rates.items()})
+            for reading in readings(*arguments)
+        ]
+
+    monkeypatch.setattr(preflight, "host_readings", steady_readings)
+
+
 def earlier(root: Path, factor: float, number: int, like: CheckReport) -> None:
     """Checks of this machine in which it was `factor` times as fast."""
     (host,) = like.hosts
@@ -67,6 +84,7 @@ def earlier(root: Path, factor: float, number: int, like: CheckReport) -> None:
     (root / "checks" / f"old-{number}" / "check.json").write_text(changed.model_dump_json())
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_machine_far_below_its_own_past_is_to_be_drained(runs: Path, tmp_path: Path):
     for number in range(3):
         earlier(tmp_path, 100.0, number, report_of(runs))
@@ -147,6 +165,7 @@ def test_a_quick_check_has_nothing_in_turn():
         run("--devices-only")
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_node_check_prints_one_line_and_ignores_the_job_around_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

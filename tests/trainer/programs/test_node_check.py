@@ -205,23 +205,36 @@ def test_a_throttled_device_cannot_look_fast_between_its_pauses() -> None:
 
 
 HANGS = "import time; time.sleep(600)"
+FAILS = "import torch; raise RuntimeError('no such device')"
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
 
+SLOW_IMPORT = """
+class SlowTorch:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            time.sleep(2)
+
+sys.meta_path.insert(0, SlowTorch())
+"""
+
+
 @pytest.mark.parametrize(
-    ("trouble", "limit_s", "reason"),
+    ("before", "trouble", "limit_s", "reason"),
     [
-        (HANGS, 1.0, "the device did not answer within 1 s"),
-        (DIES, LIMIT_S, f"the device's process was killed by signal {signal.SIGSEGV:d}"),
-        ("raise RuntimeError('no such device')", LIMIT_S, "no such device"),
+        ("", HANGS, 1.0, "the device did not answer within 1 s"),
+        ("", DIES, LIMIT_S, f"the device's process was killed by signal {signal.SIGSEGV:d}"),
+        ("", FAILS, LIMIT_S, "no such device"),
+        (SLOW_IMPORT, FAILS, 1.0, "no such device"),
     ],
 )
-def test_a_device_that_hangs_or_kills_its_process_is_a_line(
-    tmp_path: Path, trouble: str, limit_s: float, reason: str
+def test_the_fault_of_a_device_is_a_line_whatever_becomes_of_its_process(
+    tmp_path: Path, before: str, trouble: str, limit_s: float, reason: str
 ) -> None:
     text = f"""
-import sys
+import sys, time
 from paceline.trainer.programs import node_check
+{before}
 node_check.NodeCheck.open_device = lambda self: exec({trouble!r})
 sys.exit(node_check.main("question.json"))
 """
