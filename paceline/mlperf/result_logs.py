@@ -29,6 +29,10 @@ PROGRESS = frozenset(
 CLOCK_MS = 1000.0
 """Difference that the clocks of ranks may have; published logs differ by less than 1 ms."""
 PLACEHOLDER = "PLACEHOLDER"
+MAX_COUNT = 1e15
+"""Upper bound of counts and rates in a plausible line."""
+MIN_STATISTIC = 1e-9
+"""Lower bound of step times in s and rates: a batch divided by a smaller time may be infinite."""
 
 
 @dataclass
@@ -215,13 +219,13 @@ def _add_progress(trial: LoggedTrial, line: MlRecord) -> None:
         times = trial.step_times_s if is_single_step else trial.block_times_s
         for name, series in (("throughput", trial.rates), ("train_step_time", times)):
             figure = line.value.get(name)
-            if _is_number(figure) and figure > 0:
+            if _is_number(figure) and MIN_STATISTIC <= figure < MAX_COUNT:
                 series.append(float(figure))
 
 
 def positive_int(value: object) -> int | None:
     """Return a positive whole number (36 or 36.0) as int, and None for anything else."""
-    if _is_number(value) and 0 < value < 1e15 and float(value).is_integer():
+    if _is_number(value) and 0 < value < MAX_COUNT and float(value).is_integer():
         return int(value)
     return None
 

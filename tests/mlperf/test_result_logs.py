@@ -135,6 +135,12 @@ def test_the_throughput_is_the_batch_over_the_median_step_or_what_a_line_states(
     assert LoggedTrial(step_times_s=[1.0]).median_samples_per_s is None
 
 
+@pytest.mark.parametrize("seconds", ["5e-324", "1e-300", "1e299"])
+def test_a_step_time_that_nobody_could_measure_gives_no_rate(seconds: str):
+    text = trial().replace('"train_step_time": 2.0', f'"train_step_time": {seconds}')
+    assert only(text).median_samples_per_s is None
+
+
 def test_ranks_that_repeat_a_beginning_do_not_begin_another_trial():
     assert len(read(trial())) == 1
 
