@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,10 +22,11 @@ SCALE, EXPERTS_SCALE = 0.08, 0.15
 """Expected error of a good model on published step times, as a standard deviation of the logarithm:
 dense models, and models with experts, whose kernels and dispatchers are rarely stated
 (docs/dev/estimator-log.md, Robust weights)."""
-EVIDENCE_PER_SOURCE = 6.0
-"""Number of independent rows that a source counts for, because rows of one table share its
-conditions. Each of k sources of one software counts for 1 / sqrt(k) of that, because releases of
-one software have much in common."""
+EVIDENCE_PER_SOURCE = 3.0
+"""Number of independent rows that a source with more rows counts for, because rows of one table
+share its conditions. Each of k sources of one software counts for 1 / sqrt(k) of that, because
+releases of one software have much in common. Unseen sources, years and software are predicted
+better with 3 than with 6 or 12 (docs/dev/estimator-log.md, Rows per source)."""
 SHARED_SD = 0.1
 """Share of the remaining deviation by which rows with experts may move common coefficients. It is
 small because their routing and balance are not stated."""
@@ -84,21 +86,22 @@ def fit_with_experts(
 
 def equal_weights(sources: Sequence[str]) -> Floats:
     """Return one weight per row so that the rows of every source add up to 1."""
-    names, counts = np.unique(np.array(sources), return_counts=True)
-    rows = dict(zip(names.tolist(), counts.tolist(), strict=True))
-    return np.array([1 / rows[source] for source in sources])
+    num_rows = Counter(sources)
+    return np.array([1 / num_rows[source] for source in sources])
 
 
 def source_weights(sources: Sequence[str], stacks: Sequence[str]) -> Floats:
     """Return the number of independent rows that each row counts for.
 
-    It is 6 / (rows of its source) / sqrt(sources of its software).
+    It is min(3 / rows of its source, 1) / sqrt(sources of its software).
     """
+    num_rows = Counter(sources)
+    per_row = np.array([min(EVIDENCE_PER_SOURCE / num_rows[source], 1.0) for source in sources])
     of_stack = dict[str, set[str]]()
     for source, stack in zip(sources, stacks, strict=True):
         of_stack.setdefault(stack, set()).add(source)
     alike = np.array([len(of_stack[stack]) for stack in stacks])
-    return EVIDENCE_PER_SOURCE * equal_weights(sources) / np.sqrt(alike)
+    return per_row / np.sqrt(alike)
 
 
 def between_sd(

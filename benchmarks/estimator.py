@@ -106,14 +106,14 @@ def missed(left_out: str, result: dict[str, Any]) -> list[str]:
     overall = result["overall"]
     worse = [
         name
-        for name, row in result[f"by_{left_out}"].items()
+        for name, row in result["by_source"].items()
         if row["advantage_95"] is not None and row["advantage_95"][1] < 0
     ]
     checks = {
         f"MAPE at most {MAX_MAPE:.0%}": overall["mape"] <= MAX_MAPE,
         f"median |ln| at most {MAX_MEDIAN}": overall["median_abs_log"] <= MAX_MEDIAN,
         "better than the flat rule": overall["advantage_95"][0] > 0,
-        f"no {left_out} worse than the flat rule beyond noise ({', '.join(worse)})": not worse,
+        f"no source worse than the flat rule beyond noise ({', '.join(worse)})": not worse,
         "80% intervals hold 75 to 85%": COVERAGE[0] <= overall["coverage_80"] <= COVERAGE[1],
     }
     if experts := result.get("experts"):

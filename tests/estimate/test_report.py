@@ -73,7 +73,7 @@ def test_seconds_keep_their_digits_and_short_trainings_are_not_of_no_days():
     short = found(devices=16_384, step_time_s=12.4, low_s=11.0, high_s=13.81)
     _, _, step, _, training, _ = document(short).figures
     assert (step.value, step.interval) == ("12.40 s", "11.00 to 13.81 s (80%)")
-    assert training.value == "0.071 days" and training.details[0].startswith("1.00T tokens, ")
+    assert training.value == "0.072 days" and training.details[0].startswith("1.00T tokens, ")
 
 
 def test_steps_of_hours_are_in_whole_seconds():

@@ -24,7 +24,7 @@ def test_the_published_step_of_the_70b_lies_in_the_interval():
     assert found.low_s < 14.72 < found.high_s and found.step_time_s == pytest.approx(
         14.72, rel=0.05
     )
-    assert found.mfu == pytest.approx(0.541, rel=0.06)
+    assert found.mfu == pytest.approx(0.541, rel=0.07)
     assert sum(found.parts.values()) == pytest.approx(found.step_time_s)
     assert not found.notes and "published" in found.provenance.title
     assert (found.provenance.coefficients, found.provenance.links) == ("public prior", "stated")

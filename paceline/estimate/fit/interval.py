@@ -19,10 +19,11 @@ MAX_MEASURED_DEVICES = 16_384
 """Largest number of devices with published step times; each doubling beyond widens the interval by
 SD_PER_DOUBLING."""
 SD_PER_DOUBLING = 0.03
-UNFITTED_MODEL_SD = {"adapters": 0.08, "experts": 0.12, "images": 0.15}
+UNFITTED_MODEL_SD = {"adapters": 0.08, "experts": 0.10, "images": 0.15}
 """Additional deviation for kinds of models. 17 published rows with adapters, which are not fitted,
 are missed by 7%. Rows with experts are missed by 12% by fits without their source or device,
-because dispatchers and balance are rarely stated."""
+because dispatchers and balance are rarely stated; with 0.10, 82 to 85% of them are in the
+interval."""
 CAPTURED_STEP_SD = 0.06
 """Additional deviation for steps without experts that are one CUDA graph: no fitted row is one.
 With it, 13 of 17 such steps of MLPerf 6.0 are in the interval."""

@@ -125,6 +125,14 @@ REFERENCE_HEAD_DIM = 128
 SHARPNESS = 4
 """Exponent of the soft maximum of device time d and CPU time h, (d^4 + h^4)^(1/4)."""
 ELEMENTWISE_PASSES, CAST_PASSES = 2.6, 2.5
+FOUR_BIT_GAIN = 4.0
+"""Ratio of the 4-bit to the 16-bit peak of Blackwell GPUs; B300 and GB300 have 6. GEMMs of a B300
+are 3.4 times as fast in nvfp4 as in bf16, about 4 times without their memory traffic
+(TransformerEngine's guide to GEMM profiling, inputs quantized before): 0.83 of the root of 4 x 6.
+"""
+FOUR_BIT_CASTS = 2.3
+"""Time of a cast to nvfp4 over one to mxfp8, because of Hadamard transforms and two levels of
+scales (same source: 2.69 and 1.18 ms per layer)."""
 """Memory traffic of forward plus backward pass, divided by that of the forward pass."""
 FLASH_BACKWARD, SCORES_BACKWARD = 2.5, 2.0
 """Ratio of attention's backward to forward time; flash attention recomputes the scores."""
@@ -181,7 +189,11 @@ def gemm_rate(x: Cases, c: Mapping[str, float], narrow: bool = True) -> Floats:
     # block scales. A device without a narrow peak computes in 16 bit.
     share = np.where(x.four_bit > 0, c["gemm_4bit"], c["gemm_8bit"])
     share = share * np.where(x.block_scaled > 0, c["gemm_blocks"], 1.0)
-    return np.where(x.peak_narrow > 0, x.peak_narrow * share, x.peak_16bit) * efficiency
+    # GEMMs use the root of the 4-bit peak that B300 and GB300 have beyond other Blackwell GPUs.
+    excess = np.maximum(1.0, x.peak_narrow / (FOUR_BIT_GAIN * x.peak_16bit))
+    is_blackwell_4bit = (x.four_bit > 0) & x.is_category("generation", "blackwell")
+    peak = x.peak_narrow / np.where(is_blackwell_4bit, np.sqrt(excess), 1.0)
+    return np.where(x.peak_narrow > 0, peak * share, x.peak_16bit) * efficiency
 
 
 def gemm_seconds(
@@ -400,6 +412,7 @@ def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
     cast_widths = (1 + active) * x.hidden / shared
     cast_widths = cast_widths + (x.heads * x.head_dim + ffn * (1 + x.gated)) / x.tp
     cast = np.where(x.peak_narrow > 0, 3 * c["cast_traffic"] * tokens(x) * cast_widths / rate, 0.0)
+    cast = cast * np.where(x.four_bit > 0, FOUR_BIT_CASTS, 1.0)
     return pass_s * np.where(_is_eager(x), c["elementwise_eager"], 1.0), cast
 
 

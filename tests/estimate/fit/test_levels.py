@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks._step_fit import (
+    EVIDENCE_PER_SOURCE,
     EXPERT_COEFFICIENTS,
     between_sd,
     fit,
@@ -79,7 +80,7 @@ def test_a_stack_or_device_that_was_looked_at_narrows_the_interval():
         shipped_evidence().model_copy(update={"unseen_sd": between}),
         read_row(ROW).case,
     )
-    assert min(shipped_evidence().unseen_sd[name] for name in ("software", "source")) > 0.03
+    assert min(shipped_evidence().unseen_sd[name] for name in ("software", "source")) > 0.01
     seen = replace(case, software=evidence.software[0], family=evidence.devices[0])
     cases = [seen, replace(seen, software="any"), replace(seen, family="Wonder-9000")]
     sd = log_sd(cases_of(cases), evidence.fit(), evidence.residual_sd, evidence.levels)
@@ -104,8 +105,9 @@ def test_every_software_computes_by_some_stack():
 
 
 def test_sources_of_one_stack_share_what_they_count_for():
-    weights = source_weights(["a", "a", "b", "c"], ["nemo", "nemo", "nemo", "hf"])
-    assert weights == pytest.approx(np.array([0.5 / 2**0.5, 0.5 / 2**0.5, 1 / 2**0.5, 1]) * 6)
+    weights = source_weights(["a"] * 8 + ["b", "c"], ["nemo"] * 9 + ["hf"])
+    assert weights[:8] == pytest.approx(np.full(8, EVIDENCE_PER_SOURCE / 8 / 2**0.5))
+    assert weights[8:] == pytest.approx(np.array([1 / 2**0.5, 1]))  # a row counts for one at most
 
 
 def test_vectors_of_coefficients_are_predicted_together_as_one_by_one():
