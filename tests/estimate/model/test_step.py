@@ -267,3 +267,28 @@ def test_products_stay_below_the_best_that_anybody_published(device: str, publis
     here = machine(device)
     x = cases_of([replace(LLAMA_70B, generation=here.generation, peak_16bit=here.peak_16bit())])
     assert 0.75 * published < gemm_rate(x, C)[0] < published
+
+
+@pytest.mark.parametrize(("device", "least", "most"), [("B300", 3.4, 4.9), ("GB200", 3.2, 4.0)])
+def test_the_gain_of_4_bits_is_that_of_a_published_profile(device: str, least: float, most: float):
+    here = machine(device)
+    changes: dict[str, Any] = {
+        "generation": here.generation,
+        "peak_16bit": here.peak_16bit(),
+        "peak_narrow": here.peak_narrow("nvfp4"),
+        "four_bit": True,
+        "block_scaled": True,
+    }
+    x = cases_of([replace(LLAMA_70B, **changes)])
+    gain = gemm_rate(x, C)[0] / gemm_rate(x, C, narrow=False)[0]
+    assert least < gain < most
+
+
+def test_casts_to_4_bits_take_longer_than_to_8():
+    block = [
+        block_time(cases_of([replace(LLAMA_70B, peak_narrow=2e15, four_bit=four)]), C)
+        for four in (False, True)
+    ]
+    plain = block_time(cases_of([LLAMA_70B]), C).elementwise[0]
+    to_8, to_4 = (each.elementwise[0] - plain for each in block)
+    assert to_4 == pytest.approx(2.3 * to_8) and to_8 > 0
