@@ -78,3 +78,10 @@ def test_a_key_that_stands_twice_is_told_whole(tmp_path: Path):
     with pytest.raises(UserError) as caught:
         read_document(path)
     assert str(caught.value) == f'{path}:2: duplicate key "a with value b"; keep one of the two'
+
+
+def test_a_file_that_would_be_parsed_for_seconds_is_refused_at_once(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"a: [{'0, ' * 200_000}0]\n")
+    with pytest.raises(UserError, match="is larger than 524,288 bytes"):
+        read_document(path)
