@@ -96,6 +96,7 @@ def test_a_log_without_its_lines_shows_the_first_line_with_the_mark(tmp_path: Pa
         (("{loss}", "{loss:hex}"), "allowed kinds: number, count, suffix, clock, date, text"),
         (("it={step}", "it=({step}"), "is not a regular expression"),
         (("it={step}", "(it|iter)={step}"), "has groups of its own"),
+        (("it={step}", r"it={step} \1"), "is not a regular expression: invalid group reference"),
         (("'loss={loss}", "'loss={step}"), "{step} is unknown"),
         (("it={step}", "it={step:text}"), "line: {step:text}: allowed kinds: number, count"),
         (("{loss}", "{loss:text}"), "fields: {loss:text}: allowed kinds: number, count, suffix"),

@@ -125,6 +125,7 @@ def _pattern(text: str) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("error", FutureWarning)
             expression, _ = compile_pattern(text, "capture")
+            compile_pattern(text, "plain")  # fails for a reference to a placeholder
     except FutureWarning as error:
         what = str(error).partition(" at position")[0].lower()
         raise ValueError(

@@ -64,7 +64,7 @@ def well_formed() -> Iterator[None]:
     """Raise SystemFaultError if an object lacks a field that Kubernetes requires."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise fault("kubectl printed an object with a missing or invalid field") from error
 
 

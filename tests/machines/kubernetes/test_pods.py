@@ -12,7 +12,7 @@ import pytest
 
 from paceline.core.errors import SystemFaultError
 from paceline.machines import kubernetes
-from paceline.machines.kubernetes.client import Kubectl, KubectlStream, fault
+from paceline.machines.kubernetes.client import Kubectl, KubectlStream, fault, well_formed
 from paceline.machines.kubernetes.manifest import ROLE_LABEL, RUN_LABEL
 from paceline.machines.kubernetes.pods import PodState, pending_text, pod_state
 from paceline.machines.kubernetes.run import KubernetesRecord, KubernetesRun
@@ -326,3 +326,10 @@ def test_the_last_words_of_a_pod_without_an_agent_are_shown(run: KubernetesRun) 
     end = run.verdict()
     assert end is not None
     assert end.reason == "node-1 (pod p-0): ended with code 127: exec: python3: not found"
+
+
+@pytest.mark.parametrize("code", [float("inf"), float("nan"), "x", None, [1]])
+def test_an_exit_code_that_is_none_is_a_clear_error(code: Any):
+    status = {"containerStatuses": container(terminated={"exitCode": code})}
+    with pytest.raises(SystemFaultError, match="missing or invalid field"), well_formed():
+        state_of(**status)
