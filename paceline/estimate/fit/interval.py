@@ -22,7 +22,7 @@ SD_PER_DOUBLING = 0.03
 UNFITTED_MODEL_SD = {"adapters": 0.08, "experts": 0.10, "images": 0.15}
 """Additional deviation for kinds of models. 17 published rows with adapters, which are not fitted,
 are missed by 7%. Rows with experts are missed by 12% by fits without their source or device,
-because dispatchers and balance are rarely stated; with 0.10, 82 to 85% of them are in the
+because dispatchers and balance are rarely stated; with 0.10, 81 to 84% of them are in the
 interval."""
 CAPTURED_STEP_SD = 0.06
 """Additional deviation for steps without experts that are one CUDA graph: no fitted row is one.

@@ -36,8 +36,8 @@ class Fit:
 GEMM_GENERATIONS = tuple(name for name in catalog.generations() if name != "cpu")
 SHARED_GEMM_SD = 0.10
 """Common standard deviation of the GEMM efficiencies of all generations. How much of the best
-published GEMM rate a training run reaches is the same question for each of them, so it is twice the
-deviation of each generation (docs/dev/estimator-log.md, Robust weights)."""
+published GEMM rate a training run reaches is the same question for each of them, so it exceeds
+the deviation of most generations (docs/dev/estimator-log.md, Robust weights)."""
 _SHARED_GEMM_WIDTHS = np.isin(NAMES, [f"gemm_{name}" for name in GEMM_GENERATIONS]) * SHARED_GEMM_SD
 PRIOR = Fit(CENTRE, np.diag(WIDTH**2) + np.outer(_SHARED_GEMM_WIDTHS, _SHARED_GEMM_WIDTHS))
 """Prior of the coefficients, before any step time."""

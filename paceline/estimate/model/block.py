@@ -127,9 +127,8 @@ SHARPNESS = 4
 ELEMENTWISE_PASSES, CAST_PASSES = 2.6, 2.5
 FOUR_BIT_GAIN = 4.0
 """Ratio of the 4-bit to the 16-bit peak of Blackwell GPUs; B300 and GB300 have 6. GEMMs of a B300
-are 3.4 times as fast in nvfp4 as in bf16, about 4 times without their memory traffic
-(TransformerEngine's guide to GEMM profiling, inputs quantized before): 0.83 of the root of 4 x 6.
-"""
+are 3.4 times as fast in nvfp4 as in bf16 (TransformerEngine's guide to GEMM profiling, inputs
+quantized before), 3.7 times without the exposed memory traffic: 0.75 of the root of 4 x 6."""
 FOUR_BIT_CASTS = 2.3
 """Time of a cast to nvfp4 over one to mxfp8, because of Hadamard transforms and two levels of
 scales (same source: 2.69 and 1.18 ms per layer)."""

@@ -33,7 +33,8 @@ PRIORS: tuple[Prior, ...] = (
     ),
     # 8-bit GEMMs reach 0.92 of the 16-bit share of the peak (docs/dev/estimator-log.md, Attention).
     Prior("gemm_8bit", 0.92, 0.10, "8-bit GEMM efficiency divided by the 16-bit one"),
-    # B300: 0.83 with block scales (FOUR_BIT_GAIN in block.py).
+    # Between 0.81 on a B300 (0.75 with block scales: FOUR_BIT_GAIN in block.py) and 1.06, as
+    # cuBLAS 12.9 is up to 2.3 times as fast on Blackwell as in 8 bit (NVIDIA's blog).
     Prior("gemm_4bit", 0.90, 0.20, "4-bit GEMM efficiency divided by the 16-bit one"),
     Prior("gemm_blocks", 0.93, 0.10, "factor on narrow GEMM efficiency with block scales"),
     Prior("gemm_torch", 1.00, 0.06, "GEMM rate of PyTorch modules relative to fused ones"),
@@ -152,10 +153,10 @@ PRIORS: tuple[Prior, ...] = (
 NAMES = tuple(prior.name for prior in PRIORS)
 CENTRE: Floats = np.log([prior.value for prior in PRIORS])
 PRIOR_SD_FACTOR = 0.85
-"""Factor on the deviations of all priors. The 15 medians that published steps determine best lie
-0.33 of these deviations from their priors in the root mean square, and 0.67 with their own
+"""Factor on the deviations of all priors. The 16 medians that published steps determine best lie
+0.38 of these deviations from their priors in the root mean square, and 0.67 with their own
 uncertainty, so the deviations are too wide. With the factor, the intervals of unseen devices
-contain 84% of rows instead of 86% (docs/dev/estimator-log.md, Width of priors)."""
+contain 84.5% of rows instead of 85.3% (docs/dev/estimator-log.md, Width of priors)."""
 WIDTH: Floats = PRIOR_SD_FACTOR * np.array([prior.sd for prior in PRIORS])
 
 
